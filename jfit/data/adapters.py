@@ -26,6 +26,7 @@ def as_data(
     train_pad: bool = True,
     require_labels: bool = True,
     axes: Axes | None = None,
+    structure: Any = None,
 ) -> ArrayData | StreamData:
     """Convert training or evaluation data to `ArrayData` or `StreamData`.
 
@@ -44,6 +45,7 @@ def as_data(
             weight in metrics is 0.
         require_labels: whether data without labels is an error; False for prediction.
         axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
+        structure: `Model.structure` of a function, whose `x` and `y` may be pytrees of arrays; their leaves are named by path.
 
     Returns:
         `ArrayData` for arrays, `StreamData` for an iterable or callable; `data` itself if it is one of them.
@@ -62,7 +64,7 @@ def as_data(
         raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
     if isinstance(data, (ArrayData, StreamData)):
         return data
-    names = Names.of(input_names, label_names, require_labels, axes)
+    names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     if _is_stream(data):
         return StreamData(data, names, train_pad=train_pad)
     arrays, weight = _arrays(data, names)
@@ -90,7 +92,7 @@ def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         return dict(data), None
     if isinstance(data, Batch):
         return dict(data.inputs), _shared_weight(data) if names.require_labels else None  # predict ignores weights
-    if not isinstance(data, tuple):
+    if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")):
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(

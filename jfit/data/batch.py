@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.data.trees import expected_names, flat_inputs, named_arrays, named_batch
 from jfit.ops.registry import nearest
 
 Axes = Mapping[str, int | None]
@@ -40,11 +41,11 @@ class Batch(NamedTuple):
 
 
 def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
-    """Split a `Batch` or a dict of inputs into (inputs, weight, metric weight), with weights cast to float32."""
+    """Split a `Batch` or a dict of inputs, which may be pytrees, into (inputs, weight, metric weight), with float32 weights."""
     if isinstance(batch, dict):
-        return batch, None, None
+        return flat_inputs(batch), None, None
     weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
-    return dict(batch.inputs), weight, weight if metric_weight is None else metric_weight
+    return dict(flat_inputs(batch.inputs)), weight, weight if metric_weight is None else metric_weight
 
 
 def row_axis(name: str, axes: Axes | None) -> int | None:
@@ -277,6 +278,7 @@ class Names(NamedTuple):
         labels: names of the label inputs.
         require_labels: whether data without labels is an error.
         axes: input name -> batch axis of the batches in a stream (default 0; None: the input has no batch axis).
+        structure: for functions, whose inputs and labels may be pytrees, the `jfit.lowering.structure.Structure` of the model.
 
     Example:
         >>> Names.of(["data", "label"], ["label"]).inputs
@@ -287,6 +289,7 @@ class Names(NamedTuple):
     labels: tuple[str, ...]
     require_labels: bool = True
     axes: Axes | None = None
+    structure: Any = None
 
     @classmethod
     def of(
@@ -308,6 +311,10 @@ class Names(NamedTuple):
             ValueError: an input is missing or a name is unknown; the message lists expected and actual names, and the nearest
                 match.
         """
+        if self.structure is not None:
+            arrays = named_batch(self.structure, arrays)
+            inputs, labels = expected_names(self.structure, arrays, self.labels)
+            return self._replace(inputs=inputs, labels=labels, structure=None).check(arrays)
         unknown = [n for n in arrays if n not in self.all]
         missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in arrays]
         if not unknown and not missing:
@@ -344,6 +351,9 @@ def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[
     """
     if value is None:
         return {}
+    named = None if graph.structure is None else named_arrays(graph.structure, value, what)
+    if named is not None:
+        return named
     if isinstance(value, Mapping):
         return dict(value)
     several = isinstance(value, (list, tuple)) and (len(names) != 1 or (len(value) == 1 and _has_rows(value[0])))

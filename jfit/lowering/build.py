@@ -93,15 +93,19 @@ def lower(
     )
 
 
-def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None) -> Model:
+def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None, **options: Any) -> Model:
     """Convert the model argument of `fit` (Model, Trained, Symbol, or a function with its `loss`) to a `Model`.
+
+    `options` are further arguments of `Model.from_function` about the loss, such as `loss_weights`.
 
     Raises:
         TypeError: `model` has another type, or is a function and `loss` is None.
-        ValueError: `loss` is passed and `model` is not a function.
+        ValueError: `loss` or an option is passed and `model` is not a function.
     """
-    if loss is not None and isinstance(model, Model | Trained | Symbol):
-        raise ValueError(_unused_loss(model))
+    if isinstance(model, Model | Trained | Symbol):
+        for name, value in {"loss": loss, **options}.items():
+            if value is not None and value is not False:
+                raise ValueError(_unused_loss(model, name))
     if isinstance(model, Model):
         return model
     if isinstance(model, Trained):
@@ -114,22 +118,22 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
                 "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels, "
                 'or a name such as "cross_entropy"'
             )
-        return from_function(model, loss=loss, params=params, aux=aux)
+        return from_function(model, loss=loss, params=params, aux=aux, **options)
     raise TypeError(
         f"model is {model!r}; expected a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
     )
 
 
-def _unused_loss(model: Model | Trained | Symbol) -> str:
-    """Error message for a loss that is passed together with a model that has its own."""
+def _unused_loss(model: Model | Trained | Symbol, name: str) -> str:
+    """Error message for a loss, or an option of losses, that is passed together with a model that has its own loss."""
     if isinstance(model, Symbol):
         reason = "the model is a Symbol, and its output operators determine its loss"
         remedy = "end the network with a SoftmaxOutput, a RegressionOutput or MakeLoss of your loss"
     else:
         lowered = model.model if isinstance(model, Trained) else model
         reason = f"the model already has a loss, in its outputs {[o.name for o in lowered.outputs if o.kind != 'plain']}"
-        remedy = "pass loss= to jfit.Model.from_function" if lowered.symbol is None else "change the outputs of its graph"
-    return f"loss= would be ignored: {reason}; leave out loss=, or {remedy}"
+        remedy = f"pass {name}= to jfit.Model.from_function" if lowered.symbol is None else "change the outputs of its graph"
+    return f"{name}= would be ignored: {reason}; leave out {name}=, or {remedy}"
 
 
 def lower_with_inputs(symbol: Symbol, names: Iterable[str]) -> Model:
@@ -153,9 +157,9 @@ def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def model_and_values(model: Any, loss: Any, params: Any, aux: Any) -> tuple[Model, Any, Any]:
+def model_and_values(model: Any, loss: Any, params: Any, aux: Any, **options: Any) -> tuple[Model, Any, Any]:
     """Convert arguments of `fit` to (Model, initial parameters, initial auxiliary states), the values as flat dicts."""
-    lowered = as_model(model, loss=loss, params=params, aux=aux)
+    lowered = as_model(model, loss=loss, params=params, aux=aux, **options)
     if lowered is not model and lowered.symbol is None:
         return lowered, None, None  # `init` of a model made of a function returns the values passed here
     params, aux = (None if tree is None else flatten_names(tree)[0] for tree in (params, aux))

@@ -1,7 +1,8 @@
-"""Make a `Model` of a pure JAX function and a per-example loss."""
+"""Make a `Model` of a pure JAX function and its loss."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,36 +12,49 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.lowering.function_rows import FunctionRows
+from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
-from jfit.lowering.losses import as_loss, check_rows, facts, per_row
-from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, Specs, flatten_names
+from jfit.lowering.losses import facts
+from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names
 from jfit.lowering.structure import Structure, Tree
 
 
 def from_function(
     apply: Callable[..., Any],
     *,
-    loss: Callable[[Any, Array], Array] | str,
+    loss: Any,
     params: Any = None,
     aux: Any = None,
     init: Callable[..., Any] | None = None,
     inputs: Sequence[str] | None = None,
     label: str = "label",
+    loss_weights: Any = None,
+    loss_per_batch: bool = False,
 ) -> Model:
-    """Make a `Model` of a pure JAX function and a per-example loss.
+    """Make a `Model` of a pure JAX function and its loss.
 
     Args:
-        apply: `apply(params, x, ...) -> output`, one array whose axis 0 is the batch axis.  The names of its positional
-            arguments after `params` are the input names.  If its signature has the keywords `key` (PRNG key), `train` (bool)
-            or `aux`, they are passed; with `aux` it returns (output, new aux).  Incomplete batches are padded only if the rows
-            do not affect each other, which is read from the jaxpr and, where that is not enough, tested on the first batch;
-            other models, such as those with batch normalization, run incomplete batches with their own number of rows.  A
-            keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises that the function excludes padding rows
-            itself; so does a keyword-only `mask` without default (bool (batch,)).  With `sync_batch_stats=True` a keyword
+        apply: `apply(params, x, ...) -> output`, an array or a pytree of arrays, whose axis 0 is the batch axis.  The names of
+            its positional arguments after `params` are the input names; arguments may be pytrees.  If its signature has the
+            keywords `key` (PRNG key), `train` (bool) or `aux`, they are passed; with `aux` it returns (output, new aux).
+            Incomplete batches are padded
+            only if the rows do not affect each other, which is read from the jaxpr and, where that is not enough, tested on the
+            first batch; other models, such as those with batch normalization, run incomplete batches with their own number of
+            rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises that the function excludes padding
+            rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With `sync_batch_stats=True` a keyword
             `axis_name` is passed, the name of the device axis or None.
-        loss: `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are averaged);
-            or the name of one of `jfit.losses`, such as "cross_entropy".  The keywords `weight` and `mask` are passed as to
-            `apply`.
+        loss: one of these.
+
+            - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are
+              averaged); or the name of one of `jfit.losses`, such as "cross_entropy".  `output` is what `apply` returns.
+            - A dict of these by output name, `{"a": "cross_entropy", "b": fn}`, with labels by the same names.  Their sum is
+              minimized, and each is logged as "a_loss", "b_loss".
+            - `loss(output, batch)`: a second parameter named `batch` or `inputs` gets a dict of the inputs by argument name,
+              and the label if there is one.  Labels are then not required.
+
+            Parameters `params` and `aux` after the second get the pytrees of the parameters and of the auxiliary states that
+            `apply` returned.  A loss may return (losses, dict of values by name): the weighted means over the rows of values
+            of shape (batch, ...) or () are logged.  The keywords `weight` and `mask` are passed as to `apply`.
         params: parameters, any pytree of arrays (dicts, lists, NamedTuples, registered dataclasses, a Flax nnx.State, the
             arrays of an Equinox module); leaves are named by their path 'a/b/c'.  Leaves that are not floating-point, such as
             typed PRNG keys, are not trained.
@@ -48,13 +62,18 @@ def from_function(
         init: `init(key, *specs) -> params` or (params, aux), with a jax.ShapeDtypeStruct for each input; instead of `params`.
         inputs: input names; default: the argument names of `apply`.
         label: name of the label input.
+        loss_weights: factor of each loss of a dict of losses, a dict by output name; default: 1.
+        loss_per_batch: whether the loss returns one scalar for the batch, whose gradient is the gradient of the step.  Batches
+            are never padded, and the mean loss of an epoch weights batches by their numbers of rows.  On several devices the
+            scalar is computed per device, and the mean over devices is minimized.
 
     Returns:
-        The `Model`, with one output of kind `loss`.
+        The `Model`.  Its outputs, if the loss is not one function of one output and its label, are known by name when the first
+        batch is (`Model.bound`): 'a', 'b/c' for {"a": ..., "b": {"c": ...}}.
 
     Raises:
-        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of the loss
-            is unknown.
+        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of a loss is
+            unknown.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -66,24 +85,33 @@ def from_function(
     """
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
-    names, loss = tuple(inputs) if inputs else _positional(apply), as_loss(loss)
+    names = tuple(inputs) if inputs else _positional(apply)
     keywords = frozenset(inspect.signature(apply).parameters) - set(names)
-    adapter, kind = _Adapter(apply, loss, params, aux, init, names, label, keywords), known_kind(loss)
-    facts_of_loss = {"task": kind.task, "scores": kind.scores, "takes_weight": bool(adapter.loss_weights), **facts(loss)}
-    out, rows = Output("output", "loss", label, adapter.row_losses, **facts_of_loss), FunctionRows(adapter)
+    adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, names, label, keywords)
+    rows = FunctionRows(adapter)
     return Model(
-        adapter.init, adapter.apply, (out,), names, (label,), rows.plan, structure=adapter.structure, verify=rows.verify
+        adapter.init,
+        adapter.apply,
+        tuple(adapter.output(t) for t in adapter.terms.terms if adapter.terms.by_name or adapter.terms.plain),
+        names,
+        adapter.terms.labels(),
+        rows.plan,
+        traits=frozenset({"loss_per_batch"} if loss_per_batch else ()),
+        structure=adapter.structure,
+        verify=rows.verify,
+        bind=adapter.bind,
     )
 
 
 class _Adapter:
     """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps their structure."""
 
-    def __init__(self, fn, loss, params, aux, init_fn, names, label, keywords) -> None:
-        self.fn, self.loss, self.init_fn, self.names, self.label, self.keywords = fn, loss, init_fn, names, label, keywords
+    def __init__(self, fn, terms, params, aux, init_fn, names, label, keywords) -> None:
+        self.fn, self.terms, self.init_fn, self.names, self.label, self.keywords = fn, terms, init_fn, names, label, keywords
         self.initial = (params, aux)
-        self.weights, self.loss_weights = _weight_keywords(fn) & keywords, _weight_keywords(loss)
-        self.structure = Structure()
+        self.weights = weight_keywords(fn) & keywords
+        self.structure = Structure(names, label)
+        self._bound: dict[Any, Model] = {}  # names and shapes of the rows of a batch -> the model for it
         if init_fn is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
 
@@ -91,7 +119,7 @@ class _Adapter:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
-            params = self.init_fn(key, *(specs[n] for n in self.names))
+            params = self.init_fn(key, *(self._argument(n, specs) for n in self.names))
             if "aux" in self.keywords and type(params) is tuple:  # not a NamedTuple of parameters
                 params, aux = params
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
@@ -112,11 +140,22 @@ class _Adapter:
         sync_batch_stats: bool = False,
     ) -> tuple[tuple[Array, ...], Aux]:
         """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
+        options = (key, train, weight, axis_name, policy, sync_batch_stats)
+        tree, new_aux = self._call(params, aux, inputs, *options)
+        outputs, treedef = jax.tree.flatten(tree)
+        expected = self.structure.outputs
+        if expected is not None and treedef != expected.treedef:
+            raise ValueError(
+                f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, and {list(expected.names)} "
+                "before; return the same pytree for every batch, in training and in evaluation"
+            )
+        return tuple(_float32(jnp.asarray(x), policy) for x in outputs), new_aux
+
+    def _call(self, params, aux, inputs, key, train, weight, axis_name, policy, sync_batch_stats) -> tuple[Any, Aux]:
+        """Return (pytree of outputs, new auxiliary states by name)."""
         if self.structure.params is None:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
-        for name in self.names:
-            if name not in inputs:
-                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
+        rows = self.rows(inputs)
         cast = policy.cast if policy else lambda x: x
         extra: dict[str, Any] = {"train": train} if "train" in self.keywords else {}
         if "key" in self.keywords:
@@ -129,16 +168,16 @@ class _Adapter:
                 "averages its batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not; add the keyword "
                 "axis_name to its signature, or leave sync_batch_stats out"
             )
-        extra |= _row_weights(self.weights, weight, inputs[self.names[0]].shape[0])
+        extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
             extra["aux"] = _tree_of("aux", self.structure.known("aux"), aux)
-        arrays = [cast(jnp.asarray(inputs[n])) for n in self.names]
-        result = self.fn(jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arrays, **extra)
+        arguments = [jax.tree.map(lambda x: cast(jnp.asarray(x)), self._argument(n, inputs)) for n in self.names]
+        result = self.fn(jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arguments, **extra)
         if "aux" not in self.keywords:
-            return _as_outputs(result, policy), dict(aux)
+            return result, dict(aux)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(f"apply takes aux, so it must return (output, new aux); it returned a {type(result).__name__}")
-        return _as_outputs(result[0], policy), self._updated_aux(result[1], aux)
+        return result[0], self._updated_aux(result[1], aux)
 
     def _updated_aux(self, tree: Any, old: Aux) -> Aux:
         expected = self.structure.known("aux")
@@ -148,14 +187,140 @@ class _Adapter:
             raise ValueError(f"apply returned aux with the leaves {list(flat)}, expected the tree it was passed: {names}")
         return {k: v if v.dtype == old[k].dtype else v.astype(old[k].dtype) for k, v in flat.items()}
 
-    def row_losses(self, output: Array, inputs: Inputs, weight: Array | None = None) -> tuple[Array, Array]:
+    # -------------------------------------------------------------------------------- names
+    def data_names(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Names of the data inputs: the arguments, or the leaves of their pytrees."""
+        return [n for argument in self.names for n in _leaves_of(argument, inputs)]
+
+    def label_names(self, inputs: Mapping[str, Any]) -> list[str]:
+        """Names of the labels of a batch: the label, or the leaves of its pytree."""
+        return _leaves_of(self.label, inputs)
+
+    def output_names(self, count: int) -> list[str]:
+        """Names of the outputs, for messages."""
+        tree = self.structure.outputs
+        names = tree.names if tree is not None and len(tree.names) == count else map(str, range(count))
+        return ["the output"] if count == 1 else [f"the output {n!r}" for n in names]
+
+    def labelled(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the losses can be computed from these inputs."""
+        return self.terms.has_labels(self._batch(inputs)) and all(n in inputs for n in self.structure.labels)
+
+    def rows(self, inputs: Mapping[str, Any]) -> int:
+        """Number of rows of a batch."""
+        for name in self.names:
+            if not _leaves_of(name, inputs):
+                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
+        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+
+    def specs(self, specs: Specs) -> tuple[Any, Any]:
+        """Shapes and dtypes of (params, aux)."""
+        return jax.eval_shape(lambda: self.init(jax.random.key(0), specs))
+
+    def _batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs and the label as the user's pytrees."""
+        return {n: self._argument(n, inputs) for n in (*self.names, self.label) if _leaves_of(n, inputs)}
+
+    def _argument(self, name: str, inputs: Mapping[str, Any]) -> Any:
+        """The array or pytree of an argument or label; nested dicts if its structure is not known."""
+        if name in inputs:
+            return inputs[name]
+        leaves = {n.removeprefix(f"{name}/"): inputs[n] for n in _leaves_of(name, inputs)}
+        if not leaves:
+            raise KeyError(name)
+        tree = self.structure.inputs.get(name)
+        return _nested(leaves) if tree is None or set(tree.names) != set(leaves) else tree.unflatten(leaves)
+
+    # -------------------------------------------------------------------------------- losses
+    def joint_loss(
+        self,
+        outputs: Sequence[Array],
+        inputs: Inputs,
+        weight: Array | None,
+        params: Params,
+        aux: Aux,
+        axis_name: str | None = None,
+    ) -> RowLosses | None:
+        """Compute the losses of the rows, see `Model.joint_loss`."""
+        batch = self._batch({k: jnp.asarray(v) for k, v in inputs.items()})
+        if not self.terms.has_labels(batch):
+            return None
+        extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
+        structure, tree = self.structure, self.structure.outputs
+        values = LossInputs(
+            jax.tree.unflatten(tree.treedef, outputs) if tree is not None else outputs[0],
+            batch,
+            _tree_of("params", structure.known("params"), params) if "params" in extras else None,
+            _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
+        )
+        return self.terms.row_losses(values, weight, self.rows(inputs))
+
+    def output(self, term: Term, name: str = "output") -> Output:
+        """The `Output` of a loss of one output and its label."""
+        name, label = term.output or name, self.terms.label_name(term)
+        kind = known_kind(term.loss)
+        of_loss = {"task": kind.task, "scores": kind.scores, "takes_weight": True, **facts(term.loss)}
+        return Output(name, "loss", label, functools.partial(self._term_losses, term, label), **of_loss)
+
+    def _term_losses(
+        self, term: Term, label: str, output: Array, inputs: Inputs, weight: Array | None = None
+    ) -> tuple[Array, Array]:
         """Return (loss of each row, weight of each row in the mean), both (batch,) float32; see `Output.loss`."""
-        if self.label not in inputs:
-            raise ValueError(f"the loss needs the input {self.label!r}; found {tuple(inputs)}")
-        label = jnp.asarray(inputs[self.label])
-        losses = jnp.asarray(self.loss(output, label, **_row_weights(self.loss_weights, weight, label.shape[0])))
-        check_rows(lambda o, y: self.loss(o, y, **_row_weights(self.loss_weights, None, y.shape[0])), output, label, losses)
-        return per_row(self.loss, label, losses)
+        if label not in inputs:
+            raise ValueError(f"the loss needs the input {label!r}; found {tuple(inputs)}")
+        values, rows = LossInputs(output, {str(self.label): jnp.asarray(inputs[label])}), inputs[label].shape[0]
+        losses = self.terms.of_term(term._replace(output=None), values, weight, rows)
+        return losses[:2]
+
+    # -------------------------------------------------------------------------------- binding to a batch
+    def bind(self, model: Model, specs: Specs) -> Model:
+        """Name the inputs, labels and outputs, see `Model.bound`."""
+        key = tuple((n, s.shape[1:], str(s.dtype)) for n, s in specs.items())
+        if key not in self._bound:
+            self._bound[key] = self._bind(model, specs)
+        return self._bound[key]
+
+    def _bind(self, model: Model, specs: Specs) -> Model:
+        params, aux = self.specs(specs)
+        data = {n: specs[n] for n in self.data_names(specs)}
+        options = (jax.random.key(0), False, None, None, None, False)
+        tree, _ = jax.eval_shape(lambda p, a, d: self._call(p, a, d, *options), params, aux, data)
+        self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
+        self.terms.check_outputs(tree)
+        if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
+            self.structure.labels = tuple(labels)
+        outputs, logged = self._outputs(labels), ()
+        joint = not (self.terms.plain and len(outputs) == 1 and labels in ([], [self.label]))
+        if self.labelled(specs):
+            losses = functools.partial(self.joint_loss, weight=None)
+            result = jax.eval_shape(
+                lambda o, d, p, a: losses(o, d, params=p, aux=a), jax.tree.leaves(tree), dict(specs), params, aux
+            )
+            logged = tuple(result.logged)
+        if not joint and not logged:
+            return model
+        names = {"inputs": tuple(data), "labels": tuple(labels) or model.labels, "outputs": outputs, "logged": logged}
+        return model._replace(**names, joint_loss=self.joint_loss, bind=None)
+
+    def _outputs(self, labels: Sequence[str]) -> tuple[Output, ...]:
+        """The `Output`s, for a batch with these labels."""
+        tree, outputs = self.structure.outputs, []
+        assert tree is not None
+        terms = {t.output: t for t in self.terms.terms if t.form.second == "label" and not t.form.extras}
+        for name in tree.names:
+            label = next((n for n in (f"{self.label}/{name}", self.label) if n in labels), None)
+            if label == self.label and len(tree.names) > 1 and (len(self.terms.terms) > 1 or name not in terms):
+                label = None  # the label is not that of this output only
+            term = terms.get(name) or (terms.get(None) if len(tree.names) == 1 else None)
+            if term is None:
+                outputs.append(Output(name, label=label))
+            else:
+                output = self.output(term, name)
+                outputs.append(output if label is None else self._labelled_output(output, term, label))
+        return tuple(outputs)
+
+    def _labelled_output(self, output: Output, term: Term, label: str) -> Output:
+        return output._replace(label=label, loss=functools.partial(self._term_losses, term, label))
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]
@@ -197,28 +362,31 @@ def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:
     return names
 
 
-def _as_outputs(output: Any, policy: Policy | None) -> tuple[Array, ...]:
-    """Wrap the one output array in a tuple; under a mixed-precision policy it is cast to float32."""
-    if isinstance(output, (tuple, list, dict)):
-        raise ValueError(f"apply returned a {type(output).__name__}, expected one array; return the one the loss takes")
-    return (output.astype(jnp.float32),) if policy and jnp.issubdtype(output.dtype, jnp.floating) else (output,)
+def _output_tree(tree: Any) -> Tree:
+    """Names and structure of the outputs; a single array is 'output'."""
+    outputs = Tree(tree)
+    if jax.tree_util.treedef_is_leaf(outputs.treedef):
+        outputs.names = ("output",)
+    return outputs
 
 
-def _weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
-    """The keywords by which a function takes row weights: `weight` with default None, keyword-only `weight` or `mask`."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # some callables of C have no signature
-        return frozenset()
-    required = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-    return frozenset(
-        {n for n, p in parameters.items() if n == "weight" and p.default is None} | (required & {"weight", "mask"})
-    )
+def _leaves_of(name: str, inputs: Mapping[str, Any]) -> list[str]:
+    """Names of the arrays of an argument: its own, or those of the leaves of its pytree."""
+    return [name] if name in inputs else [n for n in inputs if n.startswith(f"{name}/")]
 
 
-def _row_weights(keywords: frozenset[str], weight: Array | None, rows: int) -> dict[str, Array]:
-    """The row weights by keyword: `weight` 1.0 or 0.0, `mask` True or False."""
-    if not keywords:
-        return {}
-    mask = jnp.ones(rows, bool) if weight is None else weight > 0
-    return {n: mask if n == "mask" else mask.astype(jnp.float32) for n in keywords}
+def _nested(leaves: Mapping[str, Any]) -> Any:
+    """Nested dicts of leaves by path 'a/b'."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *keys, last = path.split("/")
+        place = tree
+        for key in keys:
+            place = place.setdefault(key, {})
+        place[last] = leaf
+    return tree
+
+
+def _float32(output: Array, policy: Policy | None) -> Array:
+    """Under a mixed-precision policy, outputs are cast to float32."""
+    return output.astype(jnp.float32) if policy and jnp.issubdtype(output.dtype, jnp.floating) else output

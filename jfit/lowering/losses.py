@@ -430,7 +430,7 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
 
 
 # ------------------------------------------------------------------------------------------------ losses of rows
-def per_row(loss: Callable[[Any, Array], Array], label: Array, losses: Array) -> tuple[Array, Array]:
+def per_row(loss: Callable[..., Any], label: Any, losses: Array) -> tuple[Array, Array]:
     """Reduce losses (rows, ...) to (loss of each row, weight of each row in the mean), both (rows,) float32.
 
     The loss of a row is the mean of its losses.  With `ignore_index`, ignored positions count as 0 in it, and the weight of a
@@ -444,42 +444,55 @@ def per_row(loss: Callable[[Any, Array], Array], label: Array, losses: Array) ->
     return means, (label != ignore).reshape(rows, -1).mean(axis=1, dtype=jnp.float32)
 
 
-def check_rows(loss: Callable[[Any, Array], Array], output: Any, label: Any, losses: Array) -> None:
+def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array, rows: int) -> None:
     """Raise an error unless losses (rows, ...) can be one or several values of each row.
 
     `(o - l)**2` of shapes (n, 1) and (n,) has shape (n, n): each output is compared with the labels of all rows, and training
     fits the mean of the labels.  Such a loss is recognized by an axis that grows with the number of rows, or by more values
     per row than output and label have.
 
+    Args:
+        loss: `loss(output, label, number of rows) -> losses`.
+        output: array, or pytree of arrays.
+        label: array, or pytree of arrays.
+        losses: result of `loss`.
+        rows: number of rows.
+
     Raises:
         ValueError: the losses are not values of single rows.
     """
-    rows = label.shape[0]
     if losses.ndim == 0 or losses.shape[0] != rows:
+        remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
         raise ValueError(
             f"loss returned shape {losses.shape}, expected one value per example, ({rows},): padding and row weights "
-            "need the loss of each row; return the losses before averaging"
+            f"need the loss of each row; return the losses before averaging{remedy}"
         )
     values = math.prod(losses.shape[1:])
-    explained = max(math.prod(x.shape[1:]) for x in (output, label))
+    explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:
+        shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (output, label)]
         raise ValueError(
-            f"loss returned shape {losses.shape} for an output of shape {output.shape} and a label of shape {label.shape}: "
+            f"loss returned shape {losses.shape} for an output of shape {shapes[0]} and a label of shape {shapes[1]}: "
             f"expected one value per example, ({rows},), or one per value of an example. Output and label are probably "
             "broadcast against each other, so that rows are compared with the labels of other rows; give both the same shape "
             "(such as output[:, 0] or label[:, None]), or reduce the loss to one value per example"
         )
 
 
-def _grows(loss: Callable[[Any, Array], Array], output: Any, label: Any, losses: Array) -> bool:
+def _grows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array) -> bool:
     """Whether an axis of the losses other than the first depends on the number of rows."""
-    rows, trailing = label.shape[0], losses.shape[1:]
-    if not trailing or output.shape[:1] != (rows,):
+    rows, trailing, arrays = losses.shape[0], losses.shape[1:], jax.tree.leaves((output, label))
+    if not trailing or all(x.shape[:1] != (rows,) for x in jax.tree.leaves(output)):
         return False
-    other = max(*output.shape, *label.shape) + 1  # a number of rows that no other axis has
-    specs = [jax.ShapeDtypeStruct((other, *x.shape[1:]), x.dtype) for x in (output, label)]
+    other = max(size for x in arrays for size in x.shape) + 1  # a number of rows that no other axis has
+    resized = [
+        jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((other, *x.shape[1:]) if x.shape[:1] == (rows,) else x.shape, x.dtype), tree
+        )
+        for tree in (output, label)
+    ]
     try:
-        return jax.eval_shape(lambda o, y: jnp.asarray(loss(o, y)), *specs).shape[1:] != trailing
+        return jax.eval_shape(lambda o, y: loss(o, y, other), *resized).shape[1:] != trailing
     except (TypeError, ValueError):
         # (n, k) with (n,) is broadcast only if n is k: for another number of rows it is an error
         return rows in trailing

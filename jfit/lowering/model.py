@@ -51,7 +51,7 @@ class Output(NamedTuple):
     Attributes:
         name: name as in `Symbol.list_outputs`, such as `softmax_output`.
         kind: `head` (its backward pass ignores the cotangent and computes MXNet's own gradient), `loss` (a per-example loss
-            that is differentiated) or `plain` (no part of the objective).
+            that is differentiated) or `plain` (no part of the objective, or only through `Model.joint_loss`).
         label: name of the input that is its label, or None.
         loss: `(output, inputs) -> (losses, weights)`, both (rows,) float32: the loss of each row, and the weight of each row
             in the mean (0 where the label is `ignore_label`).  None if the output has no loss.
@@ -86,6 +86,20 @@ class Output(NamedTuple):
         """Call `loss`, with the row weights if it takes them."""
         assert self.loss is not None
         return self.loss(value, inputs, weight) if self.takes_weight else self.loss(value, inputs)
+
+
+class RowLosses(NamedTuple):
+    """The loss of each row of a batch, and values to log; computed by `Model.joint_loss`.
+
+    Attributes:
+        losses: loss of each row, (rows,) float32.
+        weights: weight of each row in the mean, (rows,) float32.
+        logged: name -> (value of each row, weight of each row), both (rows,) float32, whose weighted means are logged.
+    """
+
+    losses: Array
+    weights: Array
+    logged: Mapping[str, tuple[Array, Array]]
 
 
 class Plan(NamedTuple):
@@ -164,8 +178,8 @@ class Model(NamedTuple):
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws"}: the graph contains convolutions; it contains operators that draw random
-            numbers, some of them in evaluation too.
+        traits: subset of {"convolution", "draws", "loss_per_batch"}: the graph contains convolutions; it contains operators
+            that draw random numbers, some of them in evaluation too; the loss is one scalar for the batch.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
@@ -173,8 +187,14 @@ class Model(NamedTuple):
             that cannot be read from the model.  None: not needed.
         tables: embedding tables with sparse gradients: parameter name -> `(inputs, policy=None) -> row indices that the batch
             looks up`.  `apply` accepts such a parameter as a slice of rows with `table_rows={name: sorted row indices}`.
-        structure: for models made of functions, the pytrees of their parameters and auxiliary states, a
+        structure: for models made of functions, the pytrees of their parameters, auxiliary states, inputs and outputs, a
             `jfit.lowering.structure.Structure`; None for graphs, whose parameters are a dict.
+        bind: `bind(model, specs) -> Model` for models made of functions, whose inputs, labels and outputs are known by name
+            only when the first batch is (see `bound`).  None: they are known.
+        joint_loss: `joint_loss(outputs, inputs, weight, params, aux, axis_name) -> RowLosses | None`: the loss of the rows if
+            it is not the sum of `Output.loss`: losses by output name, of several outputs, without a label, of the parameters,
+            or of the whole batch.  None of the result: a label is missing.  None: the outputs have the losses.
+        logged: names of the values that `joint_loss` logs.
 
     Example:
         >>> import jfit
@@ -199,6 +219,13 @@ class Model(NamedTuple):
     tables: Mapping[str, Callable[..., Array]] = {}
     structure: Any = None
     verify: Callable[[Params, Aux, Inputs], None] | None = None
+    bind: Callable[[Model, Specs], Model] | None = None
+    joint_loss: Callable[..., RowLosses | None] | None = None
+    logged: tuple[str, ...] = ()
+
+    def bound(self, inputs: Mapping[str, Any]) -> Model:
+        """Return the model with the names of the inputs, labels and outputs for a batch (arrays, tracers or specs by name)."""
+        return self if self.bind is None else self.bind(self, specs_of(inputs))
 
     @property
     def evaluation_inputs(self) -> tuple[str, ...]:
@@ -262,13 +289,31 @@ def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
     return model.plan(specs_of(inputs))
 
 
-def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None) -> Array:
+def joint_losses(
+    model: Model,
+    outputs: Sequence[Array],
+    inputs: Inputs,
+    weight: Array | None,
+    params: Params,
+    aux: Aux,
+    axis_name: str | None = None,
+) -> RowLosses | None:
+    """Call `Model.joint_loss`; None if the model has none, or a label is missing."""
+    return None if model.joint_loss is None else model.joint_loss(outputs, inputs, weight, params, aux, axis_name)
+
+
+def objective(
+    model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, joint: RowLosses | None = None
+) -> Array:
     """Scalar to differentiate: Σ output heads + Σᵢ weightᵢ · lossᵢ.  Its gradient is a sum over rows, not a mean.
 
     Output heads are outputs with their own gradient, such as SoftmaxOutput: their backward pass ignores the cotangent and
-    applies the row weights itself, so that their values are irrelevant here.
+    applies the row weights itself, so that their values are irrelevant here.  `joint` has the losses of the rows if the model
+    has a `joint_loss`.
     """
     total = jnp.zeros((), jnp.float32)
+    if joint is not None:
+        return jnp.sum(weighted(joint.losses, weight))
     for out, value in zip(model.outputs, outputs, strict=True):
         if out.kind == "head":
             total = total + jnp.sum(value.astype(jnp.float32))
@@ -278,14 +323,32 @@ def objective(model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Ar
     return total
 
 
+def weighted(values: Array, weight: Array | None) -> Array:
+    """Values of rows times their weights, (rows,); values of rows with weight 0 may be inf or nan, and become 0."""
+    return values if weight is None else jnp.where(weight > 0, values, 0) * weight
+
+
+def logged_sums(joint: RowLosses | None, weight: Array | None) -> dict[str, tuple[Array, Array]]:
+    """Name -> (Σ weight·value, Σ weight) of the values that a `Model.joint_loss` logs, float32 scalars."""
+    logged = {} if joint is None else joint.logged
+    return {k: (jnp.sum(weighted(v, weight)), jnp.sum(weighted(w, weight))) for k, (v, w) in logged.items()}
+
+
 def loss_sums(
-    model: Model, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, rows: Sequence[MaybeLayout]
+    model: Model,
+    outputs: Sequence[Array],
+    inputs: Inputs,
+    weight: Array | None,
+    rows: Sequence[MaybeLayout],
+    joint: RowLosses | None = None,
 ) -> tuple[Array, Array] | None:
     """Sum the losses of a batch for the reported mean: (Σ weight·loss over rows and outputs, Σ weight), float32 scalars.
 
     The denominator is that of the first output with a loss.  None if no output has a loss whose label is in `inputs`.  `rows`
-    says where the batch rows are in each output (`Plan.rows`).
+    says where the batch rows are in each output (`Plan.rows`), `joint` has the losses of a model with a `joint_loss`.
     """
+    if model.joint_loss is not None:
+        return joint and (jnp.sum(weighted(joint.losses, weight)), jnp.sum(weighted(joint.weights, weight)))
     sums, count, first = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), True
     for out, value, where in zip(model.outputs, outputs, rows, strict=True):
         if out.loss is None or out.kind == "plain" or (out.label is not None and out.label not in inputs):
@@ -320,7 +383,8 @@ def weight_sum(model: Model, losses: tuple[Array, Array] | None, weight: Array |
         >>> float(weight_sum(model, None, jnp.array([1.0, 0.5]), 2))
         1.5
     """
-    if losses is not None and model.symbol is None and any(o.ignore_label is not None for o in model.outputs):
+    ignores = model.symbol is None and any(o.ignore_label is not None for o in model.outputs)
+    if losses is not None and (ignores or model.joint_loss is not None):
         return losses[1]
     return jnp.asarray(rows, jnp.float32) if weight is None else jnp.sum(weight)
 

@@ -68,11 +68,18 @@ class Tree:
 
 
 class Structure:
-    """The trees of the parameters and of the auxiliary states of a model made of a function.
+    """The trees of the parameters, auxiliary states, inputs and outputs of a model made of a function.
 
     Attributes:
         params: `Tree` of the parameters; None until the `init` function of the model has run.
         aux: `Tree` of the auxiliary states, likewise.
+        outputs: `Tree` of the outputs; None until the first batch is known.
+        labels: names of the labels of the first batch with labels.
+        inputs: argument name or label name -> `Tree` of its arrays, from the first batch.
+
+    Args:
+        arguments: names of the arguments of the function that are data.
+        label: name of the label.
 
     Example:
         >>> structure = Structure()
@@ -80,9 +87,13 @@ class Structure:
         True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: tuple[str, ...] = (), label: str = "label") -> None:
+        self.arguments, self.label = arguments, label
+        self.inputs: dict[str, Tree] = {}
         self.params: Tree | None = None
         self.aux: Tree | None = None
+        self.outputs: Tree | None = None
+        self.labels: tuple[str, ...] = ()
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

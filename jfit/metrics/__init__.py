@@ -14,6 +14,7 @@ Names and values are those of MXNet 1.9.1, and of scikit-learn for precision, re
 {'accuracy': 0.5}
 """
 
+from jfit.metrics.by_output import OutputMetric
 from jfit.metrics.classes import accuracy, f1, mcc, top_k_accuracy
 from jfit.metrics.confusion import confusion_matrix, pcc, precision, recall
 from jfit.metrics.core import Metric, sized
@@ -28,6 +29,7 @@ __all__ = [
     "ExactRocAuc",
     "HostMetric",
     "Metric",
+    "OutputMetric",
     "accuracy",
     "caffe",
     "confusion_matrix",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from jfit.metrics.by_output import OutputMetric
 from jfit.metrics.classes import accuracy, f1, mcc, top_k_accuracy
 from jfit.metrics.confusion import confusion_matrix, pcc, precision, recall
 from jfit.metrics.core import Metric
@@ -126,7 +127,8 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
 
     Args:
         spec: a name, "auto", a `Metric`, a function `(label, output) -> number` on numpy arrays, a list of these, or None for
-            none.  `fit` and `score` replace "auto" by the metric that fits the model and its labels.
+            none; or a dict of these by output name, for models of functions.  `fit` and `score` replace "auto" by the metric
+            that fits the model and its labels.
         **params: parameters for every named metric in `spec`.
 
     Returns:
@@ -142,8 +144,10 @@ def get(spec: Any, **params: Any) -> tuple[Any, ...]:
     """
     if spec is None:
         return ()
-    if isinstance(spec, Metric | HostMetric | ExactRocAuc):
+    if isinstance(spec, Metric | HostMetric | ExactRocAuc | OutputMetric):
         return (spec,)
+    if isinstance(spec, Mapping):
+        return tuple(OutputMetric(str(name), m) for name, each in spec.items() for m in get(each, **params))
     if isinstance(spec, str) and spec.lower() == "auto":
         return (AUTO,)
     if isinstance(spec, str):

@@ -9,6 +9,7 @@ import jax
 
 from jfit import counters
 from jfit.data.batch import Batch, check_batch, rows
+from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -71,7 +72,8 @@ class DataParallel:
         Returns:
             (new `TrainState`, `StepOut`); the call returns before the devices are done.
         """
-        whole = check_batch(Batch(dict(batch)) if isinstance(batch, dict) else batch, self._axes)
+        batch = Batch(batch) if isinstance(batch, dict) else batch
+        whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
         count, size = len(self.devices), rows(whole, self._axes)

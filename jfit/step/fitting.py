@@ -14,7 +14,8 @@ import numpy as np
 
 from jfit.lowering.loss_kinds import LossKind, kind_of
 from jfit.lowering.model import Model, Output, specs_of
-from jfit.metrics import create, sized
+from jfit.metrics import OutputMetric, create, sized
+from jfit.metrics.by_output import located
 from jfit.metrics.targets import AUTO, Target, automatic, target_of
 from jfit.step.totals import head_labels, shown_heads
 
@@ -23,7 +24,7 @@ def needs_inputs(metrics: Sequence[Any], model: Model) -> bool:
     """Whether `choose_metrics` needs the inputs of a batch."""
     return any(
         getattr(m, "sized", None) is not None
-        or (model.symbol is None and (m is AUTO or getattr(m, "fitted", None) is not None))
+        or (model.symbol is None and (isinstance(m, OutputMetric) or m is AUTO or getattr(m, "fitted", None) is not None))
         for m in metrics
     )
 
@@ -55,8 +56,13 @@ def choose_metrics(
     """
     choice = ""
     if model.symbol is not None:
+        _check_names(metrics)
         metrics = [_for_graph(model, inputs) if m is AUTO else m for m in metrics]
     elif needs_inputs(metrics, model):
+        names = [model.outputs[i].name for i in shown_heads(model, inputs)]
+        if len(names) > 1:
+            metrics = [one for m in metrics for one in ([OutputMetric(n, AUTO) for n in names] if m is AUTO else [m])]
+        metrics = located(metrics, names)
         targets = targets_of(model, inputs, inputs if labels is None else labels)
         metrics, choice = _replaced(metrics, targets)
         metrics = _fitted(metrics, targets)
@@ -78,6 +84,7 @@ def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs
     """
     if model.symbol is not None or not needs_inputs(metrics, model) or len(heads[0]) != len(heads[1]):
         return tuple(metrics)
+    metrics = located(metrics, [model.outputs[i].name for i in shown_heads(model, inputs)])
     shown = [model.outputs[i] for i in shown_heads(model, inputs)]
     each = zip(shown, heads[0], heads[1], strict=True)
     return tuple(_fitted(metrics, [_target(model, o, _spec(value), _spec(label), inputs, None) for o, label, value in each]))
@@ -114,12 +121,28 @@ def _fitted(metrics: Sequence[Any], targets: Sequence[Target]) -> list[Any]:
 
 def _replaced(metrics: Sequence[Any], targets: Sequence[Target]) -> tuple[list[Any], str]:
     """Replace "auto" by a metric, or by none; also return the line that says so, or ""."""
-    if all(m is not AUTO for m in metrics):
-        return list(metrics), ""
-    name, reason = automatic(targets)
-    chosen = [] if name is None else [create(name, **({"average": "micro"} if name == "mse" else {}))]
-    line = f"eval_metric='auto': {chosen[0].name if chosen else 'none'} ({reason})"
-    return [m for metric in metrics for m in (chosen if metric is AUTO else [metric])], line
+    result, lines = [], []
+    for metric in metrics:
+        of_output = isinstance(metric, OutputMetric)
+        if (metric.metric if of_output else metric) is not AUTO:
+            result.append(metric)
+            continue
+        name, reason = automatic([t for at, t in enumerate(targets) if not of_output or at == metric.at])
+        chosen = [] if name is None else [create(name, **({"average": "micro"} if name == "mse" else {}))]
+        chosen = [metric._replace(metric=m) if of_output else m for m in chosen]
+        result += chosen
+        absent = f"none for {metric.output!r}" if of_output else "none"
+        lines.append(f"{chosen[0].name if chosen else absent} ({reason})")
+    return result, f"eval_metric='auto': {', '.join(lines)}" if lines else ""
+
+
+def _check_names(metrics: Sequence[Any]) -> None:
+    for metric in metrics:
+        if isinstance(metric, OutputMetric):
+            raise ValueError(
+                f"eval_metric is a dict with {metric.output!r}, but the model is a graph, whose metrics are of all its heads; "
+                "a dict of metrics by output name is for models of functions"
+            )
 
 
 def _for_graph(model: Model, inputs: Mapping[str, Any]) -> Any:

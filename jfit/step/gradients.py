@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of, weight_sum
+from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.step.slices import BatchShard, fill_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -40,9 +40,10 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
         >>> sorted(set(fn({}, {}, {"data": jnp.ones((1, 64))}, jax.random.key_data(jax.random.key(0)), 0, 0)[0][0].tolist()))
         [0.0, 2.0]
     """
-    policy = Policy(policy) if isinstance(policy, str) else policy
+    policy, unbound = Policy(policy) if isinstance(policy, str) else policy, model
 
     def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
+        model = unbound.bound(parts_of(batch)[0])
         shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
         return model.apply(params, aux, shard.inputs, policy=policy, **{**apply_args, "train": train})[0]
 
@@ -77,7 +78,7 @@ def gradient_step(
         [6.0]
     """
     policy, names = Policy(policy) if isinstance(policy, str) else policy, set(wrt)
-    with_tables = model if by_rows else model._replace(tables={})
+    unbound = model
 
     def step(
         params: Params,
@@ -90,15 +91,20 @@ def gradient_step(
         *,
         axis_name: str | None = None,
     ) -> tuple[Outputs, dict[str, Array], Aux]:
+        model = unbound.bound(parts_of(batch)[0])
         shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
         inputs, arrays = shard.inputs, {**params, **shard.inputs}
+        with_tables = model if by_rows else model._replace(tables={})
         trainable, tables = table_rows(with_tables, _floats(params, names), shard, policy)
         apply_args |= tables.apply_args
 
         def loss_of(trainable: dict[str, Array], floats: dict[str, Array]):
-            all_inputs = {**inputs, **floats}
-            values, new_aux = model.apply({**params, **trainable}, aux, all_inputs, policy=policy, **apply_args)
-            return _objective(model, values, all_inputs, shard.weight, head_gradients), (values, new_aux)
+            all_inputs, values_of_params = {**inputs, **floats}, {**params, **trainable}
+            values, new_aux = model.apply(values_of_params, aux, all_inputs, policy=policy, **apply_args)
+            if head_gradients is not None:
+                return _with_head_gradients(values, head_gradients), (values, new_aux)
+            joint = joint_losses(model, values, all_inputs, shard.weight, values_of_params, new_aux, axis_name)
+            return objective(model, values, all_inputs, shard.weight, joint), (values, new_aux)
 
         both, (values, new_aux) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(trainable, _floats(inputs, names))
         gradients, new_aux = mask_padding(shard.weight, {**both[0], **both[1]}, new_aux, aux)
@@ -130,9 +136,7 @@ def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[
     return shard, {"key": key, "train": True, "weight": shard.weight, "axis_name": axis_name, "row_ids": shard.row_ids}
 
 
-def _objective(model: Model, values: Outputs, inputs: Any, weight: Array | None, head_gradients: Any) -> Array:
-    if head_gradients is None:
-        return objective(model, values, inputs, weight)
+def _with_head_gradients(values: Outputs, head_gradients: Sequence[Array]) -> Array:
     total = jnp.zeros((), jnp.float32)
     for value, gradient in zip(values, head_gradients, strict=True):
         if jnp.issubdtype(value.dtype, jnp.floating):
@@ -230,12 +234,15 @@ def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> tuple[Gradients, Array]:
         names = list(split_params(model, params)[0] if wrt is None else wrt)
-        values, gradients, _ = gradient_step(model, names, policy=policy)(
+        values, gradients, new_aux = gradient_step(model, names, policy=policy)(
             params, aux, batch, key, 0, number, axis_name=axis_name
         )
         inputs, weight, _ = parts_of(batch)
-        losses = loss_sums(model, values, inputs, weight, plan_of(model, inputs).rows) if model.symbol is None else None
-        rows = weight_sum(model, losses, weight, num_rows(model, inputs))
+        bound, losses = model.bound(inputs), None
+        if bound.symbol is None:
+            joint = joint_losses(bound, values, inputs, weight, params, new_aux, axis_name)
+            losses = loss_sums(bound, values, inputs, weight, plan_of(bound, inputs).rows, joint)
+        rows = weight_sum(bound, losses, weight, num_rows(bound, inputs))
         return (gradients, rows) if axis_name is None else lax.psum((gradients, rows), axis_name)
 
     return fn

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, plan_of
+from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, logged_sums, loss_sums, plan_of
 from jfit.metrics import Metric
 from jfit.step.fitting import for_batch
 from jfit.step.slices import Shared, part_number
@@ -42,17 +42,21 @@ def eval_step(
         >>> sorted(jfit.totals.values(acc, totals))
         ['accuracy', 'loss']
     """
-    metrics = tuple(metrics)
+    metrics, unbound = tuple(metrics), model
     policy = Policy(policy) if isinstance(policy, str) else policy
 
     def step(params: Params, aux: Aux, totals: Totals, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> Any:
         inputs, _, weight = parts_of(batch)
+        model = unbound.bound(inputs)
         plan, key = plan_of(model, inputs), _key(model, number)
-        values, _ = model.apply(params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy)
-        losses = loss_sums(model, values, inputs, weight, plan.rows)
+        values, new_aux = model.apply(
+            params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy
+        )
+        joint = joint_losses(model, values, inputs, weight, params, new_aux, axis_name)
+        losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
         heads = head_arguments(model, values, inputs, weight, plan.rows)
         stats = metric_stats(for_batch(metrics, model, heads, inputs), *heads, *part_number(axis_name))
-        shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
+        shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
         totals = fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
@@ -80,10 +84,11 @@ def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callabl
         >>> jfit.predict_step(model)(state.params, state.aux, batch)[0].shape
         (2, 3)
     """
-    policy = Policy(policy) if isinstance(policy, str) else policy
+    policy, unbound = Policy(policy) if isinstance(policy, str) else policy, model
 
     def step(params: Params, aux: Aux, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> tuple[Array, ...]:
         inputs, _, _ = parts_of(batch)
+        model = unbound.bound(inputs)
         data = {k: v for k, v in inputs.items() if k in model.evaluation_inputs}
         return model.apply(params, aux, data, key=_key(model, number), train=False, axis_name=axis_name, policy=policy)[0]
 

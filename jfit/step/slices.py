@@ -7,7 +7,7 @@ devices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, loss_sums, objective, plan_of, weight_sum
+from jfit.lowering.model import (
+    Aux,
+    Model,
+    Params,
+    Policy,
+    joint_losses,
+    logged_sums,
+    loss_sums,
+    objective,
+    plan_of,
+    weight_sum,
+)
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
@@ -172,6 +183,7 @@ class Shared(NamedTuple):
     Attributes:
         loss: (Σ weight · loss, Σ weight) over the rows, two float32 scalars.
         metrics: for each metric the sums of one batch, as `Metric.stats` returns them.
+        logged: name -> sums as in `loss` of each value that the loss of the model logs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -181,6 +193,7 @@ class Shared(NamedTuple):
 
     loss: tuple[Array, Array]
     metrics: tuple[Any, ...]
+    logged: Mapping[str, tuple[Array, Array]] = {}
 
 
 def gradients_of(
@@ -239,20 +252,20 @@ def _micro_batch_gradients(
     apply_args |= tables.apply_args
 
     def loss_of(trainable: Params):
-        values, new_aux = model.apply(
-            {**frozen, **trainable}, aux, inputs, sync_batch_stats=settings.sync_batch_stats, **apply_args
-        )
-        return objective(model, values, inputs, weight), (values, new_aux)
+        params = {**frozen, **trainable}
+        values, new_aux = model.apply(params, aux, inputs, sync_batch_stats=settings.sync_batch_stats, **apply_args)
+        joint = joint_losses(model, values, inputs, weight, params, new_aux, axis_name)
+        return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
 
-    gradients, (values, new_aux) = jax.grad(loss_of, has_aux=True)(trainable)
+    gradients, (values, new_aux, joint) = jax.grad(loss_of, has_aux=True)(trainable)
     gradients, local_aux = mask_padding(weight, gradients, new_aux, aux)
     new_aux = new_aux if settings.sync_batch_stats else local_aux  # synchronized statistics include rows of other devices
-    losses = loss_sums(model, values, inputs, weight, plan.rows)
+    losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
     part, parts = part_number(axis_name, number, settings.micro_batches)
     stats = metric_stats(for_batch(settings.metrics, model, heads, inputs), *heads, part, parts)
     count = weight_sum(model, losses, weight, row_ids.shape[0])
-    shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats)
+    shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
     return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)
 
 

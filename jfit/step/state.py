@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
@@ -150,7 +151,8 @@ def init_state(
     """
     optimizer = in_structure(get_optimizer(optimizer), model.structure)
     init_key, run_key = jax.random.split(_key_of(seed))
-    specs = specs_of(inputs or {})
+    inputs = flat_inputs(inputs or {})
+    specs = specs_of(inputs)
     if model.symbol is not None:
         initializer = _skipping({*(params or ()), *(aux or ())}, initializer)
     drawn, drawn_aux = model.init(init_key, specs, initializer)
@@ -168,7 +170,7 @@ def init_state(
         aux=drawn_aux,
         # With jit, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
-        metrics=zero_totals(metrics),
+        metrics=zero_totals(metrics, model.bound(inputs).logged if inputs else ()),
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
         key=jax.random.key_data(run_key),
     )

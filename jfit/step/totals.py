@@ -5,7 +5,7 @@ Training and evaluation steps add their batch to the sums; the host reads the su
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,18 +27,21 @@ class Totals(NamedTuple):
             array costs dispatch time.
         first_bad_step: number of the first step with a loss that was not finite, int32 scalar; -1 if there is none.
         metrics: for each metric its running sums, with the structure of `Metric.init()`.
+        logged: for each value that the loss of the model logs (`Model.logged`), by name, sums as in `loss`.
     """
 
     loss: Array
     first_bad_step: Array
     metrics: tuple[Any, ...]
+    logged: Mapping[str, Array] = {}
 
 
-def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
+def zero_totals(metrics: Sequence[Metric] = (), logged: Iterable[str] = ()) -> Totals:
     """Return running sums over no batches, the initial value.
 
     Args:
         metrics: the metrics to sum.
+        logged: names of the values that the loss logs: `Model.logged` of a model for which they are known.
 
     Returns:
         `Totals`.
@@ -48,7 +51,8 @@ def zero_totals(metrics: Sequence[Metric] = ()) -> Totals:
         >>> int(zero_totals().first_bad_step)
         -1
     """
-    return Totals(jnp.zeros(3, jnp.float32), jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics))
+    sums = {name: jnp.zeros(3, jnp.float32) for name in logged}
+    return Totals(jnp.zeros(3, jnp.float32), jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics), sums)
 
 
 def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, loss: Array) -> Totals:
@@ -61,15 +65,20 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
         step: number of the step, int32 scalar.
         loss: mean loss of the batch; if it is not finite, `first_bad_step` is set.
     """
-    total, lost, count = totals.loss
-    loss_sum, loss_count = shared.loss
-    # Kahan summation: the rounding error of each addition is subtracted from the next value.
-    part = loss_sum - lost
-    grown = total + part
-    lost = finite(grown, (grown - total) - part)
+    loss_count = shared.loss[1]
     bad = jnp.where((totals.first_bad_step < 0) & ~jnp.isfinite(loss) & (loss_count > 0), step, totals.first_bad_step)
     folded = tuple(m.update(t, merged(m, s)) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
-    return Totals(jnp.stack([grown, lost, count + loss_count]), bad, folded)
+    logged = {k: _grown(v, *shared.logged[k]) if k in shared.logged else v for k, v in totals.logged.items()}
+    return Totals(_grown(totals.loss, *shared.loss), bad, folded, logged)
+
+
+def _grown(sums: Array, value: Array, count: Array) -> Array:
+    """Add a batch to (sum, rounding error of the sum, sum of the weights)."""
+    total, lost, counted = sums
+    # Kahan summation: the rounding error of each addition is subtracted from the next value.
+    part = value - lost
+    grown = total + part
+    return jnp.stack([grown, finite(grown, (grown - total) - part), counted + count])
 
 
 def merged(metric: Metric, stats: Any) -> Any:
@@ -91,9 +100,10 @@ def merged(metric: Metric, stats: Any) -> Any:
 def shown_heads(model: Model, inputs: Any) -> tuple[int, ...]:
     """Return the indices of the outputs for which metrics are computed.
 
-    These are the loss heads (output layers with a loss) whose label is in `inputs`, or all loss heads if no label is.
+    These are the loss heads (output layers with a loss) and the outputs of functions with a label, if the label is in `inputs`,
+    or all of them if no label is.
     """
-    heads = [i for i, o in enumerate(model.outputs) if o.kind != "plain"]
+    heads = [i for i, o in enumerate(model.outputs) if o.kind != "plain" or o.label is not None]
     return tuple(i for i in heads if model.outputs[i].label is not None and model.outputs[i].label in inputs) or tuple(heads)
 
 
@@ -163,11 +173,17 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
         >>> values((), zero_totals())
         {}
     """
-    total, lost, count = np.asarray(totals.loss, np.float64).tolist()
-    results = {"loss": (total - lost) / count} if count > 0 else {}
+    results = _mean("loss", totals.loss)
     for metric, sums in zip(metrics, totals.metrics, strict=True):
         results = joined(results, {k: plain(v) for k, v in metric.compute(sums).items()})
+    for name, sums in totals.logged.items():
+        results = joined(results, _mean(name, sums))
     return results
+
+
+def _mean(name: str, sums: Any) -> dict[str, float]:
+    total, lost, count = np.asarray(sums, np.float64).tolist()
+    return {name: (total - lost) / count} if count > 0 else {}
 
 
 def joined(results: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
 from jfit.optim import Optimizer, as_schedule
@@ -137,15 +138,21 @@ def train_step(
     """
     optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
     _check_settings(optimizer, schedule, micro_batches, rescale)
+    if micro_batches > 1 and "loss_per_batch" in model.traits:
+        raise ValueError(
+            f"micro_batches is {micro_batches}, but with loss_per_batch=True the loss is one scalar for the batch, which is "
+            "not the sum of the losses of its parts; set micro_batches=1, or return the loss of each row"
+        )
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
     settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
     update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        shard = shard_of(model, batch, axis_name)
+        bound = settings._replace(model=model.bound(parts_of(batch)[0]))
+        shard = shard_of(bound.model, batch, axis_name)
         trainable, frozen_params = split_params(model, state.params, frozen)
-        slice_gradients, aux, sums = gradients_of(settings, trainable, frozen_params, state, shard, axis_name)
+        slice_gradients, aux, sums = gradients_of(bound, trainable, frozen_params, state, shard, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, shard.weight, axis_name)
         reduced, (total, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)

@@ -136,15 +136,17 @@ def data_of(
         labels: whether labels are required.
     """
     names = set(data) if isinstance(data, Mapping) else set()
+    arguments = model.inputs if model.structure is None else model.structure.arguments
     return as_data(
         data,
         batch_size=batch_size,
-        input_names=[n for n in model.inputs if n not in model.optional or n in names],
+        input_names=[n for n in arguments if n not in model.optional or n in names],
         label_names=model.labels,
         shuffle=shuffle,
         seed=seed,
         require_labels=labels,
         axes=model.batch_axes,
+        structure=model.structure,
     )
 
 

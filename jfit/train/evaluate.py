@@ -90,7 +90,7 @@ class Scorer:
         self._compile(data)
         state = averaged(state)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
-        totals = place(zero_totals(self.metrics), self.devices)
+        totals = place(zero_totals(self.metrics, self.model.logged), self.devices)
         constants = (state.params, state.aux)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=True)
         with batches.read(epoch, in_order=True) as stream:
@@ -153,7 +153,8 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        state, totals = averaged(state), place(zero_totals(self.scorer.metrics), self.scorer.devices)
+        zeros = zero_totals(self.scorer.metrics, self.scorer.model.logged)
+        state, totals = averaged(state), place(zeros, self.scorer.devices)
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
@@ -338,8 +339,10 @@ class Evaluator:
         require_one_process("Run.score")
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
-        make = lambda: Scorer(self.model, metrics, devices, size, self.settings.policy)  # noqa: E731
-        return self._cached(("score", metrics, size), make)(state, data_of(self.model, data, size))
+        converted = data_of(self.model, data, size)
+        model = self._bound(converted, size)
+        make = lambda: Scorer(model, metrics, devices, size, self.settings.policy)  # noqa: E731
+        return self._cached(("score", metrics, size, model.inputs, model.labels), make)(state, converted)
 
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
         """Return the outputs for every row: a NumPy array, or a tuple of arrays if the model has several outputs.
@@ -348,13 +351,23 @@ class Evaluator:
         """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         require_one_process("Run.predict")
-        predictor = self._cached(("predict", size), lambda: Predictor(self.model, devices, size, self.settings.policy))
-        outputs = predictor(state, data_of(self.model, data, size, labels=False))
+        converted = data_of(self.model, data, size, labels=False)
+        model = self._bound(converted, size)
+        make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
+        outputs = self._cached(("predict", size, model.inputs), make)(state, converted)
+        tree = None if model.structure is None else model.structure.outputs
+        if tree is not None:
+            return jax.tree.unflatten(tree.treedef, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _bound(self, data: ArrayData | StreamData, size: int) -> Model:
+        """The model with the names of its inputs and outputs, which the first batch determines for functions."""
+        return self.model if self.model.bind is None else self.model.bound(first_batch(self.model, data, size))
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
         """Convert `eval_metric` to metrics; equal names return the same objects, for which programs are compiled already."""
-        named = isinstance(spec, (str, list, tuple)) and all(isinstance(name, str) for name in spec)
+        names = spec.values() if isinstance(spec, Mapping) else spec
+        named = isinstance(spec, (str, list, tuple, Mapping)) and all(isinstance(name, str) for name in names)
         return self._cached(("metrics", str(spec)), lambda: resolve_metrics(spec)) if named else resolve_metrics(spec)
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -445,14 +458,26 @@ class InferenceModel:
         ValueError: `params` is None and the model has no parameters.
     """
 
-    def __init__(self, model: Any, params: Any, aux: Any, *, loss: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        params: Any,
+        aux: Any,
+        *,
+        loss: Any = None,
+        loss_weights: Any = None,
+        loss_per_batch: bool = False,
+        **options: Any,
+    ) -> None:
         require_one_process("jfit.score or jfit.predict")
         model, params, aux = split_trained(model, params, aux)
         if params is None:
             raise ValueError(
                 "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
             )
-        self.model = as_model(model, loss=loss, params=params, aux=aux)
+        self.model = as_model(
+            model, loss=loss, params=params, aux=aux, loss_weights=loss_weights, loss_per_batch=loss_per_batch
+        )
         self.settings = settings_of(**options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)

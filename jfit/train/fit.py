@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,9 @@ def fit(
     policy: Any = None,
     params: Any = None,
     aux: Any = None,
-    loss: Callable[..., Any] | str | None = None,
+    loss: Any = None,
+    loss_weights: Any = None,
+    loss_per_batch: bool = False,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
@@ -80,7 +82,8 @@ def fit(
             `apply(params, x) -> output` together with `loss` and `params`.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
             shape (rows,), finite, at least 0); a dict of arrays by input name, labels included; or an iterable of batches of
-            these forms.
+            these forms.  For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name,
+            a single argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
@@ -91,7 +94,8 @@ def fit(
             `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
             devices compute the next batches, and limits each dispatch to one step.  "auto" is "acc" for a graph ("mse" if its
             heads are regressions).  For a function it is "acc", "mse" over all rows, or None, chosen from the loss and the
-            labels; `run.settings.metric_choice` says which and why.
+            labels; `run.settings.metric_choice` says which and why.  A dict by output name, such as {"a": "acc", "b": "mse"},
+            has metrics of single outputs of a function, named "a_accuracy" and "b_mse".
         initializer: name or `jfit.init` initializer of the parameters.  Default: Xavier.
         devices: None (the default device), a number of devices, "all", a device, or a list of devices.  Every batch is split
             evenly over the devices.
@@ -124,7 +128,13 @@ def fit(
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
         loss: only if `model` is a function, and then required: a function `loss(output, label)` that returns the loss of each
             row, or the name of one of `jfit.losses`, such as "cross_entropy".  `jfit.losses.get(name, ignore_index=-100)`
-            has options.
+            has options.  For several outputs a dict of these by output name, such as {"a": "cross_entropy", "b": fn}: the
+            losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)` gets the inputs by argument name and
+            needs no labels; parameters named `params` and `aux` after that get the parameters and the new auxiliary states.
+            A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
+        loss_weights: factors of the losses of a dict, by output name.  Default: 1.
+        loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
+            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
@@ -182,10 +192,12 @@ def fit(
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    model, params, aux = model_and_values(model, loss, params, aux)
+    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
+    model, params, aux = model_and_values(model, loss, params, aux, **options)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)
     probe = first_batch(model, data, batch_size)
+    model = model.bound(probe)
 
     # optimizer, schedule, metrics
     learning_rate = (optimizer_params or {}).get("learning_rate")
@@ -291,7 +303,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy)
     try:
         plan = checked_plan(model, data, probe, state).in_evaluation
-        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics), dict(probe))
+        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics, model.logged), dict(probe))
     except ValueError as error:
         error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
         raise
@@ -358,7 +370,7 @@ def _steps_per_call(
 
 
 def _check_heads(model: Model) -> None:
-    if all(o.kind == "plain" for o in model.outputs):
+    if model.joint_loss is None and all(o.kind == "plain" for o in model.outputs):
         raise ValueError(
             f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
             "a SoftmaxOutput, a RegressionOutput or MakeLoss to the network, or pass a function as model with loss="

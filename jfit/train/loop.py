@@ -145,7 +145,8 @@ class Loop:
     def _epoch(self, flag: StopFlag) -> None:
         """Train the rest of the current epoch; return early, without "epoch_end", if training is stopped."""
         if self.batch == 0:
-            self.state = self.state._replace(metrics=place(zero_totals(self.metrics), self.devices))
+            zeros = zero_totals(self.metrics, self.state.metrics.logged)
+            self.state = self.state._replace(metrics=place(zeros, self.devices))
             if self.host_metrics is not None:
                 self.host_metrics.reset()
         self._notify_all("epoch_start", {})

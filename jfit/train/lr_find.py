@@ -202,7 +202,9 @@ def lr_find(
     policy: Any = None,
     params: Any = None,
     aux: Any = None,
-    loss: Callable[..., Any] | str | None = None,
+    loss: Any = None,
+    loss_weights: Any = None,
+    loss_per_batch: bool = False,
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
 ) -> RateRange:
@@ -213,7 +215,8 @@ def lr_find(
     Args:
         model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  A
             "learning_rate" in optimizer_params is ignored.
-        frozen, micro_batches, clip_norm, clip_value, policy, params, aux, loss, data_on_device, sync_batch_stats: as for `fit`.
+        frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
+        loss, loss_weights, loss_per_batch: as for `fit`.
         start: learning rate of the first step.
         end: learning rate of the last step.
         steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
@@ -245,12 +248,14 @@ def lr_find(
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    model, params, aux = model_and_values(model, loss, params, aux)
+    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
+    model, params, aux = model_and_values(model, loss, params, aux, **options)
     settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
     schedule = _exponential(start, end, steps)
     resolved = _optimizer(optimizer, optimizer_params, model, schedule)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     probe = first_batch(model, data, batch_size)
+    model = model.bound(probe)
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, learning_rate=start, frozen=frozen
     )
@@ -394,7 +399,7 @@ def _check(start: float, end: float, steps: int, smoothing: float, diverge: floa
 
 def _check_first(trace: np.ndarray, model: Model) -> None:
     if len(trace) and not np.isfinite(trace[0, 0]):
-        if all(out.loss is None for out in model.outputs):
+        if model.joint_loss is None and all(out.loss is None for out in model.outputs):
             raise ValueError(
                 f"lr_find: the heads {[o.name for o in model.outputs]} have no loss value, which lr_find needs; end the "
                 "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="

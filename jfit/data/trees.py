@@ -1,0 +1,134 @@
+"""Data of functions whose inputs and labels are pytrees: the leaves by name, 'x/ids', and a check of their structure.
+
+The `Structure` of a model (`jfit.lowering.structure`) has the names of the arguments of the function and of its label, and gets
+the structure of each pytree from the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.lowering.model import flatten_names
+from jfit.lowering.structure import Structure, Tree
+
+
+def named_arrays(structure: Structure, value: Any, what: str) -> dict[str, Any] | None:
+    """Name the arrays of `x` or `y` of data `(x, y)`.
+
+    Args:
+        structure: names of the arguments and of the label.
+        value: a pytree; several arguments are a list or tuple in their order, or a dict by name.
+        what: "x" or "y".
+
+    Returns:
+        dict of name -> array, 'x/ids' for the leaves of a pytree; None if the value does not fit the arguments.
+
+    Example:
+        >>> structure = Structure(("x",), "label")
+        >>> sorted(named_arrays(structure, {"ids": np.zeros(2), "mask": np.ones(2)}, "x"))
+        ['x/ids', 'x/mask']
+    """
+    names = structure.arguments if what == "x" else (structure.label,)
+    if value is None:
+        return {}
+    if isinstance(value, Mapping) and all(_base(k, names) for k in value):
+        return _join(_leaves(structure, str(k), v) for k, v in value.items())
+    sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    if len(names) != 1:
+        if not sequence or len(value) != len(names):
+            return None
+        return _join(_leaves(structure, n, v) for n, v in zip(names, value, strict=True))
+    if sequence and len(value) == 1 and _is_array(value[0]) and np.ndim(value[0]):
+        value = value[0]  # a list of the arguments, of which there is one
+    return _leaves(structure, names[0], value, is_array=isinstance(value, list))  # a list has one entry per row
+
+
+def named_batch(structure: Structure, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the arrays of a batch that is a dict by argument name; other names are returned unchanged.
+
+    A dict with none of these names is the only argument of the function.
+
+    Example:
+        >>> structure = Structure(("x",), "label")
+        >>> list(named_batch(structure, {"x": {"ids": np.zeros(2)}, "label": np.ones(2)}))
+        ['x/ids', 'label']
+    """
+    names = (*structure.arguments, structure.label)
+    if len(structure.arguments) == 1 and arrays and not any(_base(k, names) for k in arrays):
+        return _leaves(structure, structure.arguments[0], arrays)
+    return _join(_leaves(structure, k, v) if k in names else {k: v} for k, v in arrays.items())
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace pytrees in a batch by their leaves, 'x/ids'; a dict of arrays is returned unchanged.
+
+    Example:
+        >>> list(flat_inputs({"x": {"ids": np.zeros(2)}, "label": np.ones(2)}))
+        ['x/ids', 'label']
+    """
+    if not any(isinstance(v, Mapping | tuple) for v in inputs.values()):
+        return inputs if isinstance(inputs, dict) else dict(inputs)
+    return {
+        f"{name}/{path}" if isinstance(value, Mapping | tuple) else name: leaf
+        for name, value in inputs.items()
+        for path, leaf in (flatten_names(value)[0] if isinstance(value, Mapping | tuple) else {"": value}).items()
+    }
+
+
+def expected_names(structure: Structure, arrays: Mapping[str, Any], labels: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return the names of (inputs, labels) that a batch must have: those of the leaves it has, or else of the arguments."""
+    inputs = [n for a in structure.arguments for n in _of(a, arrays) or [a]]
+    return tuple(inputs), tuple(_of(structure.label, arrays)) or labels
+
+
+def _of(name: str, arrays: Mapping[str, Any]) -> list[str]:
+    return [n for n in arrays if n == name or str(n).startswith(f"{name}/")]
+
+
+def _base(name: Any, names: tuple[str, ...]) -> bool:
+    return str(name).split("/")[0] in names
+
+
+def _join(parts: Any) -> dict[str, Any]:
+    return {k: v for part in parts for k, v in part.items()}
+
+
+def _leaves(structure: Structure, name: str, tree: Any, is_array: bool = False) -> dict[str, Any]:
+    """The leaves of a pytree by name; its structure must be that of the first batch."""
+    if is_array or _is_leaf(tree):
+        leaves, shape = [tree], Tree(0)
+    else:
+        tree = dict(tree) if isinstance(tree, Mapping) and jax.tree_util.all_leaves([tree]) else tree
+        leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
+        shape = Tree(jax.tree.map(lambda _: 0, tree, is_leaf=_is_leaf))
+    first = structure.inputs.setdefault(name, shape)
+    if first.treedef != shape.treedef:
+        raise ValueError(
+            f"{name!r} has the arrays {_shown(shape)}, expected {_shown(first)} as in the first batch; pass the same structure "
+            "(dict, tuple or NamedTuple, with the same names) for every batch, in training, evaluation and prediction"
+        )
+    if not leaves:
+        raise ValueError(f"{name!r} has no arrays: found {tree!r}")
+    single = jax.tree_util.treedef_is_leaf(shape.treedef)
+    return {name: leaves[0]} if single else {f"{name}/{n}": v for n, v in zip(shape.names, leaves, strict=True)}
+
+
+def _shown(tree: Tree) -> str:
+    return "of one array" if jax.tree_util.treedef_is_leaf(tree.treedef) else str(list(tree.names))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether a value is an array, or rows in (nested) lists of numbers."""
+    return _is_array(value) or (isinstance(value, list | tuple) and not hasattr(value, "_fields") and _is_rows(value))
+
+
+def _is_rows(value: Any) -> bool:
+    return all(_is_rows(v) if isinstance(v, list | tuple) else isinstance(v, int | float | np.number) for v in value)

@@ -1,0 +1,301 @@
+"""Losses of functions: of one output, by output name, without labels, of the parameters, or of the whole batch.
+
+A loss is a sum of terms, one for each output name of a dict of losses, or a single one of the pytree of all outputs.  The
+arguments of each term follow from its signature (`Form`).  `LossTerms.row_losses` computes the loss of each row of a batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.lowering.losses import Loss, as_loss, check_rows, per_row
+from jfit.lowering.model import RowLosses, flatten_names
+from jfit.ops.registry import nearest
+
+BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
+EXTRAS = ("params", "aux")
+
+
+class Form(NamedTuple):
+    """Which arguments a loss function takes.
+
+    Attributes:
+        second: what its second parameter is: "label", "batch", or "" if there is none.
+        extras: those of "params" and "aux" that it takes, by keyword.
+        weights: those of "weight" and "mask" that it takes, see `weight_keywords`.
+    """
+
+    second: str = "label"
+    extras: frozenset[str] = frozenset()
+    weights: frozenset[str] = frozenset()
+
+
+def form_of(loss: Callable[..., Any]) -> Form:
+    """Read the form of a loss from its signature.
+
+    Example:
+        >>> form_of(lambda outputs, batch, params: 0.0).second
+        'batch'
+    """
+    try:
+        parameters = inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # some callables of C have no signature
+        return Form()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters.values() if p.kind in named]
+    alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
+    second = "" if alone else "batch" if positional[1:2] and positional[1] in BATCH else "label"
+    extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
+    return Form(second, frozenset(extras), weight_keywords(loss))
+
+
+def weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
+    """The keywords by which a function takes row weights: `weight` with default None, keyword-only `weight` or `mask`."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return frozenset()
+    required = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    return frozenset(
+        {n for n, p in parameters.items() if n == "weight" and p.default is None} | (required & {"weight", "mask"})
+    )
+
+
+def row_weight_arguments(keywords: frozenset[str], weight: Array | None, rows: int) -> dict[str, Array]:
+    """The row weights by keyword: `weight` 1.0 or 0.0, `mask` True or False."""
+    if not keywords:
+        return {}
+    mask = jnp.ones(rows, bool) if weight is None else weight > 0
+    return {n: mask if n == "mask" else mask.astype(jnp.float32) for n in keywords}
+
+
+class Term(NamedTuple):
+    """One term of a loss.
+
+    Attributes:
+        output: name of the output (or subtree of outputs) that the term is of; None: the pytree of all outputs.
+        loss: the loss function.
+        form: its arguments.
+        scale: factor of the term in the loss.
+    """
+
+    output: str | None
+    loss: Callable[..., Any]
+    form: Form
+    scale: float = 1.0
+
+
+class LossInputs(NamedTuple):
+    """What losses are computed from, as the user's pytrees.
+
+    Attributes:
+        outputs: pytree of the outputs of the function.
+        batch: argument name or label name -> pytree of arrays.
+        params: pytree of the parameters.
+        aux: pytree of the auxiliary states after the function.
+    """
+
+    outputs: Any
+    batch: Mapping[str, Any]
+    params: Any = None
+    aux: Any = None
+
+
+class LossTerms:
+    """The loss of a function as a sum of terms.
+
+    Args:
+        loss: the argument `loss` of `Model.from_function`: a function or name, or a dict (tuple, list) of these by output name.
+        loss_weights: factor of each term, in the structure of `loss`; None: all 1.
+        per_batch: whether each term returns one scalar for the batch.
+        label: name of the label.
+
+    Raises:
+        ValueError: unknown names in `loss_weights`, or several terms of which one ignores labels.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any = None, per_batch: bool = False, label: str = "label") -> None:
+        self.per_batch, self.label, self.by_name = per_batch, label, isinstance(loss, Mapping | tuple | list)
+        if self.by_name:
+            named = {n: as_loss(f) for n, f in flatten_names(loss)[0].items() if f is not None}
+            scales = _scales(loss_weights, list(named))
+            self.terms = tuple(Term(n, f, form_of(f), scales.get(n, 1.0)) for n, f in named.items())
+        elif loss_weights is not None:
+            raise ValueError("loss_weights= needs a dict of losses by output name; scale a single loss in its function")
+        else:
+            function = as_loss(loss)
+            self.terms = (Term(None, function, form_of(function)),)
+        if not self.terms:
+            raise ValueError("loss is empty, expected a loss for at least one output")
+        self._check_ignored()
+
+    def _check_ignored(self) -> None:
+        ignoring = [t for t in self.terms if isinstance(t.loss, Loss) and t.loss.ignore_index is not None]
+        if ignoring and len(self.terms) > 1:
+            raise ValueError(
+                f"the loss of output {ignoring[0].output!r} has ignore_index={ignoring[0].loss.ignore_index}, so that its mean "  # type: ignore[attr-defined]
+                "is over other positions than those of the other outputs, which the sum of several losses does not support; "
+                "pass one function loss(outputs, label) that returns the loss of each row"
+            )
+
+    @property
+    def promised(self) -> bool:
+        """Whether the losses take the row weights, with which they exclude padding rows themselves."""
+        return not self.per_batch and all(t.form.weights for t in self.terms)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is one function of (output, label)."""
+        return not self.by_name and not self.per_batch and self.terms[0].form[:2] == ("label", frozenset())
+
+    def label_name(self, term: Term) -> str:
+        """Name of the label of a term, for `Output.label`."""
+        return self.label if term.output is None else f"{self.label}/{term.output}"
+
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels that the terms need."""
+        return tuple(self.label_name(t) for t in self.terms if t.form.second == "label")
+
+    def check_outputs(self, outputs: Any) -> None:
+        """Raise a ValueError if a loss is of an output that the function does not return."""
+        for term in self.terms:
+            if term.output is not None and _subtree(outputs, term.output) is None:
+                names = list(flatten_names(outputs)[0])
+                near = nearest(term.output, names)
+                raise ValueError(
+                    f"loss has a term for the output {term.output!r}, but the function returned the outputs {names}"
+                    + (f"; did you mean {near}?" if near else "; pass a dict of losses by these names")
+                )
+
+    def has_labels(self, batch: Mapping[str, Any]) -> bool:
+        """Whether the batch has all labels that the terms need."""
+        return all(self._label(t, batch) is not None for t in self.terms if t.form.second == "label")
+
+    def _label(self, term: Term, batch: Mapping[str, Any], name: str | None = None) -> Any:
+        label = batch.get(name or self.label)
+        alone = term.output is None or (len(self.terms) == 1 and hasattr(label, "shape"))
+        return label if alone or label is None else _subtree(label, str(term.output))
+
+    # -------------------------------------------------------------------------------- values
+    def row_losses(self, values: LossInputs, weight: Array | None, rows: int) -> RowLosses:
+        """Compute the loss of each row.
+
+        Args:
+            values: outputs, batch, parameters and auxiliary states.
+            weight: row weights (rows,) or None; only losses with a keyword for them get them.
+            rows: number of rows of the batch.
+
+        Raises:
+            ValueError: a label is missing, or a loss does not have one value per row (with `per_batch`: is no scalar).
+        """
+        if self.per_batch and weight is not None:
+            raise ValueError(
+                "loss_per_batch=True: the loss is one scalar for the batch, to which row weights cannot be applied; leave out "
+                "the weights, or return the loss of each row"
+            )
+        total, counts, logged = jnp.zeros(()), jnp.zeros(()), {}
+        for at, term in enumerate(self.terms):
+            losses, each, more = self.of_term(term, values, weight, rows)
+            prefix = "" if term.output is None else f"{term.output}_"
+            logged |= {f"{term.output}_loss": (losses, each)} if self.by_name else {}
+            logged |= {f"{prefix}{name}": value for name, value in more.items()}
+            scaled = losses if term.scale == 1 else losses * jnp.float32(term.scale)
+            total, counts = (total + scaled, counts) if at else (scaled, each)
+        return RowLosses(total, counts, logged)
+
+    def of_term(self, term: Term, values: LossInputs, weight: Array | None, rows: int) -> tuple[Array, Array, dict[str, Any]]:
+        """Loss of each row and its weight in the mean, both (rows,), and the values that the term logs."""
+        output = values.outputs if term.output is None else _subtree(values.outputs, term.output)
+        second = self._second(term, values)
+        extras = {k: getattr(values, k) for k in term.form.extras}
+
+        def call(output: Any, second: Any, weight: Any, rows: int) -> tuple[Array, Mapping[str, Any]]:
+            arguments = (output,) if term.form.second == "" else (output, second)
+            result = term.loss(*arguments, **extras, **row_weight_arguments(term.form.weights, weight, rows))
+            losses, logged = _split(result)
+            return jnp.asarray(losses), logged
+
+        losses, logged = call(output, second, weight, rows)
+        if self.per_batch:
+            losses = _of_batch(losses, rows)
+        else:
+            check_rows(lambda o, y, n: call(o, y, None, n)[0], output, second, losses, rows)
+        label = second if term.form.second == "label" else None
+        return *per_row(term.loss, label, losses), {k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()}
+
+    def _second(self, term: Term, values: LossInputs) -> Any:
+        if term.form.second != "label":
+            return values.batch if term.form.second == "batch" else ()
+        label = self._label(term, values.batch)
+        if label is None:
+            found = [n for name, tree in values.batch.items() for n in _leaf_names(name, tree)]
+            raise ValueError(f"the loss needs the label {self.label_name(term)!r}; the batch has {found}")
+        return label
+
+
+def _scales(weights: Any, names: Sequence[str]) -> dict[str, float]:
+    scales = {} if weights is None else {n: w for n, w in flatten_names(weights)[0].items() if w is not None}
+    for name, value in scales.items():
+        if name not in names:
+            raise ValueError(f"loss_weights has {name!r}, but loss has the outputs {list(names)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"loss_weights[{name!r}] is {value!r}; expected a finite number")
+    return scales
+
+
+def _subtree(tree: Any, name: str) -> Any:
+    """The leaf or subtree at a path 'a/b' of a pytree; None if there is none."""
+    for key in name.split("/"):
+        if isinstance(tree, Mapping):
+            tree = tree.get(key, tree.get(int(key)) if key.isdigit() else None)
+        elif hasattr(tree, "_fields") and key in tree._fields:
+            tree = getattr(tree, key)
+        elif isinstance(tree, tuple | list):
+            tree = tree[int(key)] if key.isdigit() and int(key) < len(tree) else None
+        else:
+            tree = getattr(tree, key, None) if not hasattr(tree, "shape") else None
+        if tree is None:
+            return None
+    return tree
+
+
+def _leaf_names(name: str, tree: Any) -> list[str]:
+    return [name] if hasattr(tree, "shape") else [f"{name}/{leaf}" for leaf in flatten_names(tree)[0]]
+
+
+def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Split what a loss returned into (losses, values to log)."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        return result
+    if isinstance(result, tuple | list | Mapping):
+        raise ValueError(
+            f"loss returned a {type(result).__name__}, expected an array of losses, or (losses, dict of values to log by name)"
+        )
+    return result, {}
+
+
+def _of_batch(loss: Array, rows: int) -> Array:
+    if loss.ndim:
+        raise ValueError(
+            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar for the batch; return "
+            "its mean, or leave out loss_per_batch"
+        )
+    return jnp.broadcast_to(loss, (rows,))  # its weighted mean over the rows is the scalar
+
+
+def _logged(name: str, value: Array, rows: int) -> tuple[Array, Array]:
+    """Value of each row and its weight, (rows,); a scalar is the value of every row."""
+    if value.ndim and value.shape[0] != rows:
+        raise ValueError(
+            f"loss returned the value {name!r} of shape {value.shape} to log; expected a scalar, or ({rows},), one per row"
+        )
+    value = jax.lax.stop_gradient(value.astype(jnp.float32))
+    values = value.reshape(rows, -1).mean(axis=1) if value.ndim else jnp.broadcast_to(value, (rows,))
+    return values, jnp.ones_like(values)

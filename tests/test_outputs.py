@@ -1,0 +1,334 @@
+"""Functions of several inputs and outputs, and their losses: by output name, without labels, of parameters, of the whole batch.
+
+The oracle is the same training written by hand: the gradient of the mean loss of each batch, and a step of SGD.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jfit
+
+R = np.random.default_rng(0)
+ROWS, BATCH, RATE = 20, 8, 0.1  # batches of 8, 8 and 4 rows
+X = R.normal(size=(ROWS, 4)).astype("float32")
+Y = {"a": R.integers(0, 3, ROWS), "b": R.normal(size=(ROWS, 2)).astype("float32")}
+W = {"w": R.normal(size=(4, 3)).astype("float32") / 2, "v": R.normal(size=(4, 2)).astype("float32") / 2}
+
+
+def two_heads(params, x):
+    return {"a": x @ params["w"], "b": x @ params["v"]}
+
+
+def squared(output, label):
+    return ((output - label) ** 2).mean(axis=1)
+
+
+def by_hand(loss, batches, params=W):
+    """Train by SGD on loss(params, batch) -> (scalar, dict of values); return (params, means over rows of loss and values)."""
+    params, sums = jax.tree.map(jnp.asarray, params), {}
+    for batch in batches:
+        (value, logged), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        params = jax.tree.map(lambda p, g: p - RATE * g, params, gradient)
+        rows = len(jax.tree.leaves(batch)[0])
+        for name, x in {"loss": value, **logged}.items():
+            sums[name] = sums.get(name, 0.0) + float(x) * rows
+    return params, {name: x / ROWS for name, x in sums.items()}
+
+
+def slices(*arrays):
+    return [jax.tree.map(lambda x, i=i: x[i : i + BATCH], arrays) for i in range(0, ROWS, BATCH)]
+
+
+def fit(model, data, *args, **options):
+    defaults = {"batch_size": BATCH, "num_epoch": 1, "optimizer": optax.sgd(RATE), "shuffle": False, "progress": False}
+    params = {} if isinstance(model, jfit.Model) else {"params": W}
+    return jfit.fit(model, data, *args, **{**defaults, **params, **options})
+
+
+def agree(run, expected, rtol=1e-5):
+    params, means = expected
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, 1e-6), run.params, params)
+    row = run.history.epochs[-1]
+    assert {k: row[k] for k in means} == pytest.approx(means, rel=rtol)
+
+
+# ------------------------------------------------------------------------------------------------ losses by output name
+LOSSES, SCALES = {"a": "cross_entropy", "b": squared}, {"b": 0.3}
+
+
+def sum_of_losses(params, batch):
+    x, y = batch
+    output = two_heads(params, x)
+    a = optax.softmax_cross_entropy_with_integer_labels(output["a"], y["a"]).mean()
+    b = squared(output["b"], y["b"]).mean()
+    return a + 0.3 * b, {"a_loss": a, "b_loss": b}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"devices": 2, "micro_batches": 2},
+        {"data_on_device": False, "steps_per_call": 2},
+        {"eval_metric": lambda label, output: 0.0},
+    ],
+)
+def test_losses_by_output_name_are_summed_and_logged(options):
+    run = fit(two_heads, (X, Y), (X, Y), loss=LOSSES, loss_weights=SCALES, **options)
+    agree(run, by_hand(sum_of_losses, slices(X, Y)))
+    a, logged = sum_of_losses(run.params, (X, Y))
+    row = run.history.epochs[-1]
+    expected = {"val_loss": float(a), **{f"val_{k}": float(v) for k, v in logged.items()}}
+    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_stream_of_batches_has_labels_by_output_name():
+    batches = [
+        {"x": X[:8], "label": {k: v[:8] for k, v in Y.items()}},
+        (X[8:16], {k: v[8:16] for k, v in Y.items()}),
+        jfit.Batch({"x": X[16:], "label/a": Y["a"][16:], "label/b": Y["b"][16:]}),
+    ]
+    run = fit(two_heads, batches, loss=LOSSES, loss_weights=SCALES)
+    agree(run, by_hand(sum_of_losses, slices(X, Y)))
+    assert run.score(batches)["a_loss"] == pytest.approx(float(sum_of_losses(run.params, (X, Y))[1]["a_loss"]), rel=1e-5)
+
+
+def test_steps_take_batches_with_nested_labels():
+    model = jfit.Model.from_function(two_heads, loss=LOSSES, loss_weights=SCALES, params=W)
+    batch, metrics = {"x": X[:BATCH], "label": {k: v[:BATCH] for k, v in Y.items()}}, jfit.metrics.get({"b": "mse"})
+    state = jfit.init_state(model, optax.sgd(RATE), batch, metrics=metrics)
+    state, out = jax.jit(jfit.train_step(model, optax.sgd(RATE), metrics=metrics))(state, batch)
+    params, means = by_hand(sum_of_losses, slices(X, Y)[:1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), state.params, params)
+    assert float(out.loss) == pytest.approx(means["loss"] * ROWS / BATCH, rel=1e-5)
+    values = jfit.totals.values(metrics, jax.device_get(state.metrics))
+    assert values["b_mse"] == pytest.approx(values["b_loss"], rel=1e-5)
+    totals = jfit.eval_step(model)(state.params, {}, jfit.totals.zero_totals((), ("a_loss",)), batch)
+    expected = sum_of_losses(params, slices(X, Y)[0])[1]["a_loss"]
+    assert jfit.totals.values((), totals)["a_loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert [x.shape for x in jfit.predict_step(model)(state.params, {}, {"x": X})] == [(ROWS, 3), (ROWS, 2)]
+    gradients = jfit.gradients.mean_gradients(model)(W, {}, batch)
+    expected = jax.grad(lambda p: sum_of_losses(p, slices(X, Y)[0])[0])(jax.tree.map(jnp.asarray, W))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients, expected)
+
+
+class Pair(NamedTuple):
+    mean: Any
+    scale: Any
+
+
+def test_predictions_have_the_structure_of_the_outputs():
+    def nested(params, x):
+        return Pair(x @ params["w"], {"b": (x @ params["v"], x.sum(axis=1))})
+
+    def loss(outputs, label):
+        return squared(outputs.mean, label) + outputs.scale["b"][1] ** 2
+
+    run = fit(nested, (X, X[:, :3]), loss=loss)
+    found, expected = run.predict(X), nested(run.params, X)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), found, expected)
+    assert [o.name for o in run.model.outputs] == ["mean", "scale/b/0", "scale/b/1"]
+    data = nested(W, X)
+    again = jfit.predict(nested, X, params=run.params, loss=loss)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+    assert jax.tree.structure(data) == jax.tree.structure(again)
+
+
+def test_losses_and_labels_may_be_nested_as_the_outputs():
+    def nested(params, x):
+        return {"top": two_heads(params, x), "x": x}
+
+    run = fit(nested, (X, {"top": Y}), loss={"top": LOSSES}, loss_weights={"top": SCALES})
+    params, means = by_hand(sum_of_losses, slices(X, Y))
+    agree(run, (params, {"loss": means["loss"], "top/a_loss": means["a_loss"]}))
+    tuples = fit(lambda p, x: tuple(two_heads(p, x).values()), (X, (Y["a"], Y["b"])), loss=("cross_entropy", squared))
+    assert tuples.history.epochs[-1].keys() >= {"0_loss", "1_loss", "0_accuracy"}
+
+
+def test_metrics_by_output_name():
+    metric = {"a": ["acc", lambda y, o: float((o.argmax(1) == y).mean())], "b": "mse"}
+    run = fit(two_heads, (X, Y), (X, Y), loss=LOSSES, eval_metric=metric, batch_size=ROWS)
+    output = jax.device_get(two_heads(run.params, X))
+    accuracy, mse = (output["a"].argmax(1) == Y["a"]).mean(), ((output["b"] - Y["b"]) ** 2).mean()
+    expected = {"a_accuracy": accuracy, "a_custom(<lambda>)": accuracy, "b_mse": mse}
+    row = run.history.epochs[-1]
+    assert {k: row[f"val_{k}"] for k in expected} == pytest.approx(expected, rel=1e-5)
+    assert run.score((X, Y), {"b": "rmse"})["b_rmse"] == pytest.approx(mse**0.5, rel=1e-5)
+    automatic = fit(two_heads, (X, Y), loss=LOSSES)
+    assert automatic.history.epochs[-1].keys() >= {"a_accuracy", "b_mse"}
+    assert automatic.settings.metric_choice.startswith("eval_metric='auto': a_accuracy (labels (rows,): class indices")
+
+
+def test_a_run_is_saved_loaded_and_resumed(tmp_path):
+    options = {"loss": LOSSES, "loss_weights": SCALES, "checkpoint": tmp_path, "optimizer": optax.adam(RATE), "shuffle": True}
+    run = fit(two_heads, (X, Y), num_epoch=2, **options)
+    model = jfit.Model.from_function(two_heads, loss=LOSSES, loss_weights=SCALES, params=W)
+    loaded = jfit.Run.load(tmp_path, model)
+    assert loaded.score((X, Y)) == run.score((X, Y))
+    jax.tree.map(np.testing.assert_array_equal, loaded.predict(X), run.predict(X))
+    more = fit(two_heads, (X, Y), num_epoch=3, resume=True, **options)
+    whole = fit(two_heads, (X, Y), num_epoch=3, **{**options, "checkpoint": None})
+    jax.tree.map(np.testing.assert_array_equal, more.params, whole.params)
+    assert more.history.epochs[-1]["b_loss"] == whole.history.epochs[-1]["b_loss"]
+
+
+# ------------------------------------------------------------------------------------------------ losses of the batch
+def autoencoder(params, x):
+    code = x @ params["w"]
+    return {"code": code, "x": code @ params["w"].T}
+
+
+def reconstruction(outputs, batch, params):
+    kl = (outputs["code"] ** 2).mean(axis=1)
+    recon = ((outputs["x"] - batch["x"]) ** 2).mean(axis=1)
+    return recon + 0.1 * kl + 0.01 * (params["v"] ** 2).sum(), {"kl": kl, "recon": recon, "norm": (params["v"] ** 2).sum()}
+
+
+def mean_reconstruction(params, batch):
+    losses, logged = reconstruction(autoencoder(params, batch[0]), {"x": batch[0]}, params)
+    return losses.mean(), {k: v.mean() for k, v in logged.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False}])
+def test_a_loss_of_the_batch_and_the_parameters_needs_no_labels(options):
+    run = fit(autoencoder, X, X, loss=reconstruction, **options)
+    agree(run, by_hand(mean_reconstruction, slices(X)))
+    value, logged = mean_reconstruction(run.params, (X,))
+    expected = {"loss": float(value), **{k: float(v) for k, v in logged.items()}}
+    assert run.score((X,)) == pytest.approx(expected, rel=1e-5)
+    assert {k.removeprefix("val_"): v for k, v in run.history.epochs[-1].items() if k.startswith("val_")} == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_a_loss_of_the_batch_gets_labels_that_are_passed():
+    def loss(outputs, inputs):
+        return squared(outputs["x"], inputs["x"]) + (outputs["code"][:, 0] - inputs["label"]) ** 2
+
+    run = fit(autoencoder, (X, X[:, 1]), loss=loss)
+    agree(run, by_hand(lambda p, b: (loss(autoencoder(p, b[0]), {"x": b[0], "label": b[1]}).mean(), {}), slices(X, X[:, 1])))
+    assert run.predict(X)["x"].shape == X.shape and run.score((X, X[:, 1]))["loss"] > 0
+
+
+def test_a_loss_of_the_outputs_alone_and_of_the_auxiliary_states():
+    def apply(params, x, aux):
+        return x @ params["w"], {"count": aux["count"] + 1}
+
+    run = fit(apply, X, loss=lambda output: (output**2).mean(axis=1), aux={"count": jnp.zeros(())})
+    params, means = by_hand(lambda p, b: (((b[0] @ p["w"]) ** 2).mean(), {}), slices(X))
+    agree(run, (params, means))
+
+    def with_aux(output, label, aux):
+        return squared(output, label), {"count": aux["count"]}
+
+    run = fit(apply, (X, X[:, :3]), loss=with_aux, aux={"count": jnp.zeros(())})
+    assert run.history.epochs[-1]["count"] == pytest.approx((8 * 1 + 8 * 2 + 4 * 3) / 20)
+
+
+def contrastive(output, label):
+    """Cross entropy of finding the own row of `label` among all rows of the batch."""
+    scores = output @ label.T
+    return -jnp.diagonal(jax.nn.log_softmax(scores))
+
+
+@pytest.mark.parametrize("data_on_device", [True, False])
+def test_a_loss_of_one_scalar_for_the_batch(data_on_device):
+    def loss(output, label):
+        return jnp.sqrt(((output - label) ** 2).mean()), {"largest": jnp.abs(output).max()}
+
+    options = {"loss": loss, "loss_per_batch": True, "data_on_device": data_on_device}
+    data = (X, X[:, :3])
+    run = fit(lambda p, x: x @ p["w"], data, data, **options)
+    agree(run, by_hand(lambda p, b: loss(b[0] @ p["w"], b[1]), slices(*data)))
+    assert run.score(data, batch_size=ROWS)["loss"] == pytest.approx(float(loss(X @ run.params["w"], data[1])[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["by name", "of the batch"])
+def test_joint_losses_that_combine_rows_are_not_padded(form):
+    loss = {"a": contrastive, "b": squared} if form == "by name" else lambda o, batch: contrastive(o["a"], batch["label"]["a"])
+    labels = {"a": X[:, :3], "b": Y["b"]}
+
+    def mean(params, batch):
+        output, y = two_heads(params, batch[0]), batch[1]
+        b = squared(output["b"], y["b"]).mean() if form == "by name" else 0.0
+        return contrastive(output["a"], y["a"]).mean() + b, {}
+
+    run = fit(two_heads, (X, labels), (X, labels), loss=loss, eval_metric=None)
+    agree(run, by_hand(mean, slices(X, labels)))
+    plan = run.model.plan({k: jax.ShapeDtypeStruct(v.shape, "float32") for k, v in probe(X, labels).items()})
+    assert not plan.paddable and "the rows of a batch affect each other" in plan.coupled
+    padded = fit(two_heads, (X, labels), loss={"a": squared, "b": squared}, eval_metric=None)
+    plan = padded.model.plan({k: jax.ShapeDtypeStruct(v.shape, "float32") for k, v in probe(X, labels).items()})
+    assert plan.paddable and plan.in_evaluation.paddable
+
+
+def probe(x, labels):
+    return {"x": x, **{f"label/{k}": v for k, v in labels.items()}}
+
+
+# ------------------------------------------------------------------------------------------------ errors
+def wide(output, label):
+    return (output[:, :1] - label[None]) ** 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": {"c": squared}}, r"loss has a term for the output 'c', but the function returned the outputs \['a', 'b'\]"),
+        ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
+        ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
+        ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),
+        (
+            {"loss": {**LOSSES, "a": jfit.losses.get("cross_entropy", ignore_index=0)}},
+            "the loss of output 'a' has ignore_index=0",
+        ),
+        (
+            {"loss": {"a": lambda o, y: wide(o, y), "b": squared}},
+            r"loss returned shape \(8, 8\) for an output of shape \(8, 3\)",
+        ),
+        ({"loss": {"b": lambda o, y: squared(o, y).mean()}}, r"pass loss_per_batch=True for a loss that is one scalar"),
+        ({"loss": {"b": squared}, "loss_per_batch": True}, r"loss returned shape \(8,\), but with loss_per_batch=True it must"),
+        ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array of losses, or \(losses, dict"),
+        ({"loss": lambda o, batch: (o["b"], {"k": o["b"][:3]})}, r"the value 'k' of shape \(3, 2\) to log"),
+        ({"eval_metric": {"c": "acc"}}, r"eval_metric has 'c', but the outputs with a label are \['a', 'b'\]"),
+        (
+            {"loss": lambda o, batch: o["b"].mean(), "loss_per_batch": True, "micro_batches": 2},
+            "micro_batches is 2, but with loss_per_batch=True",
+        ),
+        ({"loss": {}}, "loss is empty"),
+    ],
+)
+def test_invalid_losses_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(two_heads, (X, Y), **{"loss": LOSSES, **options})
+
+
+def test_invalid_data_raise():
+    with pytest.raises(ValueError, match="the loss needs the input 'label/b'"):
+        fit(two_heads, (X, {"a": Y["a"]}), loss=LOSSES)
+    with pytest.raises(ValueError, match="row weights cannot be applied"):
+        fit(two_heads, (X, Y, np.ones(ROWS)), loss=lambda o, batch: o["b"].mean(), loss_per_batch=True)
+    run = fit(two_heads, (X, Y), loss=LOSSES)
+    with pytest.raises(ValueError, match=r"'x' has the arrays \['ids'\], expected of one array as in the first batch"):
+        run.predict({"ids": X})
+
+    def differs(params, x, train):
+        return {"a": x @ params["w"], **({"b": x @ params["v"]} if train else {})}
+
+    with pytest.raises(ValueError, match=r"apply returned the outputs \['a', 'b'\] with train=True, and \['a'\] before"):
+        fit(differs, (X, {"a": Y["a"]}), loss={"a": "cross_entropy"})
+
+
+@pytest.mark.parametrize("options", [{"loss_weights": {"a": 1.0}}, {"loss_per_batch": True}, {"eval_metric": {"a": "acc"}}])
+def test_a_symbol_with_arguments_of_functions_raises(options):
+    net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+    with pytest.raises(ValueError, match=r"would be ignored: the model is a Symbol|the model is a graph"):
+        jfit.fit(net, (X, Y["a"]), progress=False, **options)
