@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fit_support import bits, blobs, same, train
+from fit_support import bits, blobs, mlp, same, train
 
 import jfit
 
@@ -129,3 +129,84 @@ def test_decay_is_checked_and_may_be_a_function():
     assert bits(run.params) == bits(run.raw_params)
     scheduled = jfit.optim.ema(jfit.optim.sgd(jfit.optim.cosine(20, base_lr=0.1)))
     assert "lr" in train(optimizer=scheduled, optimizer_params=None).history.epochs[-1]
+
+
+# ------------------------------------------------------------------------------------------------ values of single steps
+def rows_by_hand(epochs: int = 2, size: int = 8) -> list[tuple[float, float]]:
+    """(loss, accuracy) of the batches of `train(shuffle=False)`, one step after the other."""
+    x, y = blobs()
+    model, optimizer = jfit.lower(mlp()), jfit.optim.sgd(0.1, momentum=0.9)
+    acc = jfit.metrics.get("acc")
+    step = jax.jit(jfit.train_step(model, optimizer, metrics=acc, outputs=True))
+    state = jfit.init_state(model, optimizer, {"data": x[:size], "softmax_label": y[:size]}, metrics=acc)
+    rows = []
+    for low in [*range(0, len(x), size)] * epochs:
+        batch = {"data": x[low : low + size], "softmax_label": y[low : low + size]}
+        state, out = step(state, batch)
+        rows.append((float(out.loss), float(np.mean(np.argmax(out.outputs[0], 1) == batch["softmax_label"]))))
+    return rows
+
+
+def test_log_every_records_loss_rate_and_metrics_of_steps_and_changes_no_bits():
+    expected, plain = rows_by_hand(), train(shuffle=False)
+    for given in ({"steps_per_call": 1}, {"steps_per_call": 5}, {"data_on_device": False, "steps_per_call": 3}):
+        run = train(shuffle=False, log_every=1, **given)
+        assert same(plain, run)
+        steps = run.history.steps
+        assert [(row["epoch"], row["batch"], row["step"]) for row in steps] == [(i // 7, i % 7 + 1, i + 1) for i in range(14)]
+        np.testing.assert_allclose([row["loss"] for row in steps], [loss for loss, _ in expected], rtol=1e-5)
+        np.testing.assert_allclose([row["accuracy"] for row in steps], [acc for _, acc in expected], rtol=1e-6)
+        assert {row["lr"] for row in steps} == {np.float32(0.1).item()}
+    third = train(shuffle=False, log_every=3, steps_per_call=5).history
+    assert third.steps == [row for row in steps if row["step"] % 3 == 0]
+    assert jfit.train.history.History.from_json(third.to_json()) == third
+    assert third.columns("steps") == ["epoch", "batch", "step", "lr", "loss", "accuracy"]
+
+
+def test_step_log_events_come_in_order_before_the_end_of_the_epoch_and_leave_many_steps_in_a_dispatch():
+    seen: list[Any] = []
+    watch = jfit.callbacks.lambda_callback(
+        every=2, step_log=lambda e: seen.append((e.step, e.logs["loss"])), epoch_end=lambda e: seen.append("end")
+    )
+    with jfit.counters.counted() as counts:
+        run = train(callbacks=[watch], log_every=2, steps_per_call=4)
+    losses = [(row["step"], row["loss"]) for row in run.history.steps]
+    assert seen == [*losses[:3], "end", *losses[3:], "end"]
+    with jfit.counters.counted() as plain:
+        train(steps_per_call=4)
+    assert counts["host_syncs"] == plain["host_syncs"]
+    with pytest.raises(ValueError, match="'step_log' events need every=N"):
+        train(callbacks=[jfit.callbacks.lambda_callback(step_log=seen.append)])
+    with pytest.raises(ValueError, match="log_every is 0"):
+        train(log_every=0)
+
+
+def test_recorded_steps_survive_checkpoints_within_an_epoch_interruptions_and_devices(tmp_path):
+    whole = train(log_every=1, steps_per_call=2)
+
+    def stop(event: Any) -> None:
+        if event.step == 10:
+            event.run.stop()
+
+    first = train(
+        log_every=1,
+        steps_per_call=2,
+        checkpoint=tmp_path,
+        checkpoint_every=2,
+        callbacks=[jfit.callbacks.lambda_callback(every=10, step=stop)],
+    )
+    assert first.history.steps == whole.history.steps[:10]
+    resumed = train(log_every=1, steps_per_call=2, checkpoint=tmp_path, checkpoint_every=2, resume=True)
+    assert resumed.history.steps == whole.history.steps
+    split = train(log_every=1, steps_per_call=2, devices=2, micro_batches=2).history
+    np.testing.assert_allclose(split.column("loss", "steps"), whole.history.column("loss", "steps"), rtol=1e-5)
+
+
+def test_recorded_steps_leave_out_host_metrics_and_arrays_and_a_metric_that_jax_cannot_trace_is_refused():
+    metrics = ["acc", jfit.metrics.confusion_matrix(), lambda label, output: 1.0]
+    run = train(eval_metric=metrics, log_every=1, num_epoch=1)
+    assert set(run.history.steps[0]) == {"epoch", "batch", "step", "lr", "loss", "accuracy"} and len(run.history.steps) == 7
+    accuracy = jfit.metrics.accuracy()
+    untraced = accuracy._replace(name="own", compute=lambda sums: {"own": float(sums[0])})
+    with pytest.raises(ValueError, match="metric 'own' cannot be computed for single steps"):
+        train(eval_metric=[untraced], log_every=1)

@@ -50,8 +50,8 @@ def test_array_scalars_become_python_numbers(history):
 def test_unknown_columns_and_tables_raise(history):
     with pytest.raises(KeyError, match="no column 'acc' in epochs; its columns are epoch, step"):
         history.column("acc")
-    with pytest.raises(ValueError, match="no table 'steps'; expected 'epochs' or 'points'"):
-        history.columns("steps")
+    with pytest.raises(ValueError, match="no table 'batches'; expected 'epochs', 'points' or 'steps'"):
+        history.columns("batches")
 
 
 def test_json_round_trips_both_tables_with_infinities(history):

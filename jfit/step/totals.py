@@ -157,6 +157,42 @@ def metric_stats(
     return tuple(s if m.merge is None else jax.tree.map(placed, s) for m, s in zip(metrics, stats, strict=True))
 
 
+def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, Array]:
+    """Compute the metrics of one batch inside a step.
+
+    Args:
+        metrics: metrics that are computed on the devices.
+        stats: sums of the batch over all devices, one entry per metric (`Shared.metrics`).
+
+    Returns:
+        dict name -> scalar array.  Values that are arrays, such as a confusion matrix, are left out.
+
+    Raises:
+        ValueError: the function `compute` of a metric cannot be traced by JAX.
+    """
+    results: dict[str, Array] = {}
+    for metric, part in zip(metrics, stats, strict=True):
+        try:
+            computed = metric.compute(metric.update(metric.init(), merged(metric, part)))
+        except jax.errors.JAXTypeError as error:
+            raise ValueError(
+                f"metric {metric.name!r} cannot be computed for single steps, because its function `compute` cannot be traced "
+                f"by JAX ({type(error).__name__}); write `compute` with jax.numpy, or leave log_every= and step_log events out"
+            ) from error
+        results = joined(results, {name: value for name, value in computed.items() if not jnp.ndim(value)})
+    return results
+
+
+def batch_metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
+    """Names of the scalars that `batch_metrics` returns for these metrics, in order."""
+
+    def empty() -> dict[str, Array]:
+        stats = [m.init() if m.merge is None else jax.tree.map(lambda x: x[None], m.init()) for m in metrics]
+        return batch_metrics(metrics, stats)
+
+    return tuple(jax.eval_shape(empty))
+
+
 def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
     """Compute loss and metrics from running sums that were copied to the host.
 

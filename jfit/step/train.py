@@ -29,6 +29,7 @@ from jfit.optim.structure import in_structure
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
+from jfit.step.totals import batch_metrics as metrics_of
 from jfit.step.totals import fold
 
 
@@ -44,6 +45,7 @@ class StepOut(NamedTuple):
         outputs: outputs of the model; None unless the step was made by `train_step(..., outputs=True)`.
         gradients: gradients by name, summed over the rows of this device, before the reduction over devices; those of
             embedding tables are `jfit.optim.SparseRows`.  None unless the step was made with gradients=True.
+        metrics: metrics of this batch over all devices, name -> scalar.  None unless the step was made with batch_metrics=True.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,6 +60,7 @@ class StepOut(NamedTuple):
     first_bad_step: Array
     outputs: tuple[Array, ...] | None = None
     gradients: Params | None = None
+    metrics: dict[str, Array] | None = None
 
 
 class Step(Protocol):
@@ -92,6 +95,7 @@ def train_step(
     outputs: bool = False,
     gradients: bool = False,
     reduce: Reduce | None = None,
+    batch_metrics: bool = False,
 ) -> Step:
     """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
@@ -115,6 +119,7 @@ def train_step(
         outputs: return the outputs of the model in `out.outputs`.
         gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
         reduce: how gradients are reduced over devices (see `jfit.step.reduce`); None: they are summed.
+        batch_metrics: return the metrics of the batch that are scalars in `out.metrics`.
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
@@ -166,7 +171,8 @@ def train_step(
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
         local_gradients = slice_gradients if gradients else None
-        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients)
+        of_batch = metrics_of(metrics, sums.shared.metrics) if batch_metrics else None
+        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients, of_batch)
 
     step.__dict__.update(
         model=model, micro_batches=micro_batches, sync_batch_stats=sync_batch_stats

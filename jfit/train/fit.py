@@ -31,6 +31,7 @@ from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
 from jfit.train.run import Run
+from jfit.train.step_log import step_names
 
 
 def fit(
@@ -70,6 +71,7 @@ def fit(
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
     ema: Any = None,
+    log_every: int | None = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -147,6 +149,9 @@ def fit(
             `jfit.optim.ema`, which has the formula.  The average of the trainable parameters is updated in every step.
             Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
             averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
+        log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
+            `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some dispatches later, without waiting
+            for the devices.  Metrics that run on the host, or are arrays, are left out.  Default: no steps are recorded.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -186,6 +191,8 @@ def fit(
         directory=directory,
         checkpoint=checkpoint,
     )
+    if log_every is not None:
+        _positive(log_every=log_every)
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
 
     # model and data
@@ -230,6 +237,7 @@ def fit(
     if not sync_batch_stats:
         warn_per_device(plan, len(settings.devices))
     _check_host_metrics(host_metrics, micro_batches)
+    names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()
     step = train_step(
         model,
         optimizer,
@@ -242,16 +250,20 @@ def fit(
         policy=settings.policy,
         sync_batch_stats=sync_batch_stats,
         outputs=bool(host_metrics),
+        batch_metrics=bool(names),
     )
 
     # dispatches and evaluation
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
-    spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=bool(host_metrics))
+    host = bool(host_metrics)
+    spec = DispatchSpec(
+        model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=host, step_names=names
+    )
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
-    run.attach(dispatcher, callbacks, evaluate)
+    run.attach(dispatcher, callbacks, evaluate, log_every)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)

@@ -1,4 +1,4 @@
-"""`History`: the losses and metrics of a run per epoch and per log point, with CSV, JSON, text, pandas and plot output."""
+"""`History`: the losses and metrics of a run per epoch, log point and step, with CSV, JSON, text, pandas and plot output."""
 
 import csv
 import io
@@ -23,14 +23,16 @@ Row = dict[str, Any]
 
 
 class History:
-    """Losses and metrics of a run: the table `epochs`, one row per epoch, and the table `points`, one row per log point.
+    """Losses and metrics of a run in three tables: `epochs`, `points` (one row per log point) and `steps`.
 
     A row is a dict from column name to value.  Log points are times within an epoch, at most about two per second, at which the
-    running loss and metrics are read from the devices.
+    running loss and metrics are read from the devices.  The table `steps` has the loss, learning rate and metrics of every k-th
+    batch, with `jfit.fit(..., log_every=k)`; otherwise it is empty.
 
     Args:
         epochs: initial rows of the epoch table.
         points: initial rows of the log-point table, each with the columns "epoch" and "batch" (batches done in the epoch).
+        steps: initial rows of the step table, each with the columns "epoch", "batch" and "step".
 
     Example:
         >>> history = History()
@@ -39,9 +41,10 @@ class History:
         [0.5]
     """
 
-    def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = ()):
+    def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = (), steps: Iterable[Row] = ()):
         self._epochs: list[Row] = [dict(row) for row in epochs]
         self._points: list[Row] = [dict(row) for row in points]
+        self._steps: list[Row] = [dict(row) for row in steps]
 
     @property
     def epochs(self) -> list[Row]:
@@ -52,6 +55,11 @@ class History:
     def points(self) -> list[Row]:
         """Rows of the log-point table (one row per log point within an epoch), oldest first, as a new list of copies."""
         return [dict(row) for row in self._points]
+
+    @property
+    def steps(self) -> list[Row]:
+        """Rows of the step table (one row per recorded step, see `log_every` of `fit`), oldest first, as a list of copies."""
+        return [dict(row) for row in self._steps]
 
     def add_epoch(self, **values: Any) -> None:
         """Append a row to the epoch table.
@@ -82,11 +90,28 @@ class History:
         """
         self._points.append({name: to_python(value) for name, value in values.items()})
 
+    def add_step(self, **values: Any) -> None:
+        """Append a row to the step table.
+
+        Args:
+            **values: column name -> number, including `epoch`, `batch` (batches done in the epoch) and `step` (updates done).
+
+        Example:
+            >>> history = History()
+            >>> history.add_step(epoch=0, batch=1, step=1, loss=1.0)
+            >>> history.column("loss", "steps")
+            [1.0]
+        """
+        self._steps.append({name: to_python(value) for name, value in values.items()})
+
     def __len__(self) -> int:
         return len(self._epochs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, History) and (self._epochs, self._points) == (other._epochs, other._points)
+        return isinstance(other, History) and self._tables() == other._tables()
+
+    def _tables(self) -> dict[str, list[Row]]:
+        return {"epochs": self._epochs, "points": self._points, "steps": self._steps}
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -94,7 +119,7 @@ class History:
         """Return the names of the columns that occur in a table.
 
         Args:
-            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
 
         Returns:
             List of the names that occur, in this order: epoch, batch, step, time, samples_per_second, lr, loss, then training
@@ -117,14 +142,14 @@ class History:
 
         Args:
             name: a name in `columns(table)`.
-            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
 
         Returns:
             List with one value per row; None for rows without the column.
 
         Raises:
             KeyError: no row has the column.
-            ValueError: `table` is neither "epochs" nor "points".
+            ValueError: `table` is not one of these.
 
         Example:
             >>> History([{"loss": 1.0}, {"loss": 0.5}]).column("loss")
@@ -142,7 +167,7 @@ class History:
 
         Args:
             path: the file; an existing one is replaced atomically.
-            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
 
         Returns:
             `path` as a pathlib.Path.
@@ -160,7 +185,7 @@ class History:
         return atomic_write(path, text.getvalue())
 
     def to_json(self) -> str:
-        """Return the tables `epochs` and `points` as a JSON string, nan and infinities as the strings "nan", "inf", "-inf".
+        """Return the tables as a JSON string, nan and infinities as the strings "nan", "inf", "-inf".
 
         Returns:
             The string, which `from_json` reads.
@@ -169,8 +194,10 @@ class History:
             >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
             [{'epoch': 0}]
         """
-        tables = {"epochs": self._epochs, "points": self._points}
+        tables = self._tables()
         rows = {table: [{k: to_json_value(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
+        if not rows["steps"]:
+            del rows["steps"]
         return json.dumps(rows, allow_nan=False)
 
     @staticmethod
@@ -178,10 +205,10 @@ class History:
         """Create a History from a result of `to_json`.
 
         Args:
-            text: JSON object with the lists "epochs" and "points".
+            text: JSON object with the lists "epochs" and "points", and "steps" if single steps were recorded.
 
         Returns:
-            A `History` with the tables `epochs` and `points`.
+            A `History` with these tables.
 
         Raises:
             ValueError: `text` is not valid JSON, or lacks one of the lists "epochs" and "points".
@@ -194,14 +221,14 @@ class History:
             tables = json.loads(text)
             rows = {
                 table: [{k: from_json_value(v) for k, v in row.items()} for row in tables[table]]
-                for table in ("epochs", "points")
+                for table in ("epochs", "points", *(["steps"] if "steps" in tables else []))
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"history: the text is not a history ({type(error).__name__}: {error}); expected a JSON object with the lists "
                 "'epochs' and 'points', as returned by History.to_json."
             ) from error
-        return History(rows["epochs"], rows["points"])
+        return History(**rows)
 
     def header(self, names: Iterable[str] | None = None) -> str:
         """Return the column titles of the epoch table as one line of text, aligned with the lines of `row`.
@@ -271,10 +298,10 @@ class History:
         """Return a table as a pandas DataFrame.
 
         Args:
-            table: "epochs" (one row per epoch) or "points" (one row per log point within an epoch).
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
 
         Returns:
-            pandas.DataFrame with one row per epoch or log point.
+            pandas.DataFrame with one row per epoch, log point or recorded step.
 
         Raises:
             ImportError: pandas is not installed.
@@ -313,9 +340,9 @@ class History:
         return draw(self, path, axes)
 
     def _rows(self, table: str) -> list[Row]:
-        if table not in ("epochs", "points"):
-            raise ValueError(f"history: there is no table {table!r}; expected 'epochs' or 'points'.")
-        return self._epochs if table == "epochs" else self._points
+        if table not in self._tables():
+            raise ValueError(f"history: there is no table {table!r}; expected 'epochs', 'points' or 'steps'.")
+        return self._tables()[table]
 
     def _text_columns(self, names: Iterable[str] | None) -> list[str]:
         return [name for name in self._scalar_columns("epochs") if name != "step"] if names is None else list(names)

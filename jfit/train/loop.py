@@ -27,6 +27,7 @@ import math
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ from jfit.train.callbacks.base import Callback, Event
 from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 from jfit.train.interrupts import StopFlag
+from jfit.train.step_log import StepLog, StepRow, step_values
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 
@@ -60,9 +62,9 @@ class NonFiniteLoss(UserWarning):
 class Loop:
     """Train a state for a number of epochs and call the callbacks.
 
-    Order of the events of an epoch: "epoch_start"; after each dispatch "log" (at most one every `LOG_SECONDS`) and "step"
-    (every `callback.every` steps); after the last dispatch the evaluation, then "epoch_end".  "fit_start" and "fit_end" enclose
-    the epochs.
+    Order of the events of an epoch: "epoch_start"; after each dispatch "step_log" (for steps that are done), "log" (at most one
+    every `LOG_SECONDS`) and "step" (every `callback.every` steps); after the last dispatch the evaluation, then "epoch_end".
+    "fit_start" and "fit_end" enclose the epochs.
 
     Args:
         state: initial state, on the devices; donated by the first dispatch.
@@ -74,6 +76,7 @@ class Loop:
             None: no evaluation.
         history: `History` to which a row is added per epoch and per log point (at most every `LOG_SECONDS`).  None: a new one.
         run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
+        log_every: number of steps between two rows of `history.steps`; None: no rows.
 
     Attributes:
         epoch: number of the current epoch.
@@ -95,10 +98,13 @@ class Loop:
         evaluate: Callable[[TrainState, int], Mapping[str, float]] | None = None,
         history: History | None = None,
         run: Any = None,
+        log_every: int | None = None,
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
         self.host_metrics = HostMetrics(host, len(self.devices)) if host else None
+        names = dispatcher.spec.step_names
+        self.step_log, self.log_every = StepLog(names) if names else None, log_every
         self.callbacks, self.evaluate = list(callbacks), evaluate
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -110,6 +116,8 @@ class Loop:
         self.report: Any = None
         self._warned = False  # whether the warning `NonFiniteLoss` was given
         self._pending: _LogPoint | None = None  # the last log point, if its values are not read from the devices yet
+        self._unsent: deque[StepRow] = deque()  # values of steps that are read, for "step_log" events
+        self._sending = False  # whether "step_log" events are being sent
 
     @property
     def position(self) -> dict[str, int]:
@@ -132,6 +140,8 @@ class Loop:
 
     def _notify_after_error(self) -> None:
         """Call every callback with "fit_end" after an error, so that bars and files are closed; ignore exceptions."""
+        with contextlib.suppress(Exception):
+            self.read_steps()
         for i, callback in enumerate(self.callbacks):
             with contextlib.suppress(Exception):
                 self._notify(i, callback, "fit_end", {})
@@ -155,6 +165,8 @@ class Loop:
         with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._max_steps)) as dispatches:
             for dispatch in dispatches:
                 self.state, report = dispatch.run(self.state)
+                if self.step_log is not None:
+                    report = self.step_log.push(report, dispatch.steps, self.position)
                 self.report = report = report if self.host_metrics is None else self.host_metrics.push(report)
                 self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
                 samples += dispatch.rows
@@ -163,7 +175,7 @@ class Loop:
                 if fence is not None and now - logged > LOG_SECONDS:
                     logged = now
                     self._log(samples / (now - started), report, fence)
-                elif fence is not None and self.host_metrics is not None:
+                elif fence is not None and self._queues:
                     self._read(fence)  # sync: the host waits for the dispatch 8 before this one
                 elif fence is not None:
                     counters.wait(fence)  # sync: as above, without the copy to the host that `_read` makes
@@ -171,8 +183,8 @@ class Loop:
                     if callback.every and self.step % callback.every == 0:
                         self._notify(i, callback, "step", {})
                 if self._stopped(flag):
-                    if self.host_metrics is not None:
-                        self._read(report, behind=0)  # sync: training has stopped; host metrics get all batches so far
+                    if self._queues:
+                        self._read(report, behind=0)  # sync: training has stopped; read the values of all batches so far
                     return
         self._end_epoch(samples, started)
 
@@ -191,17 +203,55 @@ class Loop:
         self._notify_all("epoch_end", logs, **end)
 
     def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
-        """Copy arrays to the host, and update the host metrics with batches that the devices have finished.
+        """Copy arrays to the host, with the values of steps and the host metrics of batches that the devices have finished.
 
         Args:
             value: pytree of arrays.
             behind: number of the last dispatches whose batches are left for later, because they may not be finished.
         """
-        if self.host_metrics is None:
-            return counters.read(value)  # sync: the callers say how often
-        on_host, batches = counters.read((value, self.host_metrics.pop(behind)))  # sync: one wait for both
-        self.host_metrics.update(batches)
+        batches = [] if self.host_metrics is None else self.host_metrics.pop(behind)
+        entries = [] if self.step_log is None else self.step_log.pop(behind)
+        # sync: one wait for all; the callers say how often
+        on_host, batches, arrays = counters.read((value, batches, [entry.array for entry in entries]))
+        if self.host_metrics is not None:
+            self.host_metrics.update(batches)
+        self._record(entries, arrays)
         return on_host
+
+    @property
+    def _queues(self) -> bool:
+        """Whether values of single batches wait for a copy to the host, beside the running sums."""
+        return self.host_metrics is not None or self.step_log is not None
+
+    def read_steps(self) -> None:
+        """Read the values of all steps so far, for a checkpoint; does nothing unless they are recorded."""
+        entries = [] if self.step_log is None else self.step_log.pop(0)
+        if entries:
+            self._record(entries, counters.read([entry.array for entry in entries]))  # sync: once per checkpoint
+
+    def _record(self, entries: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Add the values of steps to the history, and send the "step_log" events."""
+        if self.step_log is None or not entries:
+            return
+        rows = self.step_log.rows(entries, arrays)
+        for row in rows:
+            if self.log_every is not None and row.position["step"] % self.log_every == 0:
+                self.history.add_step(**row.position, **row.logs)
+        callbacks = [(i, c, c.every) for i, c in enumerate(self.callbacks) if "step_log" in c.events and c.every]
+        if not callbacks:
+            return
+        self._unsent.extend(rows)
+        if self._sending:  # a callback saves a checkpoint: its own event is sent first, then those of later steps
+            return
+        self._sending = True
+        try:
+            while self._unsent:
+                row = self._unsent.popleft()
+                for i, callback, every in callbacks:
+                    if row.position["step"] % every == 0:
+                        self._notify(i, callback, "step_log", row.logs, **row.position)
+        finally:
+            self._sending = False
 
     def _metric_values(self, totals: Any, snapshot: int | None = None) -> dict[str, Any]:
         """Return loss, metrics and host metrics by name.
@@ -317,6 +367,9 @@ class DispatchSpec(NamedTuple):
         batch_size: rows of a batch, over all devices.
         micro_batches: number of micro-batches of a batch.
         steps_per_call: maximum number of steps of a dispatch.
+        step_names: names of the values of each step that programs return, from `jfit.train.step_log.step_names`.  The result
+            of a program is then a pair of that described here and a float32 array (steps_per_call, number of names), which
+            requires a step made with `batch_metrics=True`.  Empty: none.
         return_outputs: programs return (report, `MetricInputs`: labels and outputs) instead of the report, an array
             (loss, learning rate), for metrics computed on the host.  Requires a step made with `outputs=True`, and
             steps_per_call=1.
@@ -329,14 +382,16 @@ class DispatchSpec(NamedTuple):
     micro_batches: int = 1
     steps_per_call: int = 1
     return_outputs: bool = False
+    step_names: tuple[str, ...] = ()
 
     @property
     def out_axes(self) -> Any:
         """`out_axes` of the compiled programs for `compile_spmd`.
 
-        State and report are replicated; labels and outputs (`return_outputs`) have a leading device axis.
+        State, report and values of steps are replicated; labels and outputs (`return_outputs`) have a leading device axis.
         """
-        return STATE_AXES, (None, 0) if self.return_outputs else None
+        result = (None, 0) if self.return_outputs else None
+        return STATE_AXES, (result, None) if self.step_names else result
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
@@ -366,23 +421,36 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
     # or nothing): all programs must round alike, so that results do not depend on steps_per_call or on where the data is.
     state, batch = lax.optimization_barrier((state, batch))
     state, out = spec.step(state, batch, axis_name=axis_name)
+    result: Any = report(out)
     if spec.return_outputs:
         assert out.outputs is not None
-        return state, (report(out), metric_inputs(spec.model, out.outputs, batch, axis_name))
-    return state, report(out)
+        result = result, metric_inputs(spec.model, out.outputs, batch, axis_name)
+    return state, (result, step_values(out)) if spec.step_names else result
 
 
-def repeat_steps(train_one: Callable[..., tuple[TrainState, Array]]) -> Callable[..., tuple[TrainState, Array]]:
+def repeat_steps(
+    train_one: Callable[..., tuple[TrainState, Any]], spec: DispatchSpec | None = None
+) -> Callable[..., tuple[TrainState, Any]]:
     """Make `run(state, count) -> (state, report of the last step)`, a `fori_loop` over `train_one`.
 
     `count` is traced, so one compiled program serves every number of steps.
 
     Args:
         train_one: `train_one(state, j) -> (state, report)` for step j = 0, ..., count - 1; the report is an array (2,).
+        spec: with its `step_names`, reports are pairs of this array and a table of values, with a row per step.
     """
+    start = jnp.zeros(2, jnp.float32)
 
-    def run(state: TrainState, count: Any) -> tuple[TrainState, Array]:
-        return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, jnp.zeros(2, jnp.float32)))
+    def add_row(j: Any, carry: Any) -> Any:
+        state, (_, table) = carry
+        state, (last, row) = train_one(state, j)
+        return state, (last, lax.dynamic_update_slice(table, row, (j, 0)))
+
+    def run(state: TrainState, count: Any) -> tuple[TrainState, Any]:
+        if spec is None or not spec.step_names:
+            return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, start))
+        table = jnp.zeros((spec.steps_per_call, len(spec.step_names)), jnp.float32)
+        return lax.fori_loop(0, count, add_row, (state, (start, table)))
 
     return run
 
@@ -449,7 +517,7 @@ class ResidentDispatcher:
             return lambda state: program(state, epoch_data)
 
         def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
-            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name))(state, count)
+            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
 
         program, count = self._program("train", train_steps, takes_count=True), self._count(steps)
         return lambda state: program(state, epoch_data, count)
@@ -545,7 +613,7 @@ class StreamDispatcher:
             def train_one(state: TrainState, j: Any):
                 return _step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
-            return repeat_steps(train_one)(state, count)
+            return repeat_steps(train_one, spec)(state, count)
 
         return self._program("train", train_steps, (None,))
 

@@ -221,6 +221,8 @@ class Run:
             dict with the position of the run, its history, the states of its callbacks, its batch size, the position of the
             data iterator and, if the model has one, the graph.
         """
+        if self._loop is not None:
+            self._loop.read_steps()  # otherwise the checkpoint would lack the values of the last steps
         names = [c.name for c in self._loop.callbacks] if self._loop else []
         states = self._loop.callback_states if self._loop else []
         return {
@@ -255,7 +257,9 @@ class Run:
         return self._loop
 
     # -------------------------------------------------------------------------------- training
-    def attach(self, dispatcher: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None) -> None:
+    def attach(
+        self, dispatcher: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None, log_every: int | None = None
+    ) -> None:
         """Prepare the run for training: create its training loop.  `fit` calls it.
 
         Args:
@@ -263,6 +267,7 @@ class Run:
                 (calls of compiled programs).
             callbacks: sequence of `Callback`.
             evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
+            log_every: number of steps between two rows of `history.steps`; None: no rows.
         """
         self._loop = Loop(
             self.state,
@@ -273,6 +278,7 @@ class Run:
             evaluate=evaluate,
             history=self.history,
             run=self,
+            log_every=log_every,
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-EVENTS = ("fit_start", "epoch_start", "step", "log", "epoch_end", "fit_end")
+EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
 
 
 class Event(NamedTuple):
@@ -14,7 +14,10 @@ class Event(NamedTuple):
 
     - "fit_start", "fit_end": before the first and after the last epoch; "fit_end" also after an exception.
     - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.
-    - "step": every `every` steps, for callbacks with that argument.
+    - "step": every `every` steps, for callbacks with that argument; the state is that of this step.
+    - "step_log": the loss, learning rate and metrics of one step, every `every` steps.  The values are read some dispatches
+      later, so the host does not wait for them, and many steps can run in one dispatch; the state is that of a later step.
+      All of them are sent before "epoch_end".
     - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
       `batch` and `step` are those of the values, which are read a few steps late so that the host does not wait for them.
 
@@ -24,8 +27,9 @@ class Event(NamedTuple):
         step: number of updates done since the start of the run, those before a resume included.
         batch: number of batches done in this epoch.
         num_batches: number of batches of an epoch, or None if the data has no length.
-        logs: name -> value; empty except for "log" (loss, metrics, lr, samples_per_second) and "epoch_end" (also time, in
-            seconds, and evaluation values as "val_" + name).  Numbers; for metrics such as a confusion matrix NumPy arrays.
+        logs: name -> value; empty except for "step_log" (loss, lr and metrics of the batch of this step, numbers), "log" (loss,
+            metrics, lr, samples_per_second) and "epoch_end" (also time, in seconds, and evaluation values as "val_" + name).
+            Numbers; for metrics such as a confusion matrix NumPy arrays.
         run: the `jfit.Run`, for reading its state (`run.snapshot()`), stopping it (`run.stop()`) and the like.
 
     Example:
@@ -64,8 +68,8 @@ class Callback(NamedTuple):
         on: called with an `Event` and the state of the callback; returns the new state.
         init: returns the initial state.  Default: a function that returns None.
         events: kinds of events for which `on` is called, from `EVENTS`.
-        every: number of steps between two "step" events; required if "step" is in `events`.  A call of the compiled program
-            then runs at most the steps up to the next "step" event.  None: no "step" events.
+        every: number of steps between two "step" or "step_log" events; required if one of these is in `events`.  With "step", a
+            call of the compiled program runs at most the steps up to the next event.  None: no such events.
         name: name of the callback in error messages and checkpoints.
 
     Example:
@@ -86,14 +90,15 @@ def as_callback(callback: Any) -> Callback:
 
     Args:
         callback: a `Callback`, or a function `f(event)`.  The function is called at "epoch_end", or for the kinds in its
-            attribute `f.events` (a string or a tuple); `f.every` is the number of steps between "step" events.
+            attribute `f.events` (a string or a tuple); `f.every` is the number of steps between "step" or "step_log" events.
 
     Returns:
         The `Callback`.
 
     Raises:
         TypeError: `callback` is neither a `Callback` nor a function.
-        ValueError: a kind of event does not exist, `every` is not an integer of at least 1, or "step" is used without `every`.
+        ValueError: a kind of event does not exist, `every` is not an integer of at least 1, or "step" or "step_log" is used
+            without `every`.
 
     Example:
         >>> as_callback(lambda event: print(event.epoch)).events
@@ -121,7 +126,8 @@ def lambda_callback(*, every: int | None = None, name: str = "lambda", **functio
     """Create a callback without state from one function per kind of event.
 
     Args:
-        every: number of steps between two calls of the `step` function; required with `step=`, otherwise None.
+        every: number of steps between two calls of the `step` or `step_log` function; required with one of them, otherwise
+            None.
         name: name of the callback in error messages.
         **functions: kind of event -> function `f(event)`; the kinds are in `EVENTS`.
 
@@ -129,7 +135,7 @@ def lambda_callback(*, every: int | None = None, name: str = "lambda", **functio
         The `Callback`.
 
     Raises:
-        ValueError: a keyword is not a kind of event, or `step=` is passed without `every`.
+        ValueError: a keyword is not a kind of event, or `step=` or `step_log=` is passed without `every`.
 
     Example:
         >>> lambda_callback(epoch_end=lambda event: None, fit_end=lambda event: None).events
@@ -160,11 +166,12 @@ def _checked(callback: Callback) -> Callback:
     every = callback.every
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ValueError(f"callback {callback.name}: every is {every!r}, expected a number of steps of at least 1, or None.")
-    if "step" in callback.events and every is None:
-        raise ValueError(
-            f"callback {callback.name}: 'step' events need every=N, the number of steps between two events, but every is None; "
-            "between two events, several steps can run in one call of the compiled program."
-        )
+    for kind in ("step", "step_log"):
+        if kind in callback.events and every is None:
+            raise ValueError(
+                f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "
+                "None; between two events, several steps can run in one call of the compiled program."
+            )
     return callback
 
 

@@ -1,0 +1,91 @@
+"""Values of single steps (loss, learning rate, metrics of the batch), read from the devices some dispatches later.
+
+A dispatch may run many steps.  With `DispatchSpec.step_names`, its program also returns one array with a row per step.  The
+copy of the array to the host starts at once, and `StepLog` reads it when the host waits for an earlier dispatch anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jfit.step import StepOut
+from jfit.step.totals import batch_metric_names
+
+
+class StepRow(NamedTuple):
+    """Values of one step.
+
+    Attributes:
+        position: "epoch", "batch" (batches done in the epoch) and "step" (updates done), this step included.
+        logs: "loss", "lr" unless it is unknown, and the metrics of the batch, by name.
+    """
+
+    position: dict[str, int]
+    logs: dict[str, float]
+
+
+class _Entry(NamedTuple):
+    array: Any  # float32 (maximum number of steps, columns); the first `steps` rows are valid
+    steps: int
+    position: Mapping[str, int]  # before the first step
+
+
+def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
+    """Names of the values of a step that `step_values` returns: "loss", "lr" and the scalar metrics."""
+    return ("loss", "lr", *batch_metric_names(metrics))
+
+
+def step_values(out: StepOut) -> Array:
+    """Return the values of a step as float32 array (1, number of `step_names`); an unknown learning rate is nan."""
+    lr = jnp.float32(jnp.nan) if out.lr is None else out.lr
+    return jnp.stack([out.loss, lr, *(out.metrics or {}).values()]).astype(jnp.float32)[None]
+
+
+class StepLog:
+    """Queue of the values of the last dispatches, whose copies to the host are in progress.
+
+    Args:
+        names: names of the values, from `step_names`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names, self._queue = tuple(names), deque[_Entry]()
+
+    def push(self, result: tuple[Any, Array], steps: int, position: Mapping[str, int]) -> Any:
+        """Queue a dispatch: start the copy of its values to the host.
+
+        Args:
+            result: pair (first result of the program, array of values, one row per step).
+            steps: number of steps of the dispatch.
+            position: epoch, batch and step before the dispatch.
+
+        Returns:
+            The first entry of `result`.
+        """
+        first, array = result
+        array.copy_to_host_async()
+        self._queue.append(_Entry(array, steps, dict(position)))
+        return first
+
+    def pop(self, behind: int) -> list[_Entry]:
+        """Remove and return all entries but the last `behind`, which the devices may not have finished."""
+        return [self._queue.popleft() for _ in range(len(self._queue) - behind)]
+
+    def rows(self, entries: Sequence[_Entry], arrays: Sequence[np.ndarray]) -> list[StepRow]:
+        """Return one `StepRow` per step, in order; `arrays` are the arrays of the entries, copied to the host."""
+        result = []
+        for (_, steps, start), array in zip(entries, arrays, strict=True):
+            for number, values in enumerate(array[:steps].tolist(), 1):
+                logs = dict(zip(self.names, values, strict=True))
+                if math.isnan(logs["lr"]):
+                    del logs["lr"]
+                position = {"epoch": start["epoch"], "batch": start["batch"] + number, "step": start["step"] + number}
+                result.append(StepRow(position, logs))
+        return result
