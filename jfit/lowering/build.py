@@ -19,6 +19,7 @@ from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
+from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
 from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
@@ -93,14 +94,18 @@ def lower(
     )
 
 
-def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = None, **options: Any) -> Model:
-    """Convert the model argument of `fit` (Model, Trained, Symbol, or a function with its `loss`) to a `Model`.
+def as_model(
+    model: Any, *, loss: Any = None, params: Any = None, aux: Any = None, predict: bool = False, **options: Any
+) -> Model:
+    """Convert the model argument of `fit` (Model, Trained, Symbol, or a function or module with its `loss`) to a `Model`.
+
+    With `predict=True` a function or module needs no loss.
 
     `options` are further arguments of `Model.from_function` about the loss, such as `loss_weights`.
 
     Raises:
-        TypeError: `model` has another type, or is a function and `loss` is None.
-        ValueError: `loss` or an option is passed and `model` is not a function.
+        TypeError: `model` has another type, or is a function or module and `loss` is None.
+        ValueError: `loss` or an option is passed and `model` is neither a function nor a module.
     """
     if isinstance(model, Model | Trained | Symbol):
         for name, value in {"loss": loss, **options}.items():
@@ -112,15 +117,15 @@ def as_model(model: Any, *, loss: Any = None, params: Any = None, aux: Any = Non
         return model.model
     if isinstance(model, Symbol):
         return lower(model)
+    if adapter_of(model) is not None:
+        loss = loss if predict else required_loss(loss, "module")
+        return from_module(model, loss=loss, params=params, aux=aux, **options)
     if callable(model):
-        if loss is None:
-            raise TypeError(
-                "a function as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels, "
-                'or a name such as "cross_entropy"'
-            )
+        loss = no_loss if predict and loss is None else required_loss(loss)
         return from_function(model, loss=loss, params=params, aux=aux, **options)
     raise TypeError(
-        f"model is {model!r}; expected a Symbol, a jfit.Model, or a pure function apply(params, x) with loss= and params="
+        f"model is {model!r}; expected a Symbol, a jfit.Model, a Flax, Equinox, Haiku or Keras module with loss=, or a pure "
+        "function apply(params, x) with loss= and params="
     )
 
 

@@ -32,6 +32,11 @@ class FunctionRows:
 
     def plan(self, specs: Specs) -> Plan:
         """See `Model.plan`.  Without the labels, the plan is for prediction."""
+        # Inside pmap results of operations would have a sharding, and specs none; Equinox compares those of old and new states.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return self._plan_of(specs)
+
+    def _plan_of(self, specs: Specs) -> Plan:
         params, aux = self.adapter.specs(specs)
         shapes, _ = jax.eval_shape(lambda *v: self.adapter.apply(*v, key=jax.random.key(0)), params, aux, self._data(specs))
         evaluation = self._plan(specs, shapes, train=False)

@@ -195,6 +195,7 @@ class Model(NamedTuple):
             it is not the sum of `Output.loss`: losses by output name, of several outputs, without a label, of the parameters,
             or of the whole batch.  None of the result: a label is missing.  None: the outputs have the losses.
         logged: names of the values that `joint_loss` logs.
+        module: for models made of a module of a JAX framework, a `jfit.lowering.frameworks.Adapted`; else None.
 
     Example:
         >>> import jfit
@@ -222,6 +223,7 @@ class Model(NamedTuple):
     bind: Callable[[Model, Specs], Model] | None = None
     joint_loss: Callable[..., RowLosses | None] | None = None
     logged: tuple[str, ...] = ()
+    module: Any = None
 
     def bound(self, inputs: Mapping[str, Any]) -> Model:
         """Return the model with the names of the inputs, labels and outputs for a batch (arrays, tracers or specs by name)."""
@@ -446,7 +448,8 @@ def named(tree: Any) -> dict[str, Any]:
 def values_of(net: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
     """Return (model, params, aux) of an object with these attributes, such as a Run; arguments that are not None win."""
     own_params, own_aux = (getattr(net, f"named_{kind}", getattr(net, kind)) for kind in ("params", "aux"))
-    return net.model, own_params if params is None else params, own_aux if aux is None else aux
+    model = net.functions if hasattr(net, "functions") else net.model  # a Run has both
+    return model, own_params if params is None else params, own_aux if aux is None else aux
 
 
 def _key_text(key: Any) -> str:

@@ -389,12 +389,12 @@ def score(
     """Compute the loss and metrics of a model over a data set.
 
     Args:
-        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, or pure function `apply(params, x) -> output` with `loss`
-            in `options`.
+        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, or pure function `apply(params, x) -> output` or module of
+            a JAX framework with `loss` in `options`.
         data: data with labels, in the forms of `train_data` of `jfit.fit`; rows are weighted by their row weights.
         eval_metric: metrics as in `jfit.fit`; None: the loss only.
-        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`.
-        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`.
+        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`, or of a module.
+        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`, or of a module.
         options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
 
     Returns:
@@ -420,11 +420,11 @@ def predict(
     """Compute the outputs of a model for every row of a data set.
 
     Args:
-        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, or pure function `apply(params, x) -> output` with `loss`
-            in `options`.
+        model: `Symbol`, `jfit.Model`, model returned by `jfit.load`, pure function `apply(params, x) -> output`, or module of a
+            JAX framework.
         data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.
-        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`.
-        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`.
+        params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`, or of a module.
+        aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`, or of a module.
         options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
 
     Returns:
@@ -471,13 +471,14 @@ class InferenceModel:
     ) -> None:
         require_one_process("jfit.score or jfit.predict")
         model, params, aux = split_trained(model, params, aux)
+        options_of_loss = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
+        self.model = as_model(model, params=params, aux=aux, predict=True, **options_of_loss)
+        if self.model.module is not None:  # a module has values of its own
+            params, aux = self.model.module.params, self.model.module.aux
         if params is None:
             raise ValueError(
                 "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
             )
-        self.model = as_model(
-            model, loss=loss, params=params, aux=aux, loss_weights=loss_weights, loss_per_batch=loss_per_batch
-        )
         self.settings = settings_of(**options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)

@@ -80,8 +80,9 @@ def fit(
 
     Args:
         model: a `Symbol` whose outputs include a loss head (such as SoftmaxOutput), a `jfit.Model`, a model returned by
-            `jfit.load`, a `Run` (its parameters and auxiliary states are the initial values), or a pure function
-            `apply(params, x) -> output` together with `loss` and `params`.
+            `jfit.load`, a `Run` (its parameters and auxiliary states are the initial values), a pure function
+            `apply(params, x) -> output` together with `loss` and `params`, or a module of Flax (nnx or linen), Equinox, Haiku
+            or Keras together with `loss`.  `run.model` is then a trained copy of the module.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
             shape (rows,), finite, at least 0); a dict of arrays by input name, labels included; or an iterable of batches of
             these forms.  For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name,
@@ -126,11 +127,11 @@ def fit(
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
         params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree, whose
-            structure `run.params` has too.
+            structure `run.params` has too.  For a module, default: its own values, or initialized from the first batch.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
-        loss: only if `model` is a function, and then required: a function `loss(output, label)` that returns the loss of each
-            row, or the name of one of `jfit.losses`, such as "cross_entropy".  `jfit.losses.get(name, ignore_index=-100)`
-            has options.  For several outputs a dict of these by output name, such as {"a": "cross_entropy", "b": fn}: the
+        loss: only if `model` is a function or a module, and then required: a function `loss(output, label)` that returns the
+            loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
+            `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as {"a": "cross_entropy", "b": fn}: the
             losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)` gets the inputs by argument name and
             needs no labels; parameters named `params` and `aux` after that get the parameters and the new auxiliary states.
             A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.

@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.graph import Symbol, load_json
-from jfit.lowering import lower
+from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
@@ -46,7 +46,7 @@ class Run:
         history: history of earlier epochs.  Default: empty.
 
     Attributes:
-        model: the `jfit.Model`.
+        functions: the `jfit.Model`.
         settings: devices, batch sizes, number of epochs, metrics and folders, a `jfit.train.batches.Settings`.
         history: `History` with the losses and metrics of every epoch and of the "log" events within epochs.
         interrupted: whether Ctrl-C ended the last training.
@@ -64,7 +64,7 @@ class Run:
     """
 
     def __init__(self, model: Model, settings: Settings, state: TrainState, history: History | None = None) -> None:
-        self.model, self.settings, self.history = model, settings, History() if history is None else history
+        self.functions, self.settings, self.history = model, settings, History() if history is None else history
         self.interrupted, self.stop_reason = False, None
         self._state: TrainState | None = state
         self._best: TrainState | None = None
@@ -74,7 +74,7 @@ class Run:
     # -------------------------------------------------------------------------------- state
     @functools.cached_property
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.model, self.settings)
+        return Evaluator(self.functions, self.settings)
 
     @property
     def state(self) -> TrainState:
@@ -82,6 +82,18 @@ class Run:
         state = self._loop.state if self._loop is not None else self._state
         assert state is not None
         return state
+
+    @property
+    def model(self) -> Any:
+        """The trained module, if the model is a module of a JAX framework (Flax, Equinox, Haiku, Keras); else the `jfit.Model`.
+
+        Each access returns a new module in evaluation mode, with copies of the current values on the default device.
+        """
+        if self.functions.module is None:
+            return self.functions
+        arrays = counters.read((self.state.params, self.state.aux))  # sync: for the user
+        params, aux = (jax.tree.map(jnp.array, tree) for tree in arrays)
+        return self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
 
     @property
     def params(self) -> Any:
@@ -115,17 +127,17 @@ class Run:
         return self._named("aux", self.state.aux)
 
     def _tree(self, kind: str, arrays: dict[str, jax.Array]) -> Any:
-        structure = self.model.structure
+        structure = self.functions.structure
         return arrays if structure is None else structure.known(kind).unflatten(arrays)
 
     def _named(self, kind: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        tree = None if self.model.structure is None else getattr(self.model.structure, kind)
+        tree = None if self.functions.structure is None else getattr(self.functions.structure, kind)
         return arrays if tree is None else {name: arrays[name] for name in tree.names}
 
     @property
     def symbol(self) -> Symbol | None:
         """`Symbol` of the model, or None if the model is a function."""
-        return self.model.symbol
+        return self.functions.symbol
 
     @property
     def base_lr(self) -> float | None:
@@ -465,7 +477,7 @@ class Run:
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Model | Symbol | None = None, *, devices: Any = None, **options: Any) -> Run:
+    def load(cls, directory: str | Path, model: Any = None, *, devices: Any = None, **options: Any) -> Run:
         """Load a run that can score and predict from a folder of checkpoints (from `save` or `checkpoint=`).
 
         To continue training, call `jfit.fit(..., resume=folder)` instead.  A folder of `jfit.checkpoint.save(folder, state)`
@@ -473,9 +485,10 @@ class Run:
 
         Args:
             directory: folder of checkpoints; the newest is loaded.
-            model: `Model` or `Symbol`.  Default: the graph saved in the checkpoint.
+            model: `Model`, `Symbol`, or a module of a JAX framework.  Default: the graph saved in the checkpoint.
             devices: devices, as for `fit`.
-            options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`.
+            options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, and `loss` for a module, without
+                which it can only predict.
 
         Returns:
             Run: its parameters (of a run with `ema=`, their averages) and auxiliary states are on the devices; the optimizer
@@ -506,7 +519,7 @@ class Run:
                 reason = "the model of the run was a function" if "history" in meta else without_meta
                 raise ValueError(f"the checkpoint in {directory} has no graph: {reason}; pass the model as model=")
             model = load_json(meta["symbol"])
-        model = lower(model) if isinstance(model, Symbol) else model
+        model = as_model(model, loss=options.pop("loss", None), predict=True)
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         arrays = checkpoints.load_leaves(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}

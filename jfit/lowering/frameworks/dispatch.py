@@ -1,0 +1,113 @@
+"""Recognize modules of JAX frameworks, without importing a framework, and make a `Model` of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jfit.lowering.frameworks import equinox, haiku, keras, linen, nnx
+from jfit.lowering.frameworks.adapted import Adapted
+from jfit.lowering.function import from_function
+from jfit.lowering.model import Model
+
+# (package, name of the class), found among the base classes of an object -> its adapter
+ADAPTERS: dict[tuple[str, str], Callable[..., Adapted]] = {
+    ("flax.nnx", "Module"): nnx.adapt,
+    ("flax.linen", "Module"): linen.adapt,
+    ("equinox", "Module"): equinox.adapt,
+    ("haiku", "Transformed"): haiku.adapt,
+    ("haiku", "TransformedWithState"): haiku.adapt,
+    ("keras", "Model"): keras.adapt,
+}
+
+
+def adapter_of(module: Any) -> Callable[..., Adapted] | None:
+    """Find the adapter of a module.
+
+    Args:
+        module: any object.
+
+    Returns:
+        The function `adapt(module, params, aux) -> Adapted` of its framework; None if it is no module of a supported framework.
+
+    Example:
+        >>> adapter_of(len) is None
+        True
+    """
+    if type(module) is tuple and len(module) == 2 and type(module[1]).__module__.startswith("equinox."):
+        module = module[0]  # (module, state)
+    for base in type(module).__mro__:
+        for (package, name), adapt in ADAPTERS.items():
+            if base.__name__ == name and f"{base.__module__}.".startswith(f"{package}."):
+                return adapt if package != "equinox" or _has_parameters(module) else None
+    return None
+
+
+def _has_parameters(module: Any) -> bool:
+    """Whether an Equinox module has floating-point arrays; others, such as those of eqx.filter_jit, are functions."""
+    return any(jnp.issubdtype(getattr(x, "dtype", int), jnp.inexact) for x in jax.tree.leaves(module))
+
+
+def from_module(module: Any, *, loss: Any = None, params: Any = None, aux: Any = None, **options: Any) -> Model:
+    """Make a `Model` of a module of a JAX framework and a per-example loss.
+
+    Args:
+        module: a module of Flax (nnx or linen), Equinox (or a pair (module, state)), Haiku (a transformed pair) or Keras (on
+            the JAX backend).  It is not changed.
+        loss: as for `Model.from_function`; None: the model can only predict.
+        params: initial parameters, a pytree with the structure that `run.params` has; default: those of the module.
+        aux: initial auxiliary states (batch statistics, other variables), likewise.
+        options: further arguments of `Model.from_function`.
+
+    Returns:
+        The `Model`.  `model.module.restore(params, aux)` returns a new module with these values.
+
+    Raises:
+        TypeError: `module` is no module of a supported framework.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> from flax import nnx
+        >>> model = jfit.Model.from_module(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), loss="mse")
+        >>> model.inputs, model.labels
+        (('inputs',), ('label',))
+    """
+    adapt = adapter_of(module)
+    if adapt is None:
+        raise TypeError(
+            f"{type(module).__module__}.{type(module).__qualname__} is no module of a framework that jfit supports; "
+            "expected one of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters with loss= and params="
+        )
+    adapted = adapt(module, params, aux)
+    values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
+    model = from_function(adapted.apply, loss=no_loss if loss is None else loss, inputs=adapted.inputs, **values, **options)
+    return model._replace(module=adapted)
+
+
+def required_loss(loss: Any, kind: str = "function") -> Any:
+    """Return `loss`.
+
+    Raises:
+        TypeError: it is None.
+    """
+    if loss is None:
+        raise TypeError(
+            f"a {kind} as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels, or a "
+            'name such as "cross_entropy"'
+        )
+    return loss
+
+
+def no_loss(output: Any, label: Any) -> Any:
+    """The loss of models that can only predict.
+
+    Raises:
+        TypeError: always.
+    """
+    return required_loss(None, "function or module")
+
+
+Model.from_module = staticmethod(from_module)  # type: ignore[attr-defined]

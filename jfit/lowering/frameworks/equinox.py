@@ -1,0 +1,92 @@
+"""Equinox modules: their floating-point arrays are the parameters; they take one example and are mapped over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, unsupported_sync
+
+NAME = "Equinox"
+
+
+def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+    """Convert an Equinox module, or a pair (module, state), to the arguments of `Model.from_function`.
+
+    The module is called for one row; `jax.vmap` maps it over the batch, with the axis name of its BatchNorm layers ("batch" if
+    it has none).  If its call takes `key`, row i of a step gets fold_in(key, i), where `key` is the key of the step.
+
+    Args:
+        module: the module, or (module, state) from `equinox.nn.make_with_state`.
+        params: initial parameters, as `equinox.filter(module, equinox.is_inexact_array)` returns them; default: those of
+            the module.
+        aux: initial `equinox.nn.State`; default: that of the pair.
+
+    Returns:
+        `Adapted`.
+
+    Raises:
+        ValueError: BatchNorm layers with different axis names, or no floating-point array.
+    """
+    import equinox as eqx
+
+    net, state = module if isinstance(module, tuple) else (module, ())
+    own_params, static = eqx.partition(net, eqx.is_inexact_array)
+    if not jax.tree.leaves(own_params):
+        raise ValueError(
+            f"the Equinox module {type(net).__name__} has no floating-point arrays to train; if it is a function of params, "
+            "such as one of eqx.filter_jit, pass params="
+        )
+    call, stateful = call_of(type(net).__call__), isinstance(module, tuple)
+    inputs = call.inputs if not stateful or "state" in call.names else call.inputs[:-1]  # the last argument is the state
+    axis = _axis_name(eqx, net)
+
+    def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+        model = eqx.nn.inference_mode(eqx.combine(params, static), not train)
+        if axis_name is not None:
+            model = _synchronized(eqx, model, (axis, axis_name))
+
+        def one(key: Any, state: Any, *row: Any) -> Any:
+            options: dict[str, Any] = {**call.mode(train), **({"key": key} if "key" in call.names else {})}
+            if not stateful:
+                return model(*row, **options), state
+            return model(*row, state=state, **options) if "state" in call.names else model(*row, state, **options)
+
+        keys = _row_keys(key, len(jax.tree.leaves(inputs[0])[0])) if train and key is not None and "key" in call.names else None
+        axes = (None if keys is None else 0, None, *[0] * len(inputs))
+        return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *inputs)
+
+    def restore(params: Any, aux: Any) -> Any:
+        model = eqx.nn.inference_mode(eqx.combine(params, static))
+        return (model, aux) if stateful else model
+
+    return Adapted(NAME, apply, inputs, restore, initial("params", NAME, own_params, params), initial("aux", NAME, state, aux))
+
+
+def _row_keys(key: Any, rows: int) -> Any:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+
+
+def _norms(eqx: Any) -> Callable[[Any], list[Any]]:
+    is_norm = lambda x: isinstance(x, eqx.nn.BatchNorm)  # noqa: E731
+    return lambda model: [x for x in jax.tree.leaves(model, is_leaf=is_norm) if is_norm(x)]
+
+
+def _axis_name(eqx: Any, net: Any) -> Hashable:
+    names = {norm.axis_name for norm in _norms(eqx)(net)}
+    if len(names) > 1 or any(isinstance(name, (tuple, list)) for name in names):
+        raise ValueError(
+            f"the BatchNorm layers of {type(net).__name__} have the axis names {sorted(map(repr, names))}, expected one name; "
+            'jfit maps the module over the batch with one axis: pass axis_name="batch" to all of them'
+        )
+    return names.pop() if names else "batch"
+
+
+def _synchronized(eqx: Any, model: Any, axes: tuple[Hashable, str]) -> Any:
+    """The model with BatchNorm layers that average their statistics over the rows and over the devices."""
+    if not _norms(eqx)(model):
+        raise unsupported_sync(NAME, "it has no equinox.nn.BatchNorm")
+    return eqx.tree_at(lambda m: [norm.axis_name for norm in _norms(eqx)(m)], model, replace_fn=lambda _: axes)

@@ -1,0 +1,56 @@
+"""Haiku's transformed pairs: `params` are the parameters, `state` the auxiliary state."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+
+from jfit.lowering.frameworks.adapted import Adapted, call_of, one_row, unsupported_sync
+
+NAME = "Haiku"
+
+
+def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+    """Convert a pair of `hk.transform` or `hk.transform_with_state` to the arguments of `Model.from_function`.
+
+    Without values it is initialized from the data, with one row of zeros: `pair.init(key, zeros, is_training=True)`.  In
+    training, `rng` is the key of the step; in evaluation it is None.  The mode is passed if the function takes `is_training`
+    or another of the names of `jfit.lowering.frameworks.adapted.MODES`.
+
+    Args:
+        module: the pair (init, apply).
+        params: its parameters; default: initialized from the data.
+        aux: its state; default: empty if `params` is passed.
+
+    Returns:
+        `Adapted`.
+    """
+    stateful = type(module).__name__ == "TransformedWithState"
+    takes_rng = "rng" in inspect.signature(module.apply).parameters
+    call = call_of(module.apply, skip=1)
+
+    def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+        if axis_name is not None:
+            raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
+        rng = (key if train else None,) if takes_rng else ()
+        try:
+            result = module.apply(params, *((aux,) if stateful else ()), *rng, *inputs, **call.mode(train))
+        except ValueError as error:
+            if not train and "PRNGKey" in str(error):
+                error.add_note(
+                    "jfit: in evaluation no rng is passed; give the function an argument is_training and draw random numbers "
+                    "(hk.dropout) only if it is True"
+                )
+            raise
+        return result if stateful else (result, aux)
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        zeros = one_row(specs)
+        values = jax.jit(lambda key, *zeros: module.init(key, *zeros, **call.mode(train=True)))(key, *zeros)
+        return values if stateful else (values, {})
+
+    if params is not None and aux is None:
+        aux = {}
+    return Adapted(NAME, apply, call.inputs, lambda params, aux: module, params, aux, None if params is not None else init)

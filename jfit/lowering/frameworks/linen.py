@@ -1,0 +1,93 @@
+"""Flax linen modules: the collection "params" are the parameters, all other collections the auxiliary state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jfit.lowering.frameworks.adapted import MODES, Adapted, Call, call_of, one_row, unsupported_sync
+
+NAME = "Flax linen"
+# layers with two modes -> the argument that sets the mode, True in evaluation
+FLAGS = {"Dropout": "deterministic", "BatchNorm": "use_running_average"}
+
+
+def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+    """Convert a `flax.linen.Module` to the arguments of `Model.from_function`.
+
+    Without values it is initialized from the data, with one row of zeros: `module.init(key, zeros, train=False)`.  In training,
+    the other collections are mutable, and the random stream "dropout" has the key of the step; all other streams share a key
+    that is derived from it.
+
+    Args:
+        module: the module; if it is bound, its variables are the initial values.
+        params: the collection "params", or a dict of all collections; default: initialized from the data.
+        aux: dict of the other collections; default: none if `params` is passed.
+
+    Returns:
+        `Adapted`.
+    """
+    from flax import linen
+    from flax.core import unfreeze
+
+    if module.scope is not None:
+        module, bound = module.unbind()
+        params = bound if params is None else params
+    call = call_of(type(module).__call__)
+    if params is not None:
+        params = unfreeze(params)
+        if aux is None and isinstance(params, Mapping) and "params" in params:
+            aux = {name: values for name, values in params.items() if name != "params"}
+            params = params["params"]
+        aux = {} if aux is None else unfreeze(aux)
+
+    def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+        if axis_name is not None and "batch_stats" not in aux:
+            raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
+        run = functools.partial(module.apply, {"params": params, **aux}, *inputs, rngs=rngs, **call.mode(train))
+        with linen.intercept_methods(_interceptor(module, call, axis_name)):
+            if not train or not aux:
+                return run(), aux
+            output, updates = run(mutable=list(aux))
+        return output, {**aux, **updates}
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        zeros = one_row(specs)
+        variables = dict(jax.jit(functools.partial(module.init, **call.mode(train=False)))(key, *zeros))
+        return variables.pop("params", {}), variables
+
+    def restore(params: Any, aux: Any) -> Any:
+        return module.bind({"params": params, **aux})
+
+    return Adapted(NAME, apply, call.inputs, restore, params, aux, None if params is not None else init)
+
+
+def _interceptor(module: Any, call: Call, axis_name: str | None) -> Callable[..., Any]:
+    """Sees every call of a layer while the module is traced: sets the device axis of BatchNorm, checks the mode of layers."""
+
+    def intercept(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        layer, kind = context.module, type(context.module).__name__
+        if kind not in FLAGS or context.method_name != "__call__":
+            return next_call(*args, **kwargs)
+        if not call.mode(True) and layer is not module:
+            passed = kwargs.get(FLAGS[kind], args[1] if len(args) > 1 else None)
+            if (getattr(layer, FLAGS[kind]) if passed is None else passed) is not True:
+                raise ValueError(_no_mode(module, layer, FLAGS[kind]))
+        if kind == "BatchNorm" and axis_name is not None:
+            object.__setattr__(layer, "axis_name", axis_name)  # `apply` works on copies of the layers
+        return next_call(*args, **kwargs)
+
+    return intercept
+
+
+def _no_mode(module: Any, layer: Any, flag: str) -> str:
+    kind = type(layer).__name__
+    return (
+        f"{type(module).__name__} has the layer {layer.name!r} ({kind}), which differs in training and evaluation, but "
+        f"{type(module).__name__}.__call__ takes no argument for the mode; add one of {', '.join(MODES)} and pass it on, as in "
+        f"def __call__(self, x, train: bool): ... nn.{kind}(..., {flag}=not train)(x)"
+    )

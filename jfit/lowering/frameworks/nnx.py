@@ -1,0 +1,73 @@
+"""Flax nnx modules: `nnx.Param` variables are the parameters, all other variables but those of random streams the state."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, unsupported_sync
+
+NAME = "Flax nnx"
+
+
+def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+    """Convert a `flax.nnx.Module` to the arguments of `Model.from_function`.
+
+    In training, every random stream of the module is reseeded in each step with `nnx.reseed`; the key of the stream `name` is
+    fold_in(key, crc32(name)), where `key` is the key of the step.
+
+    Args:
+        module: the module.  It is not changed.
+        params: `nnx.State` of initial parameters; default: those of the module.
+        aux: `nnx.State` of the initial other variables, such as batch statistics; default: those of the module.
+
+    Returns:
+        `Adapted`.
+    """
+    from flax import nnx
+
+    graphdef, own_params, streams, own_aux = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    tags = {node.tag for _, node in nnx.iter_graph(module) if isinstance(node, nnx.RngStream)}
+    call = call_of(type(module).__call__)
+
+    def merged(params: Any, aux: Any, train: bool) -> Any:
+        copy = nnx.merge(graphdef, params, streams, aux, copy=True)  # the variables of a split belong to the user's module
+        (copy.train if train else copy.eval)()
+        return copy
+
+    def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+        copy = merged(params, aux, train)
+        options: dict[str, Any] = {**call.mode(train)}
+        if axis_name is not None:
+            _synchronize(nnx, copy, axis_name)
+        if train and key is not None:
+            nnx.reseed(copy, policy="match_shape", **{tag: _stream_key(key, tag) for tag in tags})
+        if "rngs" in call.names and (train or "rngs" in call.required):
+            options["rngs"] = nnx.Rngs(jax.random.key(0) if key is None else key)
+        output = copy(*inputs, **options)
+        nnx.pop(copy, nnx.Intermediate)  # values that `sow` stored; with them the state would have another structure
+        return output, nnx.split(copy, nnx.Param, nnx.RngState, ...)[3]
+
+    return Adapted(
+        NAME,
+        apply,
+        call.inputs,
+        lambda params, aux: merged(params, aux, train=False),
+        initial("params", NAME, own_params, params),
+        initial("aux", NAME, own_aux, aux),
+    )
+
+
+def _stream_key(key: Any, tag: str) -> Any:
+    return jax.random.fold_in(key, zlib.crc32(tag.encode()))
+
+
+def _synchronize(nnx: Any, module: Any, axis_name: str) -> None:
+    """Let the BatchNorm layers average their statistics over the devices."""
+    norms = [layer for _, layer in nnx.iter_modules(module) if isinstance(layer, nnx.BatchNorm)]
+    if not norms:
+        raise unsupported_sync(NAME, "it has no nnx.BatchNorm")
+    for norm in norms:
+        norm.axis_name = axis_name
