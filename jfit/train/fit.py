@@ -131,10 +131,11 @@ def fit(
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
         loss: only if `model` is a function or a module, and then required: a function `loss(output, label)` that returns the
             loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
-            `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as {"a": "cross_entropy", "b": fn}: the
-            losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)` gets the inputs by argument name and
-            needs no labels; parameters named `params` and `aux` after that get the parameters and the new auxiliary states.
-            A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
+            `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as
+            {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)`
+            gets the inputs by argument name and needs no labels; parameters named `params` and `aux` after that get the
+            parameters and the new auxiliary states.  A loss may return (losses, dict of values to log).  See
+            `jfit.Model.from_function`.
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
             gradient of the step; batches are never padded, and row weights and micro-batches are not supported.

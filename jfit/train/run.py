@@ -87,11 +87,11 @@ class Run:
     def model(self) -> Any:
         """The trained module, if the model is a module of a JAX framework (Flax, Equinox, Haiku, Keras); else the `jfit.Model`.
 
-        Each access returns a new module in evaluation mode, with copies of the current values on the default device.
+        Each access returns a new module in evaluation mode, with copies of `params` and `aux` on the default device.
         """
         if self.functions.module is None:
             return self.functions
-        arrays = counters.read((self.state.params, self.state.aux))  # sync: for the user
+        arrays = counters.read((averaged(self.state).params, self.state.aux))  # sync: for the user
         params, aux = (jax.tree.map(jnp.array, tree) for tree in arrays)
         return self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
 
