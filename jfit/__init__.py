@@ -25,7 +25,7 @@ from jfit import callbacks, checkpoint, counters, data, export, formats, init, l
 from jfit.data import Batch, NDArrayIter
 from jfit.graph import Symbol
 from jfit.load import Loaded, load
-from jfit.lowering import lower
+from jfit.lowering import lower, summary
 from jfit.lowering.model import Model, Policy
 from jfit.mxnet import callback
 from jfit.mxnet.feedforward import FeedForward, TrainingOptions
@@ -93,6 +93,7 @@ __all__ = [
     "predict",
     "predict_step",
     "score",
+    "summary",
     "sym",
     "totals",
     "tpu",

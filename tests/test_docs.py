@@ -7,6 +7,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import run_readme
@@ -32,7 +33,6 @@ NOTEBOOKS = [
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.mark.repetitions(110)
 @pytest.mark.parametrize("name", MODULES)
 def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -45,11 +45,20 @@ def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     assert not report, "".join(report)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_readme.run(ROOT / page)
+
+
+@pytest.mark.slow  # imports five frameworks
+def test_the_code_of_the_page_on_models_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jax.config.update("jax_numpy_rank_promotion", "allow")  # Keras adds biases to arrays of another rank
+    try:
+        run_readme.run(ROOT / "docs" / "models.md")
+    finally:
+        jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def test_the_first_example_of_readme_prints_the_table_below_it(tmp_path, monkeypatch, capsys):

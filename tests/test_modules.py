@@ -252,6 +252,28 @@ def test_fewer_rows_than_a_batch_are_not_padded_for_batch_statistics(make):
     assert_close((run.params, run.aux), (params, aux))
 
 
+class DropoutOnly(nnx.Module):
+    def __init__(self):
+        self.linear, self.drop = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=1))
+
+    def __call__(self, x):
+        return self.linear(self.drop(x))
+
+
+def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding():
+    graphdef, params, rngs = nnx.split(DropoutOnly(), nnx.Param, ...)
+
+    def apply(params, aux, x, key):
+        m = nnx.merge(graphdef, params, rngs, copy=True)
+        nnx.reseed(m, dropout=jax.random.fold_in(key, zlib.crc32(b"dropout")))
+        return m(x), aux
+
+    run, (params, _, losses) = train(DropoutOnly()), by_hand(Plain(None, params, (), apply, None), 16)
+    assert run.functions.plan(run.settings.inputs).paddable
+    np.testing.assert_allclose(run.history.column("loss"), losses, rtol=1e-5)
+    assert_close(run.params, params)
+
+
 # ------------------------------------------------------------------------------------------------ what comes back
 @pytest.mark.repetitions(3)
 def test_run_model_is_the_trained_module_and_the_module_passed_is_unchanged(trained):
@@ -374,6 +396,33 @@ def test_keras_models_with_regularizers_or_another_backend_are_refused(monkeypat
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(ValueError, match="the backend of Keras is 'torch', but jfit trains JAX programs"):
         train(model)
+
+
+# ------------------------------------------------------------------------------------------------ tables
+@pytest.mark.parametrize("make", [nnx_module, linen_module, equinox_module, haiku_module, keras_is_slow])
+def test_summary_counts_the_parameters_of_a_module_and_shows_its_outputs(make):
+    plain = make()
+    lines = jfit.summary(plain.module, (X, Y)).splitlines()
+    arrays = jax.tree.leaves(plain.params)
+    assert (
+        lines[len(arrays) + 1]
+        == f"parameters: {sum(a.size for a in arrays)} values in 6 arrays, {sum(a.nbytes for a in arrays)} bytes"
+    )
+    assert lines[-1] == "output: 40x3 float32" and lines[-2].startswith("auxiliary states: ")
+    assert {tuple(line.split()[1:4]) for line in lines[1:7]} >= {("8", "float32", "8"), ("3", "float32", "3")}
+    assert jfit.summary(plain.module, (40, 5)) == "\n".join(lines)
+
+
+def test_summary_takes_functions_runs_and_graphs():
+    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3)
+    assert jfit.summary(net, X) == net.summary(data=X.shape)
+    several = {"a": {"u": (4, 2)}, "b": jax.ShapeDtypeStruct((4,), "int32")}
+    text = jfit.summary(lambda p, a, b: {"s": a["u"] * p["k"], "t": b}, several, params={"k": np.float32(1)})
+    assert text.splitlines()[-2:] == ["s: 4x2 float32", "t: 4 int32"]
+    run = train(nnx.Linear(5, 3, rngs=nnx.Rngs(0)), num_epoch=1)
+    assert "parameters: 18 values in 2 arrays, 72 bytes" in jfit.summary(run, (X, Y))
+    with pytest.raises(ValueError, match="summary: the input 'b' is missing; found"):
+        jfit.summary(lambda p, a, b: a, {"a": X}, params=X)
 
 
 # ------------------------------------------------------------------------------------------------ forms of modules

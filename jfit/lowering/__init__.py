@@ -5,6 +5,8 @@ function and a per-example loss.
 """
 
 from jfit.lowering.build import lower
+from jfit.lowering.frameworks.dispatch import from_module
 from jfit.lowering.function import from_function
+from jfit.lowering.summary import summary
 
-__all__ = ["from_function", "lower"]
+__all__ = ["from_function", "from_module", "lower", "summary"]

@@ -235,8 +235,7 @@ class Model(NamedTuple):
         return (*self.inputs, *self.evaluation_labels)
 
     def __repr__(self) -> str:
-        # Some models of functions have outputs only when the first batch is known.
-        return f"<Model: {', '.join(self.inputs)} -> {', '.join(out.name for out in self.outputs) or '...'}>"
+        return f"<Model: {', '.join(self.inputs)} -> {', '.join(out.name for out in self.outputs)}>"
 
     def _repr_html_(self) -> str:
         axes = {name: f"batch axis {axis}" for name, axis in self.batch_axes.items()}
