@@ -40,6 +40,7 @@ def _run(rates: dict[str, list[float]], workload: str = "w1") -> dict[str, Any]:
     return {"workload": workload, "rows": 64, "cores": 1, "clock": "cpu_s", "rounds": 2, "legs": legs}
 
 
+@pytest.mark.slow
 def test_every_round_runs_every_variant_once_and_rotates_their_order():
     log: list[str] = []
     epochs = measure.interleave({n: Recorder(n, log) for n in "abc"}, rounds=2)

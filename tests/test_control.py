@@ -135,6 +135,7 @@ def cell_net():
     return sym.SoftmaxOutput(net, name="softmax")
 
 
+@pytest.mark.slow
 def test_zero_weight_rows_have_no_effect(rng):
     model = jfit.lower(cell_net())
     data, label = rng.normal(size=(5, 3, 2)).astype("float32"), np.arange(5) % 3

@@ -210,3 +210,124 @@ def test_recorded_steps_leave_out_host_metrics_and_arrays_and_a_metric_that_jax_
     untraced = accuracy._replace(name="own", compute=lambda sums: {"own": float(sums[0])})
     with pytest.raises(ValueError, match="metric 'own' cannot be computed for single steps"):
         train(eval_metric=[untraced], log_every=1)
+
+
+# ------------------------------------------------------------------------------------------------ best checkpoints
+def saved(folder: Any) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+class Replayed:
+    """Replaces the logged value "val_loss" of each epoch by one of a list, before the other callbacks get the event."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def __call__(self, event: Any) -> None:
+        event.logs["val_loss"] = self.values[event.epoch]
+
+
+def test_the_best_checkpoints_are_kept_with_the_newest_and_survive_a_resume(tmp_path):
+    losses = [0.5, 0.3, 0.9, float("nan"), 0.4, 0.8, 0.7]
+    settings: dict[str, Any] = {"data": blobs(16), "checkpoint": None}
+
+    def best(folder: Any, **given: Any) -> list[Any]:
+        return [Replayed(losses), jfit.callbacks.checkpointing(folder, keep=1, keep_best=2, **given)]
+
+    first = train(num_epoch=3, callbacks=best(tmp_path / "a"), **settings)
+    assert saved(tmp_path / "a") == [2, 4, 6]  # two steps per epoch: the best are epochs 1 and 0
+    train(num_epoch=7, callbacks=best(tmp_path / "a"), resume=tmp_path / "a", **settings)
+    assert saved(tmp_path / "a") == [4, 10, 14]
+    record = jfit.checkpoint.load_meta(tmp_path / "a")["best"]
+    assert record == {"monitor": "val_loss", "mode": "min", "checkpoints": [[0.3, 4], [0.4, 10]]}
+    loaded = jfit.Run.load(tmp_path / "a", which="best")
+    assert loaded.position["step"] == 4 and jfit.checkpoint.best(tmp_path / "a").name == "step-00000004"
+    assert bits(loaded.params) == bits(train(num_epoch=2, **settings).params) != bits(first.params)
+
+    train(num_epoch=7, callbacks=best(tmp_path / "b", every=3, mode="max"), **settings)
+    assert saved(tmp_path / "b") == [6, 12]  # the values 0.9 and 0.8; the last "step" event was that of step 12
+
+
+def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monitor(tmp_path):
+    data = blobs(16)
+    run = train(data=data, eval_data=data, num_epoch=5, checkpoint=tmp_path / "a", checkpoint_best="val_accuracy")
+    accuracy = run.history.column("val_accuracy")
+    assert jfit.checkpoint.best(tmp_path / "a").name == f"step-{2 * accuracy.index(max(accuracy)) + 2:08d}"
+    with pytest.raises(ValueError, match="checkpoint_best='val_loss' needs checkpoint="):
+        train(checkpoint_best="val_loss")
+    with pytest.raises(ValueError, match=r"monitor='val_loss' is not logged.*Pass eval_data="):
+        train(data=data, checkpoint=tmp_path / "b", checkpoint_best="val_loss")
+    train(data=data, num_epoch=1, checkpoint=tmp_path / "c")
+    with pytest.raises(ValueError, match="did not keep its best checkpoints; pass checkpoint_best="):
+        jfit.Run.load(tmp_path / "c", which="best")
+    with pytest.raises(ValueError, match='which is \'first\'; expected "newest" or "best"'):
+        jfit.Run.load(tmp_path / "c", which="first")
+    with pytest.raises(ValueError, match="keep_best is -1"):
+        jfit.callbacks.checkpointing("a", keep_best=-1)
+
+
+# ------------------------------------------------------------------------------------------------ schedules
+@pytest.mark.parametrize("steps", [10, 137])
+@pytest.mark.repetitions(1)
+def test_one_cycle_is_that_of_optax(steps):
+    cosine = optax.cosine_onecycle_schedule(steps, 0.5, 0.25, 10.0, 100.0)
+    linear = optax.linear_onecycle_schedule(steps, 0.5, 0.25, 0.8, 10.0, 100.0)
+    numbers = np.arange(steps + 3)
+    for expected, anneal in ((cosine, "cosine"), (linear, "linear")):
+        cycle = jfit.optim.one_cycle(steps, 0.5, 0.25, 10.0, 100.0, anneal=anneal, pct_final=0.8)
+        np.testing.assert_allclose(jax.vmap(cycle)(numbers + 1), jax.vmap(expected)(numbers), rtol=2e-5, atol=1e-7)
+    assert float(cycle(1, base=5.0)) == pytest.approx(10 * float(cycle(1)))
+
+
+def test_one_cycle_spans_the_run_by_name_and_is_checked():
+    run = train(schedule="one_cycle", log_every=1)
+    expected = optax.cosine_onecycle_schedule(14, 0.1)
+    np.testing.assert_allclose(run.history.column("lr", "steps"), [expected(n) for n in range(14)], rtol=1e-5)
+    with pytest.raises(ValueError, match="anneal is 'exp'"):
+        jfit.optim.one_cycle(10, anneal="exp")
+    with pytest.raises(ValueError, match="changes direction at the updates"):
+        jfit.optim.one_cycle(3)
+
+
+class FakeRun:
+    """What `reduce_on_plateau` uses of a run."""
+
+    def __init__(self) -> None:
+        self.base_lr, self.settings = 1.0, type("Settings", (), {"ignores_base_lr": False})
+
+    def set_base_lr(self, rate: float) -> None:
+        self.base_lr = rate
+
+
+@pytest.mark.parametrize(("patience", "cooldown"), [(1, 0), (2, 3), (3, 1)])
+def test_reduce_on_plateau_has_the_rates_of_optax(patience, cooldown):
+    values = np.random.default_rng(patience).choice([0.5, 0.5005, 0.49, 0.4, 0.7, np.nan], 60)
+    values[0] = 0.6
+    options: dict[str, Any] = {"factor": 0.5, "patience": patience, "cooldown": cooldown}
+    reference = optax.contrib.reduce_on_plateau(rtol=0.0, atol=1e-3, min_scale=1e-3, **options)
+    state, run = reference.init({}), FakeRun()
+    callback = jfit.callbacks.reduce_on_plateau(min_delta=1e-3, min_lr=1e-3, **options)
+    own = callback.init()
+    update = jax.jit(lambda state, value: reference.update({}, state, value=value)[1])
+    for epoch, value in enumerate(values):
+        own = callback.on(jfit.callbacks.Event("epoch_end", epoch, 0, 0, None, {"val_loss": float(value)}, run), own)
+        state = update(state, jnp.float32(value))
+        assert run.base_lr == pytest.approx(float(state.scale)), epoch
+    assert run.base_lr < 0.3
+
+
+def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
+    def settings(epochs: int) -> dict[str, Any]:
+        plateau = jfit.callbacks.reduce_on_plateau("loss", min_delta=10.0, patience=2, factor=0.5)
+        return {"data": blobs(16), "callbacks": [plateau], "num_epoch": epochs}
+
+    whole = train(**settings(6))
+    assert np.allclose(whole.history.column("lr"), [0.1, 0.1, 0.1, 0.05, 0.05, 0.025])
+    train(**settings(4), checkpoint=tmp_path)
+    assert same(train(**settings(6), checkpoint=tmp_path, resume=True), whole)
+    with pytest.raises(ValueError, match="own learning rate, which cannot be reduced"):
+        train(**settings(1), optimizer=optax.sgd(0.1), optimizer_params=None)
+    with pytest.raises(ValueError, match="would have no effect; pass a function"):
+        train(**settings(1), schedule=optax.constant_schedule(0.1))
+    with pytest.raises(ValueError, match="expected 0 < factor < 1, patience >= 1"):
+        jfit.callbacks.reduce_on_plateau(factor=1.0)

@@ -184,6 +184,7 @@ STEPS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), AXIS), min_size=1, max_size=6), row=st.integers(0, 3))
 def test_rows_called_independent_never_change_when_another_row_does(steps, row):

@@ -79,8 +79,9 @@ def test_metrics_with_best_value_one_share_their_axes_and_a_learning_rate_that_c
     one, f1 = figure.axes[1].lines[1:]
     assert one.get_color() == f1.get_color() and one.get_linestyle() == "--" and f1.get_linestyle() == "-"
     np.testing.assert_array_equal(figure.axes[3].lines[0].get_ydata(), [0.1, 0.05])
-    constant = rows(loss=[2, 1.0], lr=[0.1, 0.1]).plot(tmp_path / "a.png")
+    constant = rows(loss=[2, 1.0], a_loss=[1, 0.5], lr=[0.1, 0.1]).plot(tmp_path / "a.png")
     assert [axis.get_title() for axis in constant.axes] == ["loss"]
+    assert [line.get_label() for line in constant.axes[0].lines] == ["loss (train)", "a_loss (train)"]
 
 
 def test_a_script_gets_a_figure_of_pyplot_and_a_plot_to_a_file_leaves_pyplot_alone(run, tmp_path):
@@ -161,6 +162,8 @@ def test_a_model_shows_inputs_labels_and_outputs_with_their_kinds():
         ["output", "softmax_output", "head, label softmax_label"],
     ]
     assert repr(model) == "<Model: data -> softmax_output>"
+    later = jfit.Model.from_function(lambda params, x: {"a": x * params}, loss=lambda out, batch: out["a"], params=np.ones(2))
+    assert repr(later) == "<Model: x -> ...>" and Table(later._repr_html_()).rows[0] == ["input", "x", ""]
 
 
 def test_a_symbol_without_graphviz_is_a_table_of_its_nodes(monkeypatch):
@@ -436,6 +439,16 @@ def test_a_resumed_run_continues_the_run_of_the_tracker(monkeypatch, tmp_path):
     assert board[0][2]["purge_step"] == 3  # after the step of the checkpoint
     assert w[0][2] == {"project": "p", "id": "w1", "resume": "allow", "config": SETTINGS | {"checkpoint": str(tmp_path / "c")}}
     assert m[1:3] == [("mlflow.start_run", (), {"run_id": "m1"}), ("mlflow.log_metrics", m[2][1], {"step": 4})]
+
+
+def test_every_kth_batch_is_logged_in_the_order_of_steps(monkeypatch):
+    calls = wandb_calls(monkeypatch)
+    run = train([jfit.callbacks.wandb(every=2)], batch_size=4, log_every=2)
+    logged = [(kwargs["step"], args[0]) for name, args, kwargs in calls if name == "run.log"]
+    assert [step for step, _ in logged] == [2, 4, 4, 6, 8, 8]
+    assert [values["step/loss"] for _, values in logged if "step/loss" in values] == run.history.column("loss", "steps")
+    with pytest.raises(ValueError, match="callback mlflow: every is 0, expected a number of steps of at least 1"):
+        jfit.callbacks.mlflow(every=0)
 
 
 def test_log_points_are_logged_and_values_that_are_no_numbers_left_out(monkeypatch):

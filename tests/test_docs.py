@@ -33,6 +33,7 @@ NOTEBOOKS = [
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+@pytest.mark.repetitions(110)
 @pytest.mark.parametrize("name", MODULES)
 def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -45,6 +46,7 @@ def test_the_doctests_of_a_module_pass(name, tmp_path, monkeypatch):
     assert not report, "".join(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -57,6 +57,7 @@ def predicted(trained, data):
 
 
 # ------------------------------------------------------------------------------------------ forward
+@pytest.mark.slow
 def test_a_program_takes_any_batch_size_and_its_parameters(trained):
     model, params, aux = trained
     program = jfit.export.stablehlo(model, {"data": (4, 2, 8, 8)}, params, aux, platforms=CPU)
@@ -107,6 +108,7 @@ def test_a_recorded_model_is_one_program_for_any_batch_size(name):
 
 
 # ------------------------------------------------------------------------------------------ train step
+@pytest.mark.slow
 def test_a_train_step_without_the_graph_learns_the_same():
     model, specs = jfit.lower(dense()), batch_of(6)
     settings = {"metrics": jfit.metrics.get("acc"), "clip_norm": 1.0}

@@ -194,6 +194,7 @@ def test_a_graph_gives_the_same_for_any_batch_size(name):
     agree(symbol, {"data": shape})
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_relu", "rnn_tanh"])
 @pytest.mark.parametrize("both", [False, True])
@@ -343,6 +344,7 @@ def test_missing_parameters_inputs_and_wrong_names_are_named():
         jfit.export.onnx("net", {"data": (2, 4)})
 
 
+@pytest.mark.slow
 def test_importing_jfit_does_not_import_the_export_dependencies():
     code = """
         import sys, jfit

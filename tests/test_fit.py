@@ -70,6 +70,7 @@ def batches_of(size: int = 8):
     return [(X[i : i + size], Y[i : i + size]) for i in range(0, len(X), size)]
 
 
+@pytest.mark.slow
 def test_arrays_in_lists_tuples_and_dicts_train_alike():
     first = train()
     for data in ((X.tolist(), Y.tolist()), ([X], [Y]), ({"data": X}, {"softmax_label": Y}), {"data": X, "softmax_label": Y}):
@@ -123,6 +124,7 @@ def test_rows_are_weighted_by_their_row_weight():
         assert light.score((X, Y, weight))["accuracy"] == pytest.approx(without.score((X[20:], Y[20:]))["accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_time_major_inputs_are_fed_from_rows(resident):

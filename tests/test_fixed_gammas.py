@@ -161,6 +161,7 @@ def test_a_bucket_updates_only_its_own_fixed_gammas_with_their_own_counts():
         assert module._curr_module._optimizer.m_schedule == pytest.approx(schedule_after(counts, 2.0), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_store", [False, True])
 def test_a_parameter_with_grad_req_null_does_not_advance_the_shared_scalars_of_the_trainer(on_store):
     close(trainers(mx, on_store), GOLDEN[f"trainer_{on_store}"])

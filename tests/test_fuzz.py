@@ -51,6 +51,7 @@ def damaged(draw, name):
     return bytes(raw)
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", ["arrays", "states", "graph", "mutant", "header", "tensors"])
 @settings(deadline=None, max_examples=150)
@@ -125,6 +126,7 @@ def many(item, count, first=5):
     return ('{"nodes":[' + ",".join([inputs, *[item] * count]) + '],"heads":[[0,0]]}').encode()
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     "data",
@@ -227,6 +229,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_small_files_that_declare_large_sizes_use_little_memory(tmp_path):
     head = struct.pack("<QQQ", 0x112, 0, 1)

@@ -13,8 +13,9 @@ import jfit
 from jfit import counters, metrics
 from jfit.ops.rows import RowLayout
 from jfit.train.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
-from jfit.train.history import History, _curves
+from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics, MetricInputs, _row_array
+from jfit.train.plotting import _groups
 
 DATA = batch_of(45)
 X, Y = DATA["data"], DATA["softmax_label"]
@@ -152,14 +153,15 @@ def test_values_may_be_arrays(tmp_path, capsys):
     table = run.score((x, y))["confusion_matrix"]
     assert isinstance(table, np.ndarray) and table.tolist() == oracle.confusion_matrix(y, run.predict(x).argmax(1)).tolist()
     assert run.history.column("confusion_matrix")[-1] == table.tolist()
-    assert "confusion" not in repr(run) + run.history.table() + run._repr_html_() + capsys.readouterr().out
+    assert "confusion" not in repr(run) + run.history.table() + capsys.readouterr().out
+    assert run._repr_html_().count("confusion") == 1  # the name among the settings, not the values
     assert "confusion" not in (tmp_path / "log.csv").read_text()
     assert "confusion" not in run.history.to_csv(tmp_path / "history.csv").read_text()
     last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
     assert last["val_confusion_matrix"] == table.tolist()
     again = jfit.Run.load(tmp_path / "states", mlp())
     assert again.history.epochs == run.history.epochs
-    assert _curves(run.history) == ["loss", "accuracy"]
+    assert [name for names in _groups(run.history).values() for name in names] == ["loss", "accuracy"]
 
 
 def test_the_history_keeps_array_values_and_log_lines_omit_them(tmp_path):
@@ -169,7 +171,7 @@ def test_the_history_keeps_array_values_and_log_lines_omit_them(tmp_path):
     again = History.from_json(history.to_json())
     assert str(again.epochs[0]["confusion_matrix"]) == str(history.epochs[0]["confusion_matrix"]) == "[[2.0, nan], [0.0, 1.0]]"
     assert "confusion" not in history.table() + history.to_csv(tmp_path / "history.csv").read_text()
-    assert _curves(history) == ["loss"]
+    assert [name for names in _groups(history).values() for name in names] == ["loss"]
     with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array, expected a number"):
         stop = early_stopping("confusion_matrix")
         stop.on(Event("epoch_end", 0, 1, 1, 1, logs, None), stop.init())

@@ -174,6 +174,7 @@ def test_a_damaged_record_is_named_and_the_next_batch_is_read(damaged, workers):
         list(mx.io.ImageRecordIter(path_imgrec=str(damaged), data_shape=(3, 16, 16), batch_size=4, preprocess_threads=0))
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_iterator_is_deleted_and_when_one_of_them_dies():
     it = images(workers=2)
     it.next()

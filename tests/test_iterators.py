@@ -150,6 +150,7 @@ elif (second, record) != ([float(k) for k in LABELS], RECORD):
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_reads_independently_and_does_not_end_the_workers():
     with RecordReader(TEN) as file:
         file.skip()

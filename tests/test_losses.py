@@ -150,6 +150,7 @@ def by_hand(x, label, batch_size, rate=0.5):
     return w, mean(w, x, label)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 99), rows=st.sampled_from([16, 19]), share=st.sampled_from([0.2, 0.7]))
 def test_the_mean_is_over_the_positions_that_are_not_ignored(seed, rows, share):
@@ -220,6 +221,7 @@ def test_fit_refuses_a_column_of_outputs_with_a_vector_of_labels(stream, line, b
         fit(lambda p, x: x @ p["w"], data, params={"w": np.zeros((3, 1), "float32")}, loss=lambda o, y: (o - y) ** 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 5),

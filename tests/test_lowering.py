@@ -359,6 +359,7 @@ def test_channels_last_arrays_give_the_same_result(name, rng, monkeypatch):
             np.testing.assert_allclose(got[k], expected[k], rtol=1e-3, atol=1e-3, err_msg=k)
 
 
+@pytest.mark.slow
 def test_pooling_after_normalization_has_the_same_gradient_with_and_without_jit(rng):
     x = {"data": rng.normal(size=(6, 1, 28, 28)).astype("float32")}
     net = V("data")

@@ -1,5 +1,6 @@
 """`mx.mod.BucketingModule` reproduces MXNet's recorded training over three buckets."""
 
+import pytest
 from golden_mx import arrays_of, assert_close, manifest, under
 
 import jfit.mx as mx
@@ -54,5 +55,6 @@ def test_a_recorded_training_over_buckets_is_reproduced():
     train(look=True)
 
 
+@pytest.mark.slow
 def test_a_recorded_training_is_reproduced_with_one_program_per_step():
     train(look=False)

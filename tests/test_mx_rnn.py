@@ -199,6 +199,7 @@ def test_words_are_encoded_as_integers():
     assert coded == [[4, 1, 4]] and grown["?"] == 4
 
 
+@pytest.mark.slow
 def test_a_language_model_over_buckets_trains_as_in_mxnet():
     found, wanted = trained(mx), GOLDEN["trained"]
     np.testing.assert_allclose(found["score"]["perplexity"], wanted["score"]["perplexity"], rtol=1e-4)

@@ -90,6 +90,7 @@ def same_params(a, b, tolerance=0.0):
 
 
 # ------------------------------------------------------------------------------------------------ training
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("read", [False, True], ids=["one program", "outputs read in between"])
 def test_a_recorded_training_over_three_lengths(read):
@@ -200,6 +201,7 @@ def test_grad_req_add_accumulates_over_buckets():
         np.testing.assert_allclose(found, sum(alone), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_buckets_on_two_devices_train_as_on_one():
     one, two = ready(), ready(context=[jfit.cpu(0), jfit.cpu(1)])
     two.set_params(*one.get_params())
@@ -209,6 +211,7 @@ def test_buckets_on_two_devices_train_as_on_one():
     same_params(one, two, 1e-5)
 
 
+@pytest.mark.slow
 def test_fit_trains_over_buckets_and_logs(caplog):
     data = Sentences([5, 3, 2, 5, 3, 2], 5)
     module, logged = BucketingModule(sym_gen, 5), []

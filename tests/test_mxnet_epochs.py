@@ -80,6 +80,7 @@ def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     assert_same_bits(whole, each)
 
 
+@pytest.mark.slow
 def test_a_scheduler_changes_the_learning_rate_within_a_dispatch_as_between_batches():
     make = lambda: lr_scheduler.FactorScheduler(step=5, factor=0.7, base_lr=0.1)  # noqa: E731
     whole, each = trained(scheduler=make), trained(lambda param: None, scheduler=make)

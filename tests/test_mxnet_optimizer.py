@@ -86,6 +86,7 @@ def problem(count=160, dtype="float32"):
     return list(keys), [jnp.full((3, 2), 1 + k, dtype) for k in keys], [jnp.full((3, 2), 0.5, dtype) for _ in keys]
 
 
+@pytest.mark.slow
 def test_160_parameters_are_one_program_and_changed_scalars_do_not_recompile():
     optimizer = Adam(learning_rate=0.25, wd=0.125, beta1=0.875)
     indices, weights, grads = problem()

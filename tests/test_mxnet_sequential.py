@@ -80,6 +80,7 @@ def start():
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("optimizer", "params"), OPTIMIZERS)
 @pytest.mark.parametrize("devices", [1, 2, 3])

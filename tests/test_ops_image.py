@@ -60,6 +60,7 @@ def test_lighting_is_random():
     np.testing.assert_array_equal(_run("_image_random_lighting", BYTES[:, :, :1]), BYTES[:, :, :1])
 
 
+@pytest.mark.slow
 def test_colour_jitter():
     same = _run("_image_random_color_jitter", BYTES, brightness=0, contrast=0, saturation=0, hue=0)
     np.testing.assert_array_equal(same, BYTES)
@@ -81,6 +82,7 @@ def test_hue_of_bytes_is_within_one_step():
     np.testing.assert_allclose(floats.max(-1) + floats.min(-1), BYTES.max(-1).astype("f") + BYTES.min(-1), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_augmentation_of_a_row_does_not_depend_on_its_position():
     batch = np.stack([BYTES] * 4).astype("f")
 

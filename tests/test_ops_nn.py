@@ -73,6 +73,7 @@ def test_make_loss_normalizes_by_rows_as_mxnet(shape, rows):
     np.testing.assert_allclose(got, np.full(shape, 120 / rows), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_multi_output_and_preserve_shape_exclude_padding_from_the_denominator():
     cases = [({"multi_output": True}, (4, 3, 5), (4, 5)), ({"preserve_shape": True}, (4, 5, 3), (4, 5)), ({}, (4, 5, 3), (4,))]
     for attrs, size, labels in cases:

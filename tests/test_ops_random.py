@@ -143,6 +143,7 @@ def test_multinomial_probabilities_need_not_sum_to_one():
     assert set(few) == {1, 2}
 
 
+@pytest.mark.slow
 def test_unique_zipfian():
     ids, tries = (np.asarray(a) for a in run("_sample_unique_zipfian", range_max=20, shape=(COUNT, 3)))
     edges = np.clip(np.arange(21) - 0.5, 0, None) + 1

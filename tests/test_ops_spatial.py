@@ -152,6 +152,7 @@ def test_label_lengths_truncate_the_labels():
     np.testing.assert_allclose(got, run("CTCLoss", scores, jnp.array([[1.0, 0, 0], [2.0, 2.0, 0]])), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_warp_ctc_is_a_head_over_the_same_loss():
     steps, batch, classes = 5, 3, 4
     scores, labels = normal(steps, batch, classes), jnp.array([[1.0, 2.0], [3.0, 0.0], [2.0, 2.0]])
@@ -192,6 +193,7 @@ HALVES = [
 ]
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_its_dtype_and_is_close():
     for op, shapes, attrs in HALVES:
         arrays = [normal(*s) for s in shapes]

@@ -66,6 +66,7 @@ def test_docs_page_is_up_to_date():
     assert page.read_text() == markdown(), "run python -m jfit.ops --markdown > docs/operators.md"
 
 
+@pytest.mark.slow
 def test_module_runs_as_a_command():
     done = subprocess.run([sys.executable, "-m", "jfit.ops"], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "operators under" in done.stdout

@@ -132,6 +132,7 @@ def normalised(params, data, label):
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(np.int32)))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("rows", "devices"), [(8, 2), (7, 2), (9, 8)])
 def test_batch_norm_takes_its_statistics_per_device_without_padding(rows, devices):
@@ -316,6 +317,7 @@ def test_programs_without_a_step_run_on_one_device_and_on_several():
 
 
 # ------------------------------------------------------------------------------------------ outputs
+@pytest.mark.slow
 def test_outputs_of_any_layout_are_merged_and_unpadded():
     rows = 5  # on 2 devices: 3 slots each
 

@@ -63,6 +63,7 @@ def sections(text):
             yield len(body[0]) - len(body[0].lstrip()) if body else 0, body
 
 
+@pytest.mark.slow
 def test_make_docs_can_parse_the_sections_of_every_docstring():
     # griffe, which `make docs` uses, warns about entries without "name:" on their first line and about shallow continuations.
     wrong = []

@@ -82,6 +82,7 @@ def test_rescale_replaces_the_mean_by_a_factor():
     assert_close(mean.params, half.params)
 
 
+@pytest.mark.slow
 def test_a_step_is_pure():
     batch = batch_of(8)
     state = jfit.init_state(mlp(0.5), "adam", batch)

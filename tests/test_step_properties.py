@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 from engine_nets import assert_close, assert_equal, batch_of, mlp, on_host, weighted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ def updated(devices: int, batch):
     return on_host((state.params, state.opt_state, state.metrics, out.loss))
 
 
+@pytest.mark.slow
 @relaxed
 @given(weight=some_weights, devices=st.sampled_from([2, 8]), seed=st.integers(0, 100))
 def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, seed):
@@ -40,6 +42,7 @@ def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, se
     assert_close(updated(devices, batch), updated(1, batch), 1e-5)
 
 
+@pytest.mark.slow
 @relaxed
 @given(weight=some_weights, devices=st.sampled_from([1, 2, 8]), junk=st.sampled_from([np.nan, np.inf, -1e30, 5.0]))
 def test_padding_rows_have_no_effect_for_any_values(weight, devices, junk):

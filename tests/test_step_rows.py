@@ -45,6 +45,7 @@ def test_module_trains_an_embedding_table_as_mxnet_does(case):
     np.testing.assert_allclose(fitted(mx, *case["net"]), case["after"], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("how", [{"clip_norm": 0.01}, {"clip_value": 0.01}, {"micro_batches": 3}, {"policy": "bfloat16"}])
 def test_sgd_by_rows_equals_dense_sgd(how):

@@ -279,6 +279,7 @@ def test_copies_are_the_same_graph(way):
     assert way(net).tojson() == net.tojson()
 
 
+@pytest.mark.slow
 def test_ten_thousand_nodes_in_a_row_need_no_recursion():
     deep = chain(10_000)
     assert deep.list_arguments() == ["data"]
@@ -291,6 +292,7 @@ def test_ten_thousand_nodes_in_a_row_need_no_recursion():
     assert len(copy.deepcopy(deep)(data=V("z")).attr_dict()) == 0
 
 
+@pytest.mark.slow
 def test_two_thousand_nodes_are_lowered_and_run():
     model = jfit.lower(chain(2_000))
     (out,), _ = jax.jit(lambda x: model.apply({}, {}, {"data": x}))(jnp.arange(-2.0, 2.0))

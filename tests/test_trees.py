@@ -285,6 +285,7 @@ def test_a_run_of_a_graph_continues_in_fit():
     assert_same(again.params, whole.params)
 
 
+@pytest.mark.slow
 def test_modules_take_the_parameters_back():
     module = Net(nnx.Rngs(0))
     graphdef, params = nnx.split(module)
@@ -349,6 +350,7 @@ def data_of(tree):
     return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("optimizer", [lambda: OPTIMIZERS["noise"](None), lambda: "adam"], ids=["optax", "jfit"])
 def test_typed_keys_are_state_that_is_not_trained(optimizer, devices, tmp_path):
@@ -398,6 +400,7 @@ def nested(leaves):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tree=nested(st.floats(-1, 1, width=32)).filter(jax.tree.leaves), data=st.data())
 def test_any_tree_comes_back(tree, data):

@@ -235,7 +235,8 @@ class Model(NamedTuple):
         return (*self.inputs, *self.evaluation_labels)
 
     def __repr__(self) -> str:
-        return f"<Model: {', '.join(self.inputs)} -> {', '.join(out.name for out in self.outputs)}>"
+        # Some models of functions have outputs only when the first batch is known.
+        return f"<Model: {', '.join(self.inputs)} -> {', '.join(out.name for out in self.outputs) or '...'}>"
 
     def _repr_html_(self) -> str:
         axes = {name: f"batch axis {axis}" for name, axis in self.batch_axes.items()}

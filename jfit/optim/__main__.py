@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jfit.optim.registry import OPTIMIZERS, optax_names
+from jfit.optim.schedules import SCHEDULES
 
 COLUMNS = ("optimizer", "aliases", "parameters", "state", "what it computes")
 SHARED = ("wd", "clip_gradient", "lr_mult", "wd_mult", "multi_precision")
@@ -79,6 +80,7 @@ def markdown() -> str:
 
 
 _SHARED = ", ".join(f"`{name}`" for name in SHARED)
+_SCHEDULES = ", ".join(f"`{name}`" for name in SCHEDULES)
 _TEXT = f"""Each optimizer is a function in `jfit.optim`; `fit`, `train_step` and `jfit.optim.get` accept it by name. In the
 formulas `g` is the rescaled gradient, `w` the weight, `lr` the learning rate, `t` the number of the update, and `c(x)` is x
 clipped to ±clip_gradient.
@@ -88,6 +90,9 @@ With `multi_precision` there is one more slot, `master`: the float32 master copy
 Any other name means an optimizer of optax or optax.contrib with its own parameters, such as `"lion"` or `"muon"`;
 `python -m jfit.optim` lists those in the installed optax. If jfit and optax share a name, it means jfit's optimizer, which
 computes the numbers of MXNet 1.9.1; pass optax's as an instance, `optax.lamb(...)`.
+
+Learning-rate schedules by name (`fit(..., schedule="one_cycle")`, `jfit.optim.one_cycle`): {_SCHEDULES}.
+`jfit.callbacks.reduce_on_plateau("val_loss")` reduces the base learning rate when a value stops improving.
 
 `fit(..., ema=0.999)` keeps an exponential moving average of the parameters: `run.score`, `run.predict`, the evaluation of each
 epoch and `run.params` use it, and `run.raw_params` are the parameters without averaging. In your own loop, wrap any optimizer:

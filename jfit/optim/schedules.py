@@ -384,6 +384,68 @@ def warmup_linear(warmup_steps: Length, base_lr: float = 0.01, warmup_begin_lr: 
     return replace(constant(base_lr, warmup_steps=warmup_steps, warmup_begin_lr=warmup_begin_lr), name="warmup_linear")
 
 
+@_in_any_unit
+def one_cycle(
+    max_update: Length,
+    base_lr: float = 0.01,
+    pct_start: float = 0.3,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+    anneal: str = "cosine",
+    pct_final: float = 0.85,
+) -> Schedule:
+    """The rate grows from base / div_factor to base, and falls to base / (div_factor * final_div_factor): the one-cycle policy.
+
+    With n = count - 1, count the number of the update, from 1: the rate is base / div_factor at n = 0, base at n = pct_start *
+    max_update, and base / (div_factor * final_div_factor) from n = max_update on.  "linear" is base / div_factor again at n =
+    pct_final * max_update.  The rate of the first and last update of a run of max_update updates are those of n = 0 and n =
+    max_update - 1.
+
+    Args:
+        max_update: number of updates of the cycle; `fraction(1.0)` is the whole run.
+        base_lr: base learning rate, the maximum of the cycle.
+        pct_start: fraction of the cycle in which the rate grows.
+        div_factor: the first rate is the base rate divided by this.
+        final_div_factor: the last rate is the first rate divided by this.
+        anneal: "cosine" (half a cosine wave up and another one down) or "linear".
+        pct_final: fraction of the cycle at which "linear" reaches the first rate again; not used by "cosine".
+
+    Returns:
+        A `Schedule`.
+
+    Raises:
+        ValueError: `anneal` is another value, or a phase of the cycle has no update.
+
+    Example:
+        >>> cycle = one_cycle(100, base_lr=1.0, anneal="linear")
+        >>> [round(float(cycle(n + 1)), 3) for n in (0, 15, 30, 85)]
+        [0.04, 0.52, 1.0, 0.04]
+
+    Source: Smith and Topin 2018, https://arxiv.org/abs/1708.07120; the values are those of `optax.cosine_onecycle_schedule` and
+    `optax.linear_onecycle_schedule`.  The momentum is not changed.
+    """
+    if anneal not in ("cosine", "linear"):
+        raise ValueError(f"schedule one_cycle: anneal is {anneal!r}; it must be 'cosine' or 'linear'.")
+    first, last = 1 / div_factor, 1 / (div_factor * final_div_factor)
+    middle = [(int(pct_final * max_update), first)] if anneal == "linear" else []
+    knots = [(0, first), (int(pct_start * max_update), 1.0), *middle, (int(max_update), last)]
+    if any(b[0] <= a[0] for a, b in itertools.pairwise(knots)):
+        raise ValueError(
+            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}, with "
+            f"max_update={max_update}, pct_start={pct_start}, pct_final={pct_final}; they must increase."
+        )
+
+    def rule(count: Any, base: Rate) -> Array:
+        rate = jnp.asarray(base * last)
+        for (low, start), (high, end) in reversed(list(itertools.pairwise(knots))):
+            part = (count - 1 - operand(low)) / operand(high - low)
+            part = (1 - jnp.cos(jnp.pi * part)) / 2 if anneal == "cosine" else part
+            rate = jnp.where(count - 1 < operand(high), base * (start + (end - start) * part), rate)
+        return rate
+
+    return Schedule("one_cycle", rule, base_lr, follows_base=False)
+
+
 def _check_factor(name: str, value: float) -> None:
     if value > 1:
         raise ValueError(f"schedule {name}: factor is {value}; it must be at most 1, so that the rate never grows.")
@@ -400,7 +462,7 @@ def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[
 
 # ------------------------------------------------------------------------------------------------ by name, from functions
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    fn.__name__: fn for fn in (factor, multifactor, poly, cosine, constant, warmup_linear)
+    fn.__name__: fn for fn in (factor, multifactor, poly, cosine, constant, warmup_linear, one_cycle)
 }
 
 

@@ -55,6 +55,7 @@ class Settings:
         learning_rate: base learning rate that the user passed, or None; a callback may have changed it since.
         inputs: shapes and dtypes of the first batch, by input name; None for a run that was loaded.
         optimizer: name of the optimizer, "optax" for an optax transformation; "" for a run that was loaded.
+        ignores_base_lr: whether the schedule is a function of the number of updates alone, as optax schedules are.
     """
 
     devices: list[Device]
@@ -69,6 +70,7 @@ class Settings:
     learning_rate: float | None = None
     inputs: Specs | None = None
     optimizer: str = ""
+    ignores_base_lr: bool = False
 
 
 def settings_of(

@@ -20,7 +20,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +50,7 @@ def save(
     keep: int | None = 3,
     step: int | None = None,
     sync: bool = True,
+    protect: Collection[int] = (),
 ) -> Path:
     """Write a checkpoint atomically: after a crash, the complete checkpoint exists or none of it.
 
@@ -60,6 +61,7 @@ def save(
             states.  None: {}.
         keep: number of checkpoints to keep in `directory`, this one included; the ones with the lowest steps are deleted.  None
             keeps all.
+        protect: steps of checkpoints that are kept in addition, such as the best ones.
         step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
         sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
 
@@ -83,7 +85,7 @@ def save(
     directory = Path(directory)
     number = _step_of(state) if step is None else int(step)
     arrays, keys = _arrays(state)
-    path = directory / f"step-{number:08d}"
+    path = path_of(directory, number)
     with suppress(OSError):
         sweep(directory)
     record = {"format": _FORMAT, "step": number, "keys": keys, "meta": dict(meta or {})}
@@ -98,9 +100,16 @@ def save(
         (folder / _META).write_text(json.dumps(record, indent=1), encoding="utf-8")
     if keep is not None:
         others = [other for other in reversed(_checkpoints(directory)) if other != path]
+        protected = {path_of(directory, number) for number in protect}
         for other in others[keep - 1 :]:
-            trash(other)
+            if other not in protected:
+                trash(other)
     return path
+
+
+def path_of(directory: str | os.PathLike[str], step: int) -> Path:
+    """Return the path of the checkpoint of a step, `directory/step-<step with 8 digits>`."""
+    return Path(directory) / f"step-{step:08d}"
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:
@@ -246,6 +255,42 @@ def latest(directory: str | os.PathLike[str]) -> Path | None:
     """
     folders = _checkpoints(Path(directory))
     return folders[-1] if folders else None
+
+
+def best(directory: str | os.PathLike[str]) -> Path:
+    """Return the path of the best checkpoint of a run that kept the best ones.
+
+    `jfit.fit(..., checkpoint=directory, checkpoint_best="val_loss")` keeps it, or `jfit.callbacks.checkpointing` with
+    `keep_best`.
+
+    Args:
+        directory: checkpoint directory of the run; its newest undamaged checkpoint has the list of the best ones.
+
+    Returns:
+        pathlib.Path of the checkpoint with the best monitored value.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or the best one was deleted.
+        ValueError: the run did not keep its best checkpoints.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> for step, loss in [(1, 0.5), (2, 0.7)]:
+        ...     _ = save(folder, {"step": step}, meta={"best": {"checkpoints": [[0.5, 1]]}})
+        >>> best(folder).name
+        'step-00000001'
+    """
+    record = load_meta(directory).get("best")
+    if not record or not record["checkpoints"]:
+        raise ValueError(
+            f"checkpoint: the run in {directory} did not keep its best checkpoints; pass checkpoint_best= to fit, such as "
+            '"val_loss", or jfit.callbacks.checkpointing(..., keep_best=1)'
+        )
+    path = path_of(directory, record["checkpoints"][0][1])
+    if not path.is_dir():
+        raise FileNotFoundError(f"checkpoint: {path}, the best checkpoint according to {_META} of the newest one, was deleted.")
+    return path
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:

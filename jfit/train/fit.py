@@ -52,6 +52,7 @@ def fit(
     callbacks: Sequence[Any] = (),
     checkpoint: str | Path | None = None,
     checkpoint_every: int | str = "epoch",
+    checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
     schedule: Any = None,
     schedule_params: Mapping[str, Any] | None = None,
@@ -111,6 +112,8 @@ def fit(
         checkpoint: folder in which to save checkpoints.  Checkpoints of an earlier run in this folder are moved to its
             subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
+        checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
+            value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints to continue from.
             If the folder has no checkpoint, training starts from the beginning.  A learning rate other than the one that the
             earlier run was given replaces the learning rate in the checkpoint.
@@ -195,7 +198,7 @@ def fit(
     )
     if log_every is not None:
         _positive(log_every=log_every)
-    callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every)
+    callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every, checkpoint_best)
 
     # model and data
     model, params, aux = split_trained(model, params, aux)
@@ -213,6 +216,7 @@ def fit(
     rate = _passed_rate(optimizer, learning_rate, schedule, schedule_params)
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
+    settings = replace(settings, ignores_base_lr=schedule is not None and schedule.absolute)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     if ema is not None:
         optimizer = optim.ema(optimizer, **(ema if isinstance(ema, Mapping) else {"decay": ema}))
@@ -391,15 +395,18 @@ def _check_heads(model: Model) -> None:
         )
 
 
-def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str) -> list[Any]:
+def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str, best: str | None) -> list[Any]:
     sequence = [callbacks] if callable(callbacks) or isinstance(callbacks, Callback) else callbacks
     converted = [as_callback(c) for c in sequence]
     if checkpoint is not None:
-        converted.append(checkpointing(checkpoint, every=every))
+        options = {} if best is None else {"keep_best": 1, "monitor": best}
+        converted.append(checkpointing(checkpoint, every=every, **options))
+    elif best is not None:
+        raise ValueError(f"checkpoint_best={best!r} needs checkpoint=, the folder of the checkpoints")
     if progress:
         converted.insert(0, progress_bar(force=progress is True))
     # Checkpointing is the last callback, so that a checkpoint has the states of the others after the same event.
-    return sorted(converted, key=lambda c: c.name == "checkpointing")
+    return sorted(converted, key=lambda c: c.name.startswith("checkpointing"))
 
 
 def _positive(**values: Any) -> None:

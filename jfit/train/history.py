@@ -317,8 +317,8 @@ class History:
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
         """Plot the loss, the metrics and, if it changes, the learning rate over the epochs.
 
-        Training and validation values of a metric are in the same axes.  Metrics of which 1 is the best value, such as accuracy
-        and f1, share their axes; other metrics have axes of their own.
+        Training and validation values of a metric are in the same axes.  The losses of single outputs share the axes of loss.
+        Metrics of which 1 is the best value, such as accuracy and f1, share their axes; each other metric has separate axes.
 
         Args:
             path: image file to write in addition, or None; with a path no display is needed.

@@ -59,18 +59,21 @@ def _draw_group(history: Any, xs: list[Any], axis: Any, names: list[str]) -> Non
 def _groups(history: Any) -> dict[str, list[str]]:
     """Return the columns to plot, without the prefix "val_", by title of their axes.
 
-    These are the loss, the metrics of which 1 is the best value in one group, every other metric with numeric values, and the
-    learning rate if it changes.
+    These are the loss with the losses of single outputs, the metrics of which 1 is the best value in one group, every other
+    metric with numeric values, and the learning rate if it changes.
     """
     columns = dict.fromkeys(name.removeprefix("val_") for name in history.columns() if name not in _NOT_PLOTTED)
     names = [name for name in columns if _is_numeric(history, name)]
-    scores = [name for name in names if name != "loss" and is_score(name)]
+    losses = [name for name in names if name == "loss" or name.endswith("_loss")]
+    scores = [name for name in names if name not in losses and is_score(name)]
     groups: dict[str, list[str]] = {}
     for name in names:
-        if name not in scores:
-            groups[name] = [name]
-        elif name == scores[0]:
+        if name in losses:
+            groups["loss"] = losses
+        elif name in scores:
             groups[name if len(scores) == 1 else "metrics"] = scores
+        else:
+            groups[name] = [name]
     rates = [row["lr"] for row in history.epochs if row.get("lr") is not None]
     return groups | {"learning rate": ["lr"]} if groups and len(set(rates)) > 1 else groups
 

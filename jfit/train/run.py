@@ -477,16 +477,19 @@ class Run:
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
 
     @classmethod
-    def load(cls, directory: str | Path, model: Any = None, *, devices: Any = None, **options: Any) -> Run:
+    def load(
+        cls, directory: str | Path, model: Any = None, *, devices: Any = None, which: str = "newest", **options: Any
+    ) -> Run:
         """Load a run that can score and predict from a folder of checkpoints (from `save` or `checkpoint=`).
 
         To continue training, call `jfit.fit(..., resume=folder)` instead.  A folder of `jfit.checkpoint.save(folder, state)`
         without `meta` loads with `model`; its history is empty.
 
         Args:
-            directory: folder of checkpoints; the newest is loaded.
+            directory: folder of checkpoints.
             model: `Model`, `Symbol`, or a module of a JAX framework.  Default: the graph saved in the checkpoint.
             devices: devices, as for `fit`.
+            which: "newest", or "best" for the checkpoint with the best monitored value (`checkpoint_best=` of `fit`).
             options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, and `loss` for a module, without
                 which it can only predict.
 
@@ -495,8 +498,8 @@ class Run:
             state is not loaded.
 
         Raises:
-            ValueError: the checkpoint has no parameters, no graph and `model` is None, or parameters with other names or shapes
-                than `model`.
+            ValueError: the run did not keep its best checkpoint; or the checkpoint has no parameters, no graph and `model` is
+                None, or parameters with other names or shapes than `model`.
             FileNotFoundError: the folder has no checkpoint.
 
         Example:
@@ -512,6 +515,9 @@ class Run:
             (2, True)
         """
         require_one_process("jfit.Run.load")
+        if which not in ("newest", "best"):
+            raise ValueError(f'which is {which!r}; expected "newest" or "best"')
+        directory = checkpoints.best(directory) if which == "best" else directory
         meta, passed = checkpoints.load_meta(directory), model is not None
         if model is None:
             if "symbol" not in meta:

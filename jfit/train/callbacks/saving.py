@@ -1,28 +1,45 @@
 """Callback that saves checkpoints during training."""
 
+import math
 import os
 from typing import Any
 
 from jfit.train import checkpoint
 from jfit.train.callbacks.base import Callback, Event
+from jfit.train.callbacks.monitor import maximizes, monitored
 
 
-def checkpointing(directory: str | os.PathLike[str], every: str | int = "epoch", keep: int | None = 3) -> Callback:
-    """Save a checkpoint after each epoch, or every N steps.
+def checkpointing(
+    directory: str | os.PathLike[str],
+    every: str | int = "epoch",
+    keep: int | None = 3,
+    *,
+    keep_best: int = 0,
+    monitor: str = "val_loss",
+    mode: str = "auto",
+) -> Callback:
+    """Save a checkpoint after each epoch, or every N steps.  Optionally keep those of the best epochs too.
 
     It saves the state of the run and `run.meta()` (position, history, callback states and graph), which
-    `fit(resume=directory)` needs.
+    `fit(resume=directory)` needs.  `jfit.Run.load(directory, which="best")` loads the best checkpoint, and
+    `jfit.checkpoint.best(directory)` is its path.
 
     Args:
         directory: checkpoint directory of the run.
         every: "epoch", or a number of steps.
         keep: number of checkpoints to keep, those with the highest steps; None keeps all.
+        keep_best: number of checkpoints to keep in addition: those of the epochs with the best values of `monitor`.  With a
+            number of steps as `every`, the end of an epoch is saved if it is one of these.
+        monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
 
     Returns:
-        A `Callback`; its state is the path of the last checkpoint, a string.
+        A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
+        "best": list of [value, step], best first}, so a resumed run continues with the best epochs of the run before.
 
     Raises:
-        ValueError: `every` is neither "epoch" nor an integer of at least 1, or `keep` is below 1.
+        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, or `keep_best` below 0.  During
+            training: the first epoch logs no value called `monitor`, or an array.
 
     Example:
         >>> checkpointing("runs/a/checkpoints", every=100).every
@@ -31,13 +48,56 @@ def checkpointing(directory: str | os.PathLike[str], every: str | int = "epoch",
     steps = _steps(every)
     if keep is not None and keep < 1:
         raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
+    if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
+        raise ValueError(f"checkpointing: keep_best is {keep_best!r}, expected a number of checkpoints of at least 0.")
+    events = ("epoch_end",) if steps is None else ("step",)
+    if keep_best:
+        best = _BestKept(directory, keep, keep_best, monitor, maximizes("checkpointing", monitor, mode), steps is None)
+        name = f"checkpointing({monitor})"
+        return Callback(on=best.on, init=_no_best, events=tuple({*events, "epoch_end"}), every=steps, name=name)
 
     def on(event: Event, state: str | None) -> str | None:
         # sync: the host waits until the devices have computed the state of this step
         return str(checkpoint.save(directory, event.run.snapshot(), meta=_meta(event), keep=keep, step=event.step))
 
-    events = ("epoch_end",) if steps is None else ("step",)
     return Callback(on=on, events=events, every=steps, name="checkpointing")
+
+
+class _BestKept:
+    """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
+
+    def __init__(self, directory: Any, keep: int | None, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
+        self.directory, self.keep, self.number, self.per_epoch = directory, keep, number, per_epoch
+        self.monitor, self.maximize = monitor, maximize
+
+    def on(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
+        best, due = state["best"], event.kind == "step" or self.per_epoch
+        if event.kind == "epoch_end":
+            value = monitored("checkpointing", event, self.monitor, required=not best)
+            # the checkpoint of this step is overwritten if the last "step" event saved it
+            best = [entry for entry in best if entry[1] != event.step]
+            if value is not None and not math.isnan(value):
+                best = sorted([*best, [value, event.step]], key=self._rank)[: self.number]
+            due |= any(step == event.step for _, step in best)
+        return self._save(event, state, best) if due else state
+
+    def _rank(self, entry: list[Any]) -> tuple[float, int]:
+        return (-entry[0] if self.maximize else entry[0]), entry[1]
+
+    def _save(self, event: Event, state: dict[str, Any], best: list[list[Any]]) -> dict[str, Any]:
+        new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": best}
+        meta = _meta(event)
+        meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": best}
+        # The checkpoint must contain the new state of this callback, but the run has still the one before this event.
+        meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
+        # sync: the host waits until the devices have computed the state of this step
+        state_copy, protected = event.run.snapshot(), [step for _, step in best]
+        checkpoint.save(self.directory, state_copy, meta=meta, keep=self.keep, step=event.step, protect=protected)
+        return new
+
+
+def _no_best() -> dict[str, Any]:
+    return {"last": None, "best": []}
 
 
 def _steps(every: str | int) -> int | None:

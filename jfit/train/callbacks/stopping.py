@@ -3,10 +3,8 @@
 import math
 from typing import Any
 
-from jfit.train.callbacks.base import Callback, Event, scalars, suggest_name
-
-# With mode="auto", values whose name contains one of these are maximized; all others are losses or errors and minimized.
-_MAXIMIZED = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+from jfit.train.callbacks.base import Callback, Event
+from jfit.train.callbacks.monitor import maximizes, monitored
 
 
 def early_stopping(
@@ -37,19 +35,17 @@ def early_stopping(
         >>> early_stopping("val_accuracy", patience=2).name
         'early_stopping(val_accuracy)'
     """
-    if mode not in ("auto", "min", "max"):
-        raise ValueError(f"early_stopping: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
+    maximize = maximizes("early_stopping", monitor, mode)
     if patience < 1 or min_delta < 0:
         raise ValueError(
             f"early_stopping: found patience={patience}, min_delta={min_delta}, expected patience >= 1 and min_delta >= 0."
         )
-    maximize = mode == "max" or (mode == "auto" and any(part in monitor for part in _MAXIMIZED))
 
     def init() -> dict[str, Any]:
         return {"best": None, "best_epoch": None, "waited": 0}
 
     def on(event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        value = _value(event, monitor, state)
+        value = monitored("early_stopping", event, monitor, required=state["best"] is None)
         if value is None:
             return state
         best = state["best"]
@@ -65,18 +61,3 @@ def early_stopping(
         return state | {"waited": waited}
 
     return Callback(on=on, init=init, events=("epoch_end",), name=f"early_stopping({monitor})")
-
-
-def _value(event: Event, monitor: str, state: dict[str, Any]) -> float | None:
-    value = event.logs.get(monitor)
-    if getattr(value, "ndim", 0):
-        raise ValueError(
-            f"early_stopping: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
-        )
-    if value is not None:
-        return float(value)
-    if state["best"] is not None:
-        # The value was logged in an earlier epoch: evaluation may be skipped in some epochs.
-        return None
-    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
-    raise ValueError(f"early_stopping: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jfit.train.callbacks.base import Callback, Event, scalars
+from jfit.train.callbacks.base import Callback, Event, as_callback, scalars
 from jfit.train.display import hyperparameters
 
 
-def tensorboard(directory: str | os.PathLike[str]) -> Callback:
-    """Write loss, metrics and learning rate to event files of TensorBoard, after each epoch and at log points within it.
+def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None) -> Callback:
+    """Write loss, metrics and learning rate to event files of TensorBoard, after each epoch and within it.
 
     The files are written by tensorboardX, which depends on neither TensorFlow nor PyTorch.  The curves have the names of the
     history (`loss`, `val_loss`, ...) over the number of updates; the settings of the run are the text `settings`.
@@ -20,9 +20,14 @@ def tensorboard(directory: str | os.PathLike[str]) -> Callback:
     Args:
         directory: folder of the event files.  Curves of an earlier run in this folder are hidden: all if the run starts at step
             0, and those after its step if it is resumed.
+        every: None logs the running means at log points within an epoch, at most about twice per second.  A number k logs
+            instead the loss, learning rate and metrics of every k-th batch, as `step/loss` etc.
 
     Returns:
         A `Callback`.  `fit` raises ImportError if tensorboardX is not installed.
+
+    Raises:
+        ValueError: `every` is not an integer of at least 1.
 
     Example:
         >>> tensorboard("runs/a").events
@@ -43,22 +48,27 @@ def tensorboard(directory: str | os.PathLike[str]) -> Callback:
         if event.kind == "epoch_end":
             writer.flush()
 
-    return _tracker("tensorboard", _Calls(start, log, lambda writer, failed: writer.close()))
+    return _tracker("tensorboard", _Calls(start, log, lambda writer, failed: writer.close()), every)
 
 
-def wandb(**init: Any) -> Callback:
-    """Log loss, metrics and learning rate to Weights & Biases, after each epoch and at log points within it.
+def wandb(*, every: int | None = None, **init: Any) -> Callback:
+    """Log loss, metrics and learning rate to Weights & Biases, after each epoch and within it.
 
     The values have the names of the history and the number of updates as their step; the settings of the run are added to the
     config.  A run of Weights & Biases that is active already is used and stays active.  Otherwise `wandb.init` starts one,
     which is finished when training ends, with exit code 1 after an exception.
 
     Args:
+        every: None logs the running means at log points within an epoch, at most about twice per second.  A number k logs
+            instead the loss, learning rate and metrics of every k-th batch, as `step/loss` etc.
         **init: arguments of `wandb.init`, such as project="digits".
 
     Returns:
         A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
         ImportError if the package wandb is not installed.
+
+    Raises:
+        ValueError: `every` is not an integer of at least 1.
 
     Example:
         >>> wandb(project="digits").name
@@ -81,22 +91,27 @@ def wandb(**init: Any) -> Callback:
         if session[1]:
             session[0].finish(exit_code=int(failed))
 
-    return _tracker("wandb", _Calls(start, log, finish))
+    return _tracker("wandb", _Calls(start, log, finish), every)
 
 
-def mlflow(**start_run: Any) -> Callback:
-    """Log loss, metrics and learning rate to MLflow, after each epoch and at log points within it.
+def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
+    """Log loss, metrics and learning rate to MLflow, after each epoch and within it.
 
     The metrics have the names of the history and the number of updates as their step; the settings of the run are its params.
     A run of MLflow that is active already is used and stays active.  Otherwise `mlflow.start_run` starts one, which is ended
     when training ends, with status FAILED after an exception.  `mlflow.set_tracking_uri` and `mlflow.set_experiment` apply.
 
     Args:
+        every: None logs the running means at log points within an epoch, at most about twice per second.  A number k logs
+            instead the loss, learning rate and metrics of every k-th batch, as `step/loss` etc.
         **start_run: arguments of `mlflow.start_run`, such as run_name="first".
 
     Returns:
         A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
         ImportError if the package mlflow is not installed.
+
+    Raises:
+        ValueError: `every` is not an integer of at least 1.
 
     Example:
         >>> mlflow(run_name="first").name
@@ -121,7 +136,7 @@ def mlflow(**start_run: Any) -> Callback:
         if session[1]:
             session[0].end_run(status="FAILED" if failed else "FINISHED")
 
-    return _tracker("mlflow", _Calls(start, log, finish))
+    return _tracker("mlflow", _Calls(start, log, finish), every)
 
 
 class _Calls(NamedTuple):
@@ -132,7 +147,7 @@ class _Calls(NamedTuple):
     finish: Callable[[Any, bool], None]  # (session, whether training raised an exception)
 
 
-def _tracker(name: str, calls: _Calls) -> Callback:
+def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
     """Make a callback that opens a session of a tracker for each training, and closes it after exceptions too."""
     session: Any = None
     outer: Any = None  # the exception that was being handled when training started
@@ -148,10 +163,14 @@ def _tracker(name: str, calls: _Calls) -> Callback:
             ended, session = session, None
             calls.finish(ended, sys.exception() is not outer)
         else:
-            calls.log(session, event, {key: float(value) for key, value in scalars(event.logs).items() if value is not None})
+            prefix = "step/" if event.kind == "step_log" else ""
+            values = {prefix + key: float(value) for key, value in scalars(event.logs).items() if value is not None}
+            calls.log(session, event, values)
         return state
 
-    return Callback(on=on, events=("fit_start", "log", "epoch_end", "fit_end"), name=name)
+    # Not both "log" and "step_log": a "log" event may follow values of later steps, and Weights & Biases drops earlier steps.
+    within = "log" if every is None else "step_log"
+    return as_callback(Callback(on=on, events=("fit_start", within, "epoch_end", "fit_end"), every=every, name=name))
 
 
 def _settings(event: Event) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""What callbacks that monitor a logged value share: reading it from an event, and whether larger values are better."""
+
+from typing import Any
+
+from jfit.train.callbacks.base import Event, scalars, suggest_name
+
+# With mode="auto", values whose name contains one of these are maximized; all others are losses or errors and minimized.
+_MAXIMIZED = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+
+
+def maximizes(owner: str, monitor: str, mode: str) -> bool:
+    """Return whether larger values are better.
+
+    Args:
+        owner: name of the callback, with which error messages begin.
+        monitor: name of the monitored value.
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+
+    Raises:
+        ValueError: `mode` is another value.
+    """
+    if mode not in ("auto", "min", "max"):
+        raise ValueError(f"{owner}: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
+    return mode == "max" or (mode == "auto" and any(part in monitor for part in _MAXIMIZED))
+
+
+def monitored(owner: str, event: Event, monitor: str, required: bool) -> float | None:
+    """Return the monitored value of an epoch.
+
+    Args:
+        owner: name of the callback, with which error messages begin.
+        event: "epoch_end" event.
+        monitor: name of the value in its logs.
+        required: whether a missing value is an error; otherwise it is None, because evaluation may be skipped in some epochs.
+
+    Raises:
+        ValueError: the value is an array, or it is required and missing.
+    """
+    value: Any = event.logs.get(monitor)
+    if getattr(value, "ndim", 0):
+        raise ValueError(
+            f"{owner}: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
+        )
+    if value is not None:
+        return float(value)
+    if not required:
+        return None
+    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
+    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")
