@@ -274,6 +274,50 @@ def probe(x, labels):
     return {"x": x, **{f"label/{k}": v for k, v in labels.items()}}
 
 
+# ------------------------------------------------------------------------------------------------ several devices
+FORMS = {
+    "contrastive": {"loss": {"a": contrastive, "b": squared}},
+    "single": {"loss": lambda o, y: contrastive(o["a"], y["a"])},
+    "batch": {"loss": lambda o, batch: (contrastive(o["a"], batch["x"][:, :3]), {"first": batch["label"]["b"][:1].sum()})},
+    "scalar": {"loss": lambda o, y: jnp.sqrt(contrastive(o["a"], y["a"]).mean()), "loss_per_batch": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("devices", [2, 4])
+def test_gathered_losses_are_those_of_one_device(form, devices, recwarn):
+    labels = {"a": X[:, :3], "b": Y["b"]}
+    options = {"eval_metric": None, "num_epoch": 2, **FORMS[form]}
+    one = fit(two_heads, (X, labels), (X, labels), **options)
+    many = fit(two_heads, (X, labels), (X, labels), devices=devices, gather_outputs=True, **options)
+    assert not recwarn.list
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), many.params, one.params)
+    for found, expected in zip(many.history.epochs, one.history.epochs, strict=True):
+        names = {n for n in expected if n not in ("time", "samples_per_second")}
+        assert {n: found[n] for n in names} == pytest.approx({n: expected[n] for n in names}, rel=1e-5)
+
+
+def test_losses_that_combine_rows_without_gathering_warn_and_gathering_needs_rows_on_axis_0():
+    options = {"loss": contrastive, "devices": 2, "eval_metric": None}
+    with pytest.warns(
+        UserWarning, match="computed per device.*; pass gather_outputs=True to compute the loss of the whole batch"
+    ):
+        fit(lambda p, x: x @ p["w"], (X, X[:, :3]), **options)
+
+    def centered(params, x):
+        return (x - x.mean(axis=0, keepdims=True)) @ params["w"]
+
+    with pytest.warns(UserWarning, match="from its slice of each batch, so the results differ from those of one device$"):
+        fit(centered, (X, X[:, :3]), gather_outputs=True, **options)
+    with pytest.raises(ValueError, match="gather_outputs=True gathers rows along axis 0, but the output has them on axis 1"):
+        fit(
+            lambda p, x: (x @ p["w"]).T,
+            (X, X[:, :3]),
+            **{**options, "loss": lambda o, y: (o.T * y).sum(1)},
+            gather_outputs=True,
+        )
+
+
 # ------------------------------------------------------------------------------------------------ errors
 def wide(output, label):
     return (output[:, :1] - label[None]) ** 2

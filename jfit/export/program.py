@@ -246,7 +246,7 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
     model = source.model
 
     def run(outputs: list[str], params: Any, aux: Any, inputs: Any) -> Any:
-        outputs[:] = [o.name for o in model.outputs]
+        outputs[:] = [o.name for o in model.bound(inputs).outputs]
         return model.apply(params, aux, inputs, train=False)[0]
 
     if bake:

@@ -28,6 +28,7 @@ class Coupling(NamedTuple):
         kind: "" (they do not), "unknown" or "dependent".
         reason: the cause, such as "reduce_sum over the batch axis in flax BatchNorm"; "" if they do not.
         promised: whether the function takes the row weights, with which it excludes padding rows itself.
+        in_loss: whether only the loss combines rows.
 
     Example:
         >>> Coupling("dependent", "sort over the batch axis").sentence
@@ -37,6 +38,7 @@ class Coupling(NamedTuple):
     kind: str = ""
     reason: str = ""
     promised: bool = False
+    in_loss: bool = False
 
     @property
     def sentence(self) -> str:
@@ -186,9 +188,10 @@ def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3) -> None:
     Example:
         >>> warn_per_device(Plan((), (), True), 2)
     """
-    if devices > 1 and plan.coupled:
+    if devices > 1 and plan.coupled and not plan.gathered:
+        remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if plan.in_loss else ""
         warnings.warn(
             f"{plan.coupled}; on {devices} devices this is computed per device, from its slice of each batch, so the results "
-            "differ from those of one device",
+            f"differ from those of one device{remedy}",
             stacklevel=stacklevel + 1,
         )

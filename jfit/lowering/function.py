@@ -30,6 +30,7 @@ def from_function(
     label: str = "label",
     loss_weights: Any = None,
     loss_per_batch: bool = False,
+    gather_outputs: bool = False,
 ) -> Model:
     """Make a `Model` of a pure JAX function and its loss.
 
@@ -66,6 +67,10 @@ def from_function(
         loss_per_batch: whether the loss returns one scalar for the batch, whose gradient is the gradient of the step.  Batches
             are never padded, and the mean loss of an epoch weights batches by their numbers of rows.  On several devices the
             scalar is computed per device, and the mean over devices is minimized.
+        gather_outputs: on several devices, compute the loss from the outputs, labels and inputs of all devices (gathered by
+            `lax.all_gather` along axis 0), so that a loss that combines rows, such as a contrastive loss, is the same as on one
+            device.  Default: each device computes it from its own rows, with a warning.  With micro-batches, the loss combines
+            the rows of one micro-batch of all devices.
 
     Returns:
         The `Model`.  Its outputs, if the loss is not one function of one output and its label, are known by name when the first
@@ -88,6 +93,7 @@ def from_function(
     names = tuple(inputs) if inputs else _positional(apply)
     keywords = frozenset(inspect.signature(apply).parameters) - set(names)
     adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, names, label, keywords)
+    adapter.gather = gather_outputs
     rows = FunctionRows(adapter)
     return Model(
         adapter.init,
@@ -110,6 +116,7 @@ class _Adapter:
         self.fn, self.terms, self.init_fn, self.names, self.label, self.keywords = fn, terms, init_fn, names, label, keywords
         self.initial = (params, aux)
         self.weights = weight_keywords(fn) & keywords
+        self.gather = False  # whether losses are computed from the rows of all devices
         self.structure = Structure(names, label)
         self._bound: dict[Any, Model] = {}  # names and shapes of the rows of a batch -> the model for it
         if init_fn is None:
@@ -242,9 +249,26 @@ class _Adapter:
         axis_name: str | None = None,
     ) -> RowLosses | None:
         """Compute the losses of the rows, see `Model.joint_loss`."""
-        batch = self._batch({k: jnp.asarray(v) for k, v in inputs.items()})
-        if not self.terms.has_labels(batch):
+        inputs, rows = {k: jnp.asarray(v) for k, v in inputs.items()}, self.rows(inputs)
+        if not self.terms.has_labels(self._batch(inputs)):
             return None
+        if not self.gather or axis_name is None:
+            return self._joint_loss(outputs, inputs, weight, params, aux)
+
+        def all_rows(x: Array) -> Array:
+            return jax.lax.all_gather(x, axis_name, tiled=True) if x.shape[:1] == (rows,) else x
+
+        # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents of
+        # all devices, so that a row gets the gradient of the losses of all rows.
+        gathered = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
+        first = jax.lax.axis_index(axis_name) * rows
+        losses = self._joint_loss(*gathered, params, aux)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
+
+    def _joint_loss(
+        self, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, params: Params, aux: Aux
+    ) -> RowLosses:
+        batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
         values = LossInputs(
@@ -290,7 +314,7 @@ class _Adapter:
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
             self.structure.labels = tuple(labels)
         outputs, logged = self._outputs(labels), ()
-        joint = not (self.terms.plain and len(outputs) == 1 and labels in ([], [self.label]))
+        joint = not (self.terms.plain and not self.gather and len(outputs) == 1 and labels in ([], [self.label]))
         if self.labelled(specs):
             losses = functools.partial(self.joint_loss, weight=None)
             result = jax.eval_shape(

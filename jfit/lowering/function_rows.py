@@ -71,7 +71,8 @@ class FunctionRows:
             coupling = Coupling()
         rows = tuple(_rows(x, shape.shape, size) for x, shape in zip(layouts, shapes, strict=True))
         reason = "" if coupling.promised else coupling.sentence
-        return Plan(shapes, rows, not reason, reason, coupled=coupling.sentence)
+        gathered = coupling.in_loss and self.adapter.gather
+        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered)
 
     def _trace(self, specs: Specs, train: bool) -> tuple[Coupling, tuple[Layout, ...]]:
         key = self._shapes(specs, train)
@@ -95,6 +96,7 @@ class FunctionRows:
         closed, (outputs, new_aux) = jax.make_jaxpr(apply, return_shape=True)(*arguments)
         layouts = row_layouts(closed, _layouts(arguments, size))
         of_outputs, of_aux = tuple(layouts[: len(outputs)]), layouts[len(outputs) :]
+        self._check_gathered(of_outputs)
         found = dict(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))
         found |= {f"the auxiliary state {n!r}": x for n, x in zip(sorted(new_aux), of_aux, strict=True)}
         # metrics take the weights of the rows along axis 0; the rows of a prediction may be on any axis
@@ -104,8 +106,17 @@ class FunctionRows:
         if labelled and (not coupling.kind or coupling.promised):
             rows = tuple(batch_rows(size) for _ in outputs) if coupling.kind else of_outputs
             loss = self._loss_coupling(specs, outputs, rows, (arguments[0], arguments[1]))
+            loss = loss._replace(in_loss=not coupling.kind)
             coupling = loss if loss.kind and not (loss.promised and coupling.kind) else coupling
         return coupling, of_outputs
+
+    def _check_gathered(self, layouts: tuple[Layout, ...]) -> None:
+        for name, layout in zip(self.adapter.output_names(len(layouts)), layouts, strict=True):
+            if self.adapter.gather and isinstance(layout, RowLayout) and layout != batch_rows(layout.size):
+                raise ValueError(
+                    f"gather_outputs=True gathers rows along axis 0, but {name} has them on axis {layout.axis} or merged with "
+                    "another axis; return it with the rows as axis 0"
+                )
 
     def _loss_coupling(self, specs: Specs, outputs: Any, layouts: tuple[Layout, ...], values: tuple[Any, Any]) -> Coupling:
         adapter, size = self.adapter, self.adapter.rows(specs)

@@ -114,6 +114,8 @@ class Plan(NamedTuple):
         reason: why batches may not be padded; "" if they may.
         coupled: how rows affect each other in a model of a JAX function, such as by batch normalization; "" if they do not,
             and for graphs.  Row weights then scale the loss of a row, and a row of weight 0 still affects the other rows.
+        in_loss: whether only the loss combines rows, of which `coupled` says how.
+        gathered: whether the loss then combines the rows of all devices (`gather_outputs=True`).
         evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
     """
 
@@ -122,6 +124,8 @@ class Plan(NamedTuple):
     paddable: bool
     reason: str = ""
     coupled: str = ""
+    in_loss: bool = False
+    gathered: bool = False
     evaluation: Any = None
 
     @property

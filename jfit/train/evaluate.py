@@ -467,12 +467,13 @@ class InferenceModel:
         loss: Any = None,
         loss_weights: Any = None,
         loss_per_batch: bool = False,
+        gather_outputs: bool = False,
         **options: Any,
     ) -> None:
         require_one_process("jfit.score or jfit.predict")
         model, params, aux = split_trained(model, params, aux)
-        options_of_loss = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
-        self.model = as_model(model, params=params, aux=aux, predict=True, **options_of_loss)
+        of_loss = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
+        self.model = as_model(model, loss=loss, params=params, aux=aux, predict=True, **of_loss)
         if self.model.module is not None:  # a module has values of its own
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:

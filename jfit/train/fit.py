@@ -66,6 +66,7 @@ def fit(
     loss: Any = None,
     loss_weights: Any = None,
     loss_per_batch: bool = False,
+    gather_outputs: bool = False,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
@@ -142,6 +143,8 @@ def fit(
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
             gradient of the step; batches are never padded, and row weights and micro-batches are not supported.
+        gather_outputs: on several devices, compute the loss of a function from the outputs and labels of all devices, so that a
+            loss that combines rows, such as a contrastive loss, is that of one device.  Default: from the rows of each device.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
@@ -204,7 +207,7 @@ def fit(
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
+    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     model, params, aux = model_and_values(model, loss, params, aux, **options)
     data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
     batches = data.num_batches(batch_size)

@@ -205,6 +205,7 @@ def lr_find(
     loss: Any = None,
     loss_weights: Any = None,
     loss_per_batch: bool = False,
+    gather_outputs: bool = False,
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
 ) -> RateRange:
@@ -216,7 +217,7 @@ def lr_find(
         model, train_data, batch_size, optimizer, optimizer_params, initializer, devices, shuffle, seed: as for `fit`.  A
             "learning_rate" in optimizer_params is ignored.
         frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
-        loss, loss_weights, loss_per_batch: as for `fit`.
+        loss, loss_weights, loss_per_batch, gather_outputs: as for `fit`.
         start: learning rate of the first step.
         end: learning rate of the last step.
         steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
@@ -248,7 +249,7 @@ def lr_find(
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch}
+    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     model, params, aux = model_and_values(model, loss, params, aux, **options)
     settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
     schedule = _exponential(start, end, steps)
