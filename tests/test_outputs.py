@@ -5,12 +5,14 @@ The oracle is the same training written by hand: the gradient of the mean loss o
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import jfit
@@ -272,6 +274,100 @@ def test_joint_losses_that_combine_rows_are_not_padded(form):
 
 def probe(x, labels):
     return {"x": x, **{f"label/{k}": v for k, v in labels.items()}}
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+class Words(NamedTuple):
+    ids: Any
+    mask: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Record:
+    ids: Any
+    mask: Any
+
+
+MASK = (R.random(ROWS) < 0.5).astype("float32")
+
+
+def masked(params, ids, mask):
+    return (ids @ params["w"]) * mask[:, None]
+
+
+def of_two(params, ids, mask):
+    return masked(params, ids, mask)
+
+
+ARGUMENTS = {  # function, the argument x of the data
+    "list": (of_two, [X, MASK]),
+    "tuple": (of_two, (X, MASK)),
+    "by name": (of_two, {"mask": MASK, "ids": X}),
+    "dict": (lambda p, x: masked(p, x["ids"], x["mask"]), {"ids": X, "mask": MASK}),
+    "nested": (lambda p, x: masked(p, *x["a"]["b"]), {"a": {"b": (X, MASK)}}),
+    "pair": (lambda p, x: masked(p, *x), (X, MASK)),
+    "namedtuple": (lambda p, x: masked(p, x.ids, x.mask), Words(X, MASK)),
+    "dataclass": (lambda p, x: masked(p, x.ids, x.mask), Record(X, MASK)),
+    "trees": (lambda p, x, y: masked(p, x["ids"], y[1]), [{"ids": X}, (X, MASK)]),
+    "frame": (lambda p, x: masked(p, x["ids"], x["mask"]), {"ids": pd.DataFrame(X), "mask": MASK.tolist()}),
+}
+
+
+def rows_of(tree, low, high):
+    return jax.tree.map(lambda v: v[low:high], tree, is_leaf=lambda v: isinstance(v, list) and not hasattr(v[0], "shape"))
+
+
+@pytest.mark.repetitions(2)
+@pytest.mark.parametrize("form", ARGUMENTS)
+@pytest.mark.parametrize("source", ["arrays", "stream", "devices"])
+def test_arguments_are_arrays_or_pytrees(form, source):
+    apply, x = ARGUMENTS[form]
+    y = X[:, :3]
+    x = list(x) if form == "list" else x
+
+    def cut(low, high):
+        return [rows_of(v, low, high) for v in x] if form in ("list", "trees") else rows_of(x, low, high)
+
+    data = [(cut(i, i + BATCH), y[i : i + BATCH]) for i in range(0, ROWS, BATCH)] if source == "stream" else (x, y)
+    run = fit(apply, data, data, loss=squared, **({"devices": 2} if source == "devices" else {}))
+    expected = by_hand(lambda p, b: (squared(masked(p, b[0], b[1]), b[2]).mean(), {}), slices(X, MASK, y))
+    agree(run, expected)
+    output = masked(run.params, X, MASK)
+    np.testing.assert_allclose(run.predict((x, y)), output, 1e-5, 1e-6)
+    assert run.score(data)["loss"] == pytest.approx(float(squared(output, y).mean()), rel=1e-5)
+    if form in ("dict", "nested", "namedtuple", "dataclass", "by name", "list"):
+        np.testing.assert_allclose(run.predict(x), output, 1e-5, 1e-6)
+
+
+def test_leaves_of_arguments_are_named_by_path():
+    run = fit(ARGUMENTS["nested"][0], (ARGUMENTS["nested"][1], X[:, :3]), loss=squared)
+    assert run.settings.inputs.keys() == {"x/a/b/0", "x/a/b/1", "label"}
+    flat = {"x/a/b/0": X, "x/a/b/1": MASK, "label": X[:, :3]}
+    assert run.score(flat) == run.score((ARGUMENTS["nested"][1], X[:, :3]))
+    with pytest.raises(ValueError, match=r"'x' has the arrays \['a/b'\], expected \['a/b/0', 'a/b/1'\] as in the first batch"):
+        run.predict({"a": {"b": X}})
+    with pytest.raises(ValueError, match="input 'ids' is missing"):
+        fit(of_two, {"mask": MASK, "label": X[:, :3]}, loss=squared)
+
+
+def test_steps_take_pytrees_of_inputs():
+    example = {"x": Words(0, 0)}
+    model = jfit.Model.from_function(ARGUMENTS["namedtuple"][0], loss=squared, params=W, inputs=example)
+    batch = {"x": Words(X, MASK), "label": X[:, :3]}
+    state, out = jax.jit(jfit.train_step(model, optax.sgd(RATE)))(jfit.init_state(model, optax.sgd(RATE), batch), batch)
+    expected = squared(masked(W, X, MASK), X[:, :3]).mean()
+    assert float(out.loss) == pytest.approx(float(expected), rel=1e-5)
+    parallel = jfit.data_parallel(jfit.train_step(model, optax.sgd(RATE)), devices=2)
+    other, _ = parallel(parallel.place(jfit.init_state(model, optax.sgd(RATE), batch)), batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), other.params, state.params)
+    assert jfit.predict_step(model)(W, {}, {"x": {"ids": X, "mask": MASK}})[0].shape == (ROWS, 3)
+
+    def init(key, x):
+        return {"w": jnp.zeros((x["ids"].shape[1], 3))}
+
+    model = jfit.Model.from_function(ARGUMENTS["dict"][0], loss=squared, init=init)
+    assert fit(model, (ARGUMENTS["dict"][1], X[:, :3])).params["w"].shape == (4, 3)
 
 
 # ------------------------------------------------------------------------------------------------ several devices

@@ -105,6 +105,8 @@ def _leaves(structure: Structure, name: str, tree: Any, is_array: bool = False) 
         tree = dict(tree) if isinstance(tree, Mapping) and jax.tree_util.all_leaves([tree]) else tree
         leaves = jax.tree.leaves(tree, is_leaf=_is_leaf)
         shape = Tree(jax.tree.map(lambda _: 0, tree, is_leaf=_is_leaf))
+    if structure.outputs is None:  # the first batch
+        structure.inputs[name] = shape
     first = structure.inputs.setdefault(name, shape)
     if first.treedef != shape.treedef:
         raise ValueError(

@@ -26,7 +26,7 @@ def from_function(
     params: Any = None,
     aux: Any = None,
     init: Callable[..., Any] | None = None,
-    inputs: Sequence[str] | None = None,
+    inputs: Sequence[str] | Mapping[str, Any] | None = None,
     label: str = "label",
     loss_weights: Any = None,
     loss_per_batch: bool = False,
@@ -61,7 +61,9 @@ def from_function(
             typed PRNG keys, are not trained.
         aux: auxiliary (untrained) state, any pytree of arrays; default: none.
         init: `init(key, *specs) -> params` or (params, aux), with a jax.ShapeDtypeStruct for each input; instead of `params`.
-        inputs: input names; default: the argument names of `apply`.
+        inputs: input names; default: the argument names of `apply`.  Or a dict of argument name -> example, such as
+            {"x": Point(0, 0)}: steps that are called with arrays by name, 'x/a', pass this structure to `apply`; default: that
+            of the data of `fit`, `score` or `predict`, or else nested dicts.
         label: name of the label input.
         loss_weights: factor of each loss of a dict of losses, a dict by output name; default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch, whose gradient is the gradient of the step.  Batches
@@ -94,6 +96,8 @@ def from_function(
     keywords = frozenset(inspect.signature(apply).parameters) - set(names)
     adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, names, label, keywords)
     adapter.gather = gather_outputs
+    if isinstance(inputs, Mapping):
+        adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     rows = FunctionRows(adapter)
     return Model(
         adapter.init,
@@ -150,8 +154,8 @@ class _Adapter:
         options = (key, train, weight, axis_name, policy, sync_batch_stats)
         tree, new_aux = self._call(params, aux, inputs, *options)
         outputs, treedef = jax.tree.flatten(tree)
-        expected = self.structure.outputs
-        if expected is not None and treedef != expected.treedef:
+        expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
+        if treedef != expected.treedef:
             raise ValueError(
                 f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, and {list(expected.names)} "
                 "before; return the same pytree for every batch, in training and in evaluation"
@@ -260,9 +264,9 @@ class _Adapter:
 
         # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents of
         # all devices, so that a row gets the gradient of the losses of all rows.
-        gathered = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
+        outputs, inputs, weight = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
         first = jax.lax.axis_index(axis_name) * rows
-        losses = self._joint_loss(*gathered, params, aux)
+        losses = self._joint_loss(outputs, inputs, weight, params, aux)
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
 
     def _joint_loss(
@@ -271,8 +275,9 @@ class _Adapter:
         batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
+        assert tree is not None
         values = LossInputs(
-            jax.tree.unflatten(tree.treedef, outputs) if tree is not None else outputs[0],
+            jax.tree.unflatten(tree.treedef, outputs),
             batch,
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
@@ -322,7 +327,7 @@ class _Adapter:
             )
             logged = tuple(result.logged)
         if not joint and not logged:
-            return model
+            return model if tuple(data) == model.inputs else model._replace(inputs=tuple(data))
         names = {"inputs": tuple(data), "labels": tuple(labels) or model.labels, "outputs": outputs, "logged": logged}
         return model._replace(**names, joint_loss=self.joint_loss, bind=None)
 
