@@ -121,6 +121,52 @@ def test_steps_take_batches_with_nested_labels():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients, expected)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_row_weights_scale_losses_by_output_name(devices):
+    weight = R.random(ROWS).astype("float32") * (np.arange(ROWS) % 3 > 0)
+    x = np.where(weight[:, None] > 0, X, np.nan)  # rows of weight 0 have no influence
+
+    def mean(params, batch):
+        x, y, w = batch
+        output = two_heads(params, jnp.nan_to_num(x))
+        a = optax.softmax_cross_entropy_with_integer_labels(output["a"], y["a"])
+        return ((a + 0.3 * squared(output["b"], y["b"])) * w).sum() / w.sum(), {}
+
+    run = fit(two_heads, (x, Y, weight), loss=LOSSES, loss_weights=SCALES, devices=devices)
+    params, _ = by_hand(mean, slices(x, Y, weight))
+    agree(run, (params, {}))
+    output = two_heads(run.params, jnp.nan_to_num(x))
+    expected = np.average(squared(output["b"], Y["b"]), weights=weight)
+    assert run.score((x, Y, weight))["b_loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_outputs_of_any_kind_come_back():
+    def apply(params, x):
+        logits = x @ params["w"]
+        return {"class": logits.argmax(1), "logits": logits, "norm": (params["w"] ** 2).sum(), "time": logits.T[:, :, None]}
+
+    run = fit(apply, (X, {"logits": Y["a"]}), loss={"logits": "cross_entropy"}, policy="bfloat16")
+    found, expected = run.predict(X), apply(run.params, X)
+    assert found["logits"].dtype == found["norm"].dtype == np.float32 and found["class"].dtype == np.int32
+    assert found["norm"].shape == (3,) and found["time"].shape == (3, ROWS, 1)  # one norm for each batch
+    np.testing.assert_allclose(found["time"], expected["time"], 0.05, 0.05)
+    assert run.predict(X, batch_size=ROWS)["norm"].shape == ()
+
+
+def test_metrics_of_outputs_with_rows_on_another_axis_see_no_padding_rows():
+    def time_major(params, x):
+        return {"a": x @ params["w"], "b": (x @ params["v"]).T}
+
+    def loss(output, label):
+        return squared(output.T, label)
+
+    metric = jfit.metrics.Metric(
+        "rows", lambda: jnp.zeros(()), lambda y, o, w: jnp.float32(o[0].shape[1]), lambda a, b: a + b, lambda s: {"rows": s}
+    )
+    run = fit(time_major, (X, Y), loss={"a": "cross_entropy", "b": loss}, eval_metric={"b": metric})
+    assert run.history.epochs[-1]["b_rows"] == ROWS
+
+
 class Pair(NamedTuple):
     mean: Any
     scale: Any
@@ -340,11 +386,14 @@ def test_arguments_are_arrays_or_pytrees(form, source):
         np.testing.assert_allclose(run.predict(x), output, 1e-5, 1e-6)
 
 
-def test_leaves_of_arguments_are_named_by_path():
+def test_leaves_of_arguments_are_named_by_path(tmp_path):
     run = fit(ARGUMENTS["nested"][0], (ARGUMENTS["nested"][1], X[:, :3]), loss=squared)
     assert run.settings.inputs.keys() == {"x/a/b/0", "x/a/b/1", "label"}
     flat = {"x/a/b/0": X, "x/a/b/1": MASK, "label": X[:, :3]}
     assert run.score(flat) == run.score((ARGUMENTS["nested"][1], X[:, :3]))
+    run.save(tmp_path)
+    loaded = jfit.Run.load(tmp_path, jfit.Model.from_function(ARGUMENTS["nested"][0], loss=squared, params=W))
+    np.testing.assert_array_equal(loaded.predict(ARGUMENTS["nested"][1]), run.predict(ARGUMENTS["nested"][1]))
     with pytest.raises(ValueError, match=r"'x' has the arrays \['a/b'\], expected \['a/b/0', 'a/b/1'\] as in the first batch"):
         run.predict({"a": {"b": X}})
     with pytest.raises(ValueError, match="input 'ids' is missing"):
@@ -368,6 +417,80 @@ def test_steps_take_pytrees_of_inputs():
 
     model = jfit.Model.from_function(ARGUMENTS["dict"][0], loss=squared, init=init)
     assert fit(model, (ARGUMENTS["dict"][1], X[:, :3])).params["w"].shape == (4, 3)
+
+
+# ------------------------------------------------------------------------------------------------ weights of tokens
+TOKENS, CLASSES = 5, 3
+TEXT = R.normal(size=(ROWS, TOKENS, 4)).astype("float32")
+NEXT = R.integers(0, CLASSES, (ROWS, TOKENS))
+EACH = (R.random((ROWS, TOKENS)) * (R.random((ROWS, TOKENS)) < 0.7)).astype("float32")
+
+
+def tokens(params, x):
+    return x @ params["w"]
+
+
+def weighted_mean(params, batch, ignored=None):
+    x, y, each = batch
+    each = each if ignored is None else each * (y != ignored)
+    losses = optax.softmax_cross_entropy_with_integer_labels(tokens(params, x), y)
+    return (losses * each).sum() / each.sum(), {}
+
+
+@pytest.mark.parametrize("ignored", [None, 0])
+@pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False, "steps_per_call": 2}])
+def test_tokens_are_weighted_in_loss_and_metrics(options, ignored):
+    metrics = [jfit.metrics.get("acc", weighted=True)[0], jfit.metrics.accuracy(name="counted")]
+    loss = jfit.losses.get("cross_entropy", **({} if ignored is None else {"ignore_index": ignored}))
+    run = fit(tokens, (TEXT, NEXT, EACH), (TEXT, NEXT, EACH), loss=loss, eval_metric=metrics, **options)
+    params, _ = by_hand(lambda p, b: weighted_mean(p, b, ignored), slices(TEXT, NEXT, EACH))
+    agree(run, (params, {}))
+    each = EACH if ignored is None else EACH * (ignored != NEXT)
+    correct = np.asarray(tokens(run.params, TEXT)).argmax(-1) == NEXT
+    row = run.history.epochs[-1]
+    expected = {
+        "val_loss": float(weighted_mean(run.params, (TEXT, NEXT, EACH), ignored)[0]),
+        "val_accuracy": np.average(correct, weights=each),
+        "val_counted": correct[each > 0].mean(),
+    }
+    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_token_weights_in_streams_steps_and_predictions():
+    data = (TEXT, NEXT, EACH)
+    run = fit(tokens, [tuple(v[i : i + BATCH] for v in data) for i in range(0, ROWS, BATCH)], loss="cross_entropy")
+    agree(run, (by_hand(weighted_mean, slices(*data))[0], {}))
+    assert run.score(data)["loss"] == pytest.approx(float(weighted_mean(run.params, data)[0]), rel=1e-5)
+    assert run.score(data[:2])["loss"] == pytest.approx(
+        float(weighted_mean(run.params, (TEXT, NEXT, np.ones_like(EACH)))[0]), rel=1e-5
+    )
+    assert run.predict(data).shape == (ROWS, TOKENS, CLASSES)
+    model = jfit.Model.from_function(tokens, loss="cross_entropy", params=W)
+    batch = {"x": TEXT, "label": NEXT, "label_weight": EACH}
+    state, out = jfit.train_step(model, optax.sgd(RATE))(jfit.init_state(model, optax.sgd(RATE), batch), batch)
+    params, means = by_hand(weighted_mean, [data])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), state.params, params)
+    assert float(out.loss) == pytest.approx(means["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (
+            (TEXT, NEXT, EACH),
+            {"loss": lambda o, y: (o.mean(-1) - y).mean(1)},
+            r"the loss returned shape \(8,\), which must begin",
+        ),
+        ((TEXT, NEXT, EACH - 1), {}, r"weight of position \(0, \d\) is -\d.*at least 0"),
+        ((TEXT, NEXT, EACH), {"eval_metric": lambda y, o: 0.0}, "metrics on the host .* do not support weights of positions"),
+        ((X, Y, EACH), {"loss": LOSSES, "model": two_heads}, "which need one loss, but there are losses of the outputs"),
+        ((TEXT, NEXT, EACH[:4]), {}, "all inputs need the same number of rows"),
+    ],
+)
+def test_token_weights_that_cannot_be_used_raise(data, options, message):
+    options = {"loss": "cross_entropy", "model": tokens, **options}
+    with pytest.raises(ValueError, match=message):
+        fit(options.pop("model"), data, **options)
 
 
 # ------------------------------------------------------------------------------------------------ several devices

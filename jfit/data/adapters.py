@@ -13,6 +13,7 @@ import numpy as np
 from jfit.data.arrays import ArrayData
 from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
 from jfit.data.stream import StreamData
+from jfit.data.trees import split_weight
 
 
 def as_data(
@@ -67,7 +68,7 @@ def as_data(
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     if _is_stream(data):
         return StreamData(data, names, train_pad=train_pad)
-    arrays, weight = _arrays(data, names)
+    arrays, weight = split_weight(structure, *_arrays(data, names))
     return ArrayData(names.check(arrays), shuffle=shuffle, seed=seed, weight=weight)
 
 

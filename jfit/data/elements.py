@@ -9,6 +9,7 @@ import numpy as np
 
 from jfit.data.arrays import to_array
 from jfit.data.batch import Axes, Batch, Names, check_batch, is_array, quoted, rows, to_named
+from jfit.data.trees import split_weight
 
 
 def to_batch(
@@ -47,6 +48,8 @@ def to_batch(
     else:
         arrays, weight = _split(element, names)
         metric_weight = weight
+    arrays, weight = split_weight(names.structure, arrays, weight)
+    arrays, metric_weight = split_weight(names.structure, arrays, metric_weight)
     inputs = {n: _device_or_host(v, n) for n, v in names.check(arrays).items()}
     for name, value in inputs.items():
         if np.ndim(value) == 0:

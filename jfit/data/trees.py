@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfit.lowering.model import flatten_names
-from jfit.lowering.structure import Structure, Tree
+from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
 
 def named_arrays(structure: Structure, value: Any, what: str) -> dict[str, Any] | None:
@@ -79,10 +79,41 @@ def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight: Any) -> tuple[dict[str, Any], Any]:
+    """Split weights into those of rows, (rows,), and of positions, (rows, positions, ...), which become an array of the batch.
+
+    Args:
+        structure: of a function; None for a graph, for which only weights of rows are supported.
+        arrays: arrays of the batch by name.
+        weight: weights, or None.
+
+    Returns:
+        (arrays, weights of rows or None).
+
+    Raises:
+        ValueError: a weight is not finite or negative.
+
+    Example:
+        >>> arrays, weight = split_weight(Structure(("x",)), {"x": np.zeros(2)}, np.ones((2, 3)))
+        >>> list(arrays), weight
+        (['x', 'label_weight'], None)
+    """
+    if structure is None or weight is None or np.ndim(weight) < 2:
+        return dict(arrays), weight
+    if not hasattr(weight, "addressable_shards"):  # reading a jax.Array would block the host
+        weight = np.asarray(weight, np.float32)
+        valid = np.isfinite(weight) & (weight >= 0)
+        if not valid.all():
+            at = tuple(int(k) for k in np.argwhere(~valid)[0])
+            raise ValueError(f"weight of position {at} is {weight[at]}; weights must be finite and at least 0")
+    return {**arrays, LABEL_WEIGHT: weight}, None
+
+
 def expected_names(structure: Structure, arrays: Mapping[str, Any], labels: tuple[str, ...]) -> tuple[Any, Any]:
     """Return the names of (inputs, labels) that a batch must have: those of the leaves it has, or else of the arguments."""
     inputs = [n for a in structure.arguments for n in _of(a, arrays) or [a]]
-    return tuple(inputs), tuple(_of(structure.label, arrays)) or labels
+    extra = (LABEL_WEIGHT,) if LABEL_WEIGHT in arrays else ()
+    return tuple(inputs), (*(_of(structure.label, arrays) or labels), *extra)
 
 
 def _of(name: str, arrays: Mapping[str, Any]) -> list[str]:

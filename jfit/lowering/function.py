@@ -16,7 +16,7 @@ from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_argument
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names
-from jfit.lowering.structure import Structure, Tree
+from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
 
 def from_function(
@@ -213,6 +213,11 @@ class _Adapter:
         names = tree.names if tree is not None and len(tree.names) == count else map(str, range(count))
         return ["the output"] if count == 1 else [f"the output {n!r}" for n in names]
 
+    def labelled_outputs(self, inputs: Mapping[str, Any]) -> list[bool]:
+        """For each output, whether metrics are computed for it: whether it has a label, or is the only output."""
+        outputs = self._outputs(self.label_names(inputs))
+        return [len(outputs) == 1 or o.label in inputs for o in outputs]
+
     def labelled(self, inputs: Mapping[str, Any]) -> bool:
         """Whether the losses can be computed from these inputs."""
         return self.terms.has_labels(self._batch(inputs)) and all(n in inputs for n in self.structure.labels)
@@ -282,7 +287,7 @@ class _Adapter:
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
         )
-        return self.terms.row_losses(values, weight, self.rows(inputs))
+        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT))
 
     def output(self, term: Term, name: str = "output") -> Output:
         """The `Output` of a loss of one output and its label."""
@@ -320,6 +325,7 @@ class _Adapter:
             self.structure.labels = tuple(labels)
         outputs, logged = self._outputs(labels), ()
         joint = not (self.terms.plain and not self.gather and len(outputs) == 1 and labels in ([], [self.label]))
+        joint = joint or LABEL_WEIGHT in specs
         if self.labelled(specs):
             losses = functools.partial(self.joint_loss, weight=None)
             result = jax.eval_shape(

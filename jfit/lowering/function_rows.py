@@ -13,6 +13,7 @@ from jfit.lowering.coupling import Coupling, coupling_of, rows_are_independent
 from jfit.lowering.dependence import Layout, batch_rows, row_layouts
 from jfit.lowering.model import Aux, Inputs, Params, Plan, Specs, specs_of
 from jfit.lowering.row_count import uses_row_count
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 
 
@@ -100,7 +101,7 @@ class FunctionRows:
         found = dict(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))
         found |= {f"the auxiliary state {n!r}": x for n, x in zip(sorted(new_aux), of_aux, strict=True)}
         # metrics take the weights of the rows along axis 0; the rows of a prediction may be on any axis
-        axes = [0 if labelled and len(outputs) == 1 else None] * len(outputs)
+        axes = [0 if labelled and has_label else None for has_label in adapter.labelled_outputs(specs)]
         coupling = coupling_of(found, [*axes, *(-1 for _ in of_aux)])
         coupling = coupling._replace(promised=bool(coupling.kind and adapter.weights and labelled))
         if labelled and (not coupling.kind or coupling.promised):
@@ -155,7 +156,8 @@ class FunctionRows:
         return {n: specs[n] for n in self.adapter.data_names(specs)}
 
     def _names(self, specs: Mapping[str, Any]) -> list[str]:
-        return [*self.adapter.data_names(specs), *self.adapter.label_names(specs)]
+        names = [*self.adapter.data_names(specs), *self.adapter.label_names(specs)]
+        return [*names, *([LABEL_WEIGHT] if LABEL_WEIGHT in specs else [])]
 
     def _labelled(self, specs: Mapping[str, Any]) -> bool:
         return self.adapter.labelled(specs)

@@ -17,6 +17,7 @@ from jax import Array
 
 from jfit.lowering.losses import Loss, as_loss, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
@@ -184,25 +185,31 @@ class LossTerms:
         return label if alone or label is None else _subtree(label, str(term.output))
 
     # -------------------------------------------------------------------------------- values
-    def row_losses(self, values: LossInputs, weight: Array | None, rows: int) -> RowLosses:
+    def row_losses(self, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None) -> RowLosses:
         """Compute the loss of each row.
 
         Args:
             values: outputs, batch, parameters and auxiliary states.
             weight: row weights (rows,) or None; only losses with a keyword for them get them.
             rows: number of rows of the batch.
+            label_weight: weight of each position of a row, (rows, positions, ...), or None.
 
         Raises:
             ValueError: a label is missing, or a loss does not have one value per row (with `per_batch`: is no scalar).
         """
-        if self.per_batch and weight is not None:
+        if label_weight is not None and len(self.terms) > 1:
+            raise ValueError(
+                f"the weights {LABEL_WEIGHT!r} are of the positions of each row, which need one loss, but there are losses of "
+                f"the outputs {[t.output for t in self.terms]}; pass one function loss(outputs, label), or weights of rows"
+            )
+        if self.per_batch and (weight is not None or label_weight is not None):
             raise ValueError(
                 "loss_per_batch=True: the loss is one scalar for the batch, to which row weights cannot be applied; leave out "
                 "the weights, or return the loss of each row"
             )
         total, counts, logged = jnp.zeros(()), jnp.zeros(()), {}
         for at, term in enumerate(self.terms):
-            losses, each, more = self.of_term(term, values, weight, rows)
+            losses, each, more = self.of_term(term, values, weight, rows, label_weight)
             prefix = "" if term.output is None else f"{term.output}_"
             logged |= {f"{term.output}_loss": (losses, each)} if self.by_name else {}
             logged |= {f"{prefix}{name}": value for name, value in more.items()}
@@ -210,7 +217,9 @@ class LossTerms:
             total, counts = (total + scaled, counts) if at else (scaled, each)
         return RowLosses(total, counts, logged)
 
-    def of_term(self, term: Term, values: LossInputs, weight: Array | None, rows: int) -> tuple[Array, Array, dict[str, Any]]:
+    def of_term(
+        self, term: Term, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None
+    ) -> tuple[Array, Array, dict[str, Any]]:
         """Loss of each row and its weight in the mean, both (rows,), and the values that the term logs."""
         output = values.outputs if term.output is None else _subtree(values.outputs, term.output)
         second = self._second(term, values)
@@ -228,7 +237,9 @@ class LossTerms:
         else:
             check_rows(lambda o, y, n: call(o, y, None, n)[0], output, second, losses, rows)
         label = second if term.form.second == "label" else None
-        return *per_row(term.loss, label, losses), {k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()}
+        return *per_row(term.loss, label, losses, label_weight), {
+            k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()
+        }
 
     def _second(self, term: Term, values: LossInputs) -> Any:
         if term.form.second != "label":

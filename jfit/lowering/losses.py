@@ -430,18 +430,32 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
 
 
 # ------------------------------------------------------------------------------------------------ losses of rows
-def per_row(loss: Callable[..., Any], label: Any, losses: Array) -> tuple[Array, Array]:
+def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array | None = None) -> tuple[Array, Array]:
     """Reduce losses (rows, ...) to (loss of each row, weight of each row in the mean), both (rows,) float32.
 
     The loss of a row is the mean of its losses.  With `ignore_index`, ignored positions count as 0 in it, and the weight of a
     row is the fraction of its positions that are not ignored, so that Σ losses / Σ weights is the mean over these positions.
+    So it is with a weight of each position, (rows, positions, ...): losses are multiplied by it, and counted with it.
+
+    Raises:
+        ValueError: the first axes of the losses do not have the shape of `weight`.
     """
     rows = losses.shape[0]
     means = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
     ignore = loss.ignore_index if isinstance(loss, Loss) else None
-    if ignore is None:
+    if weight is None and ignore is None:
         return means, jnp.ones_like(means)
-    return means, (label != ignore).reshape(rows, -1).mean(axis=1, dtype=jnp.float32)
+    counted = jnp.ones(losses.shape, jnp.float32) if ignore is None else (label != ignore).astype(jnp.float32)
+    if weight is not None:
+        if losses.shape[: weight.ndim] != weight.shape:
+            raise ValueError(
+                f"the weights of positions have shape {weight.shape}, but the loss returned shape {losses.shape}, which must "
+                "begin with the shape of the weights; pass weights (rows,) for whole rows, or return the loss of each position"
+            )
+        counted = counted * weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim))
+        # select before multiplying: the loss of a position of weight 0 may be inf, and 0 * inf is nan
+        means = (jnp.where(counted > 0, losses.astype(jnp.float32), 0) * counted).reshape(rows, -1).mean(axis=1)
+    return means, counted.reshape(rows, -1).mean(axis=1)
 
 
 def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array, rows: int) -> None:

@@ -13,6 +13,8 @@ import jax
 
 from jfit.lowering.model import flatten_names
 
+LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
+
 
 class Tree:
     """The structure of one pytree, with a name for each leaf.

@@ -160,12 +160,16 @@ def each_row(values: Array, output: Array, rows: Array | None) -> Array:
     Args:
         values: array computed from `output`, with the rows along axis 0.
         output: output of the model, with the rows along axis 0.
-        rows: bool mask or weights of the rows (rows,); None: all True.
+        rows: bool mask or weights of the rows (rows,), or of their positions (rows, positions, ...); None: all True.
     """
     if rows is None:
         return jnp.ones(values.shape, bool)
     if not output.ndim:
         return jnp.broadcast_to(rows.reshape(-1)[:1].squeeze(), values.shape)
+    if rows.ndim > 1:
+        if values.shape[: rows.ndim] != rows.shape:
+            raise ValueError(f"weights of positions have shape {rows.shape}, but the metric has values of shape {values.shape}")
+        return jnp.broadcast_to(rows.reshape(*rows.shape, *(1,) * (values.ndim - rows.ndim)), values.shape)
     per_row = values.size // max(output.shape[0], 1)
     return jnp.broadcast_to(rows[:, None], (rows.shape[0], per_row)).reshape(values.shape)
 

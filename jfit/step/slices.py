@@ -27,6 +27,7 @@ from jfit.lowering.model import (
     plan_of,
     weight_sum,
 )
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
@@ -77,9 +78,12 @@ def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
     """
     inputs, weight, metric_weight = parts_of(batch)
     rows = num_rows(model, inputs)
+    of_positions = "" if model.symbol else f"; pass weights of positions as the input {LABEL_WEIGHT!r} of the batch"
     for name, array in {"weight": weight, "metric_weight": metric_weight}.items():
         if array is not None and array.shape != (rows,):
-            raise ValueError(f"{name} has shape {array.shape}, but the batch has {rows} rows; expected shape ({rows},)")
+            raise ValueError(
+                f"{name} has shape {array.shape}, but the batch has {rows} rows; expected shape ({rows},)" + of_positions
+            )
     device = 0 if axis_name is None else lax.axis_index(axis_name)
     return BatchShard(inputs, weight, metric_weight, jnp.arange(rows) + device * rows)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfit.lowering.model import Model, row_weights
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
 from jfit.metrics.core import finite
 from jfit.ops.rows import MaybeLayout
@@ -118,6 +119,8 @@ def head_arguments(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...], tuple[Array | None, ...]]:
     """Return (labels, outputs, row weights), the arguments of `Metric.stats`, each with one entry per loss head.
 
+    The weights are (rows,), or (rows, positions, ...) if the batch has weights of positions.
+
     Args:
         model: the `Model` whose outputs are passed.
         values: all outputs of the model.
@@ -127,6 +130,9 @@ def head_arguments(
     """
     shown = [(values[i], rows[i]) for i in shown_heads(model, inputs)]
     weights = tuple(row_weights(weight, r, v.shape[0]) if v.ndim else None for v, r in shown)
+    positions = inputs.get(LABEL_WEIGHT) if model.symbol is None else None
+    if positions is not None:
+        weights = tuple(positions if w is None else w.reshape(-1, *(1,) * (positions.ndim - 1)) * positions for w in weights)
     return head_labels(model, inputs), tuple(v for v, _ in shown), weights
 
 

@@ -86,9 +86,10 @@ def fit(
             `apply(params, x) -> output` together with `loss` and `params`, or a module of Flax (nnx or linen), Equinox, Haiku
             or Keras together with `loss`.  `run.model` is then a trained copy of the module.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
-            shape (rows,), finite, at least 0); a dict of arrays by input name, labels included; or an iterable of batches of
-            these forms.  For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name,
-            a single argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
+            shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
+            such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; or an iterable of
+            batches of these forms.  For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a
+            dict by name, a single argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.

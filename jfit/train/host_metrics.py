@@ -19,6 +19,7 @@ from jax import Array
 
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Model, plan_of
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step.totals import joined, plain, shown_heads
@@ -67,6 +68,11 @@ def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: 
         ValueError: an output mixes the rows of its batch, and the batch has row weights or is split over devices.
     """
     inputs, _, weight = parts_of(batch)
+    if LABEL_WEIGHT in inputs and model.symbol is None:
+        raise ValueError(
+            "metrics on the host (Python functions, exact roc_auc) do not support weights of positions, (rows, positions); "
+            "pass a jfit.metrics.Metric, or weights of rows"
+        )
     plan, axes, labels, outputs = plan_of(model, inputs), model.batch_axes, [], []
     for at in shown_heads(model, inputs):
         if plan.rows[at] is LOST and (weight is not None or axis_name is not None):
