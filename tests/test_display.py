@@ -401,8 +401,11 @@ def test_an_active_run_of_the_tracker_is_used_and_stays_open(monkeypatch):
     assert calls[0] == ("config.update", (SETTINGS,), {"allow_val_change": True})
     assert {name for name, *_ in calls[1:]} == {"run.log"}
     calls = mlflow_calls(monkeypatch, active=True)
-    train([jfit.callbacks.mlflow()])
+    run = train([jfit.callbacks.mlflow()])
     assert {name for name, *_ in calls} == {"mlflow.active_run", "mlflow.log_params", "mlflow.log_metrics"}
+    calls.clear()
+    run.train(1)  # MLflow would raise, because the number of epochs has changed
+    assert {name for name, *_ in calls} == {"mlflow.active_run", "mlflow.log_metrics"}
 
 
 def test_an_exception_closes_the_trackers_as_failed(monkeypatch, tmp_path):

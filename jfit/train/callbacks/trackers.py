@@ -64,7 +64,7 @@ def wandb(*, every: int | None = None, **init: Any) -> Callback:
         **init: arguments of `wandb.init`, such as project="digits".
 
     Returns:
-        A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
+        A `Callback`.  Its state is the id of the run, so that a resumed `fit` continues this run.  `fit` raises
         ImportError if the package wandb is not installed.
 
     Raises:
@@ -79,7 +79,7 @@ def wandb(*, every: int | None = None, **init: Any) -> Callback:
         package, settings = _package("wandb", "wandb"), _settings(event)
         if package.run is not None:
             package.run.config.update(settings, allow_val_change=True)
-            return (package.run, False), state
+            return (package.run, False), package.run.id
         again = {} if state is None else {"id": state, "resume": "allow"}
         run = package.init(**{**init, **again, "config": {**settings, **dict(init.get("config") or {})}})
         return (run, True), run.id
@@ -107,7 +107,7 @@ def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
         **start_run: arguments of `mlflow.start_run`, such as run_name="first".
 
     Returns:
-        A `Callback`.  Its state is the id of the run that it started, so that a resumed `fit` continues this run.  `fit` raises
+        A `Callback`.  Its state is the id of the run, so that a resumed `fit` continues this run.  `fit` raises
         ImportError if the package mlflow is not installed.
 
     Raises:
@@ -120,12 +120,11 @@ def mlflow(*, every: int | None = None, **start_run: Any) -> Callback:
 
     def start(event: Event, state: str | None) -> tuple[Any, str | None]:
         package = _package("mlflow", "mlflow")
-        own = package.active_run() is None
-        if own:
-            run = package.start_run(**(start_run if state is None else {"run_id": state}))
-        if not own or state is None:  # MLflow raises if a param of a continued run changes, such as the number of epochs
+        active = package.active_run()
+        run = package.start_run(**(start_run if state is None else {"run_id": state})) if active is None else active
+        if run.info.run_id != state:  # MLflow raises if a param of a run changes, such as the number of epochs after a resume
             package.log_params(_settings(event))
-        return (package, own), run.info.run_id if own else state
+        return (package, active is None), run.info.run_id
 
     def log(session: tuple[Any, bool], event: Event, values: dict[str, float]) -> None:
         # MLflow rejects names with other characters than these, such as "<lambda>".
