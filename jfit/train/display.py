@@ -10,6 +10,9 @@ from jfit.graph import html
 from jfit.lowering.model import count_parameters
 from jfit.train.plotting import is_score
 
+_NOT_SETTINGS = ("metric_choice", "ignores_base_lr")  # what `fit` found out
+_TIMES = ("time", "samples_per_second")
+
 
 def hyperparameters(run: Any) -> dict[str, Any]:
     """Return the settings of a run as numbers and strings, and its number of parameters as `parameters`.
@@ -29,7 +32,7 @@ def hyperparameters(run: Any) -> dict[str, Any]:
         'optimizer': 'sgd', 'parameters': 6}
     """
     values = {field.name: getattr(run.settings, field.name) for field in dataclasses.fields(run.settings)}
-    texts = {name: _plain(value) for name, value in values.items() if name != "metric_choice"}
+    texts = {name: _plain(value) for name, value in values.items() if name not in _NOT_SETTINGS}
     kept = {name: value for name, value in texts.items() if value not in (None, "")}
     return kept | {"parameters": count_parameters(run.state.params)}
 
@@ -79,9 +82,6 @@ def run_html(run: Any) -> str:
     pairs = [(name.replace("_", " "), _number(value)) for name, value in rows if value != ""]
     epochs = run.history._repr_html_() if len(run.history) else ""
     return html.title(repr(run)) + html.table(pairs) + epochs
-
-
-_TIMES = ("time", "samples_per_second")
 
 
 def _number(value: Any) -> str:

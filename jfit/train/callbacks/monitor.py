@@ -3,9 +3,7 @@
 from typing import Any
 
 from jfit.train.callbacks.base import Event, scalars, suggest_name
-
-# With mode="auto", values whose name contains one of these are maximized; all others are losses or errors and minimized.
-_MAXIMIZED = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+from jfit.train.plotting import is_score
 
 
 def maximizes(owner: str, monitor: str, mode: str) -> bool:
@@ -21,7 +19,7 @@ def maximizes(owner: str, monitor: str, mode: str) -> bool:
     """
     if mode not in ("auto", "min", "max"):
         raise ValueError(f"{owner}: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
-    return mode == "max" or (mode == "auto" and any(part in monitor for part in _MAXIMIZED))
+    return mode == "max" or (mode == "auto" and is_score(monitor))
 
 
 def monitored(owner: str, event: Event, monitor: str, required: bool) -> float | None:
