@@ -78,7 +78,7 @@ def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
     """
     inputs, weight, metric_weight = parts_of(batch)
     rows = num_rows(model, inputs)
-    of_positions = "" if model.symbol else f"; pass weights of positions as the input {LABEL_WEIGHT!r} of the batch"
+    of_positions = "" if model.symbol is not None else f"; pass weights of positions as the input {LABEL_WEIGHT!r} of the batch"
     for name, array in {"weight": weight, "metric_weight": metric_weight}.items():
         if array is not None and array.shape != (rows,):
             raise ValueError(
