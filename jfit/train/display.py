@@ -73,7 +73,7 @@ def best_epoch(history: Any) -> tuple[int, str] | None:
 
 
 def run_html(run: Any) -> str:
-    """Return a run as HTML: its summary, a table of its settings and results, and the table of its epochs."""
+    """Return a run as HTML: a table of its settings and results, and the table of its epochs."""
     best = best_epoch(run.history)
     last = run.history.epochs[-1] if run.history.epochs else {}
     values = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float) and name not in _TIMES)
@@ -81,7 +81,7 @@ def run_html(run: Any) -> str:
     rows += [("metric", run.settings.metric_choice), ("stopped", run.stop_reason or "")]
     pairs = [(name.replace("_", " "), _number(value)) for name, value in rows if value != ""]
     epochs = run.history._repr_html_() if len(run.history) else ""
-    return html.title(repr(run)) + html.table(pairs) + epochs
+    return html.title(f"Run of {len(run.history)} epochs") + html.table(pairs) + epochs
 
 
 def _number(value: Any) -> str:
