@@ -85,7 +85,7 @@ def test_an_output_without_a_batch_axis_is_reported(line):
             lambda x: model_of(lambda p, x, *, aux: (x, {"m": x}), aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
             r"apply returned aux with the leaves \['m'\], expected the tree it was passed: \['n'\]",
         ),
-        (lambda x: model_of(params={"a/b": x, "a": {"b": x}}), "two leaves of the parameter tree have the same name: 'a/b'"),
+        (lambda x: model_of(params={"a/b": x, "a": {"b": x}}), "two leaves of the pytree have the same name: 'a/b'"),
         (
             lambda x: model_of(loss=lambda o, y: jnp.mean(o - y)).outputs[0].loss(x, {"label": x}),
             r"loss returned shape \(\), expected one value per example, \(2,\).*before averaging",

@@ -14,8 +14,11 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jfit
+from jfit.data.trees import named_arrays
 
 R = np.random.default_rng(0)
 ROWS, BATCH, RATE = 20, 8, 0.1  # batches of 8, 8 and 4 rows
@@ -73,6 +76,7 @@ def sum_of_losses(params, batch):
     return a + 0.3 * b, {"a_loss": a, "b_loss": b}
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -121,6 +125,7 @@ def test_steps_take_batches_with_nested_labels():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients, expected)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_row_weights_scale_losses_by_output_name(devices):
     weight = R.random(ROWS).astype("float32") * (np.arange(ROWS) % 3 > 0)
@@ -140,6 +145,7 @@ def test_row_weights_scale_losses_by_output_name(devices):
     assert run.score((x, Y, weight))["b_loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_outputs_of_any_kind_come_back():
     def apply(params, x):
         logits = x @ params["w"]
@@ -215,6 +221,7 @@ def test_metrics_by_output_name():
     assert automatic.settings.metric_choice.startswith("eval_metric='auto': a_accuracy (labels (rows,): class indices")
 
 
+@pytest.mark.slow
 def test_a_run_is_saved_loaded_and_resumed(tmp_path):
     options = {"loss": LOSSES, "loss_weights": SCALES, "checkpoint": tmp_path, "optimizer": optax.adam(RATE), "shuffle": True}
     run = fit(two_heads, (X, Y), num_epoch=2, **options)
@@ -245,6 +252,7 @@ def mean_reconstruction(params, batch):
     return losses.mean(), {k: v.mean() for k, v in logged.items()}
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False}])
 def test_a_loss_of_the_batch_and_the_parameters_needs_no_labels(options):
     run = fit(autoencoder, X, X, loss=reconstruction, **options)
@@ -287,6 +295,7 @@ def contrastive(output, label):
     return -jnp.diagonal(jax.nn.log_softmax(scores))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("data_on_device", [True, False])
 def test_a_loss_of_one_scalar_for_the_batch(data_on_device):
     def loss(output, label):
@@ -299,6 +308,7 @@ def test_a_loss_of_one_scalar_for_the_batch(data_on_device):
     assert run.score(data, batch_size=ROWS)["loss"] == pytest.approx(float(loss(X @ run.params["w"], data[1])[0]), rel=1e-5)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", ["by name", "of the batch"])
 def test_joint_losses_that_combine_rows_are_not_padded(form):
     loss = {"a": contrastive, "b": squared} if form == "by name" else lambda o, batch: contrastive(o["a"], batch["label"]["a"])
@@ -386,6 +396,37 @@ def test_arguments_are_arrays_or_pytrees(form, source):
         np.testing.assert_allclose(run.predict(x), output, 1e-5, 1e-6)
 
 
+def trees():
+    leaf = st.sampled_from([X, MASK, Y["a"]])
+    keys = st.sampled_from(["a", "b", "ids", "0", "x y"])
+    return st.recursive(
+        leaf,
+        lambda each: (
+            st.dictionaries(keys, each, min_size=1, max_size=3)
+            | st.lists(each, min_size=1, max_size=3)
+            | st.lists(each, min_size=2, max_size=3).map(tuple)
+            | st.tuples(each, each).map(lambda pair: Words(*pair))
+            | st.tuples(each, each).map(lambda pair: Record(*pair))
+        ),
+        max_leaves=5,
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(trees(), trees())
+def test_any_pytree_of_inputs_reaches_the_function_and_any_pytree_of_outputs_comes_back(x, y):
+    def apply(params, x, other):
+        return {"x": x, "sum": (sum(leaf.sum() for leaf in jax.tree.leaves(other)),)}
+
+    model = jfit.Model.from_function(apply, loss=lambda outputs: 0.0, params={"w": 0.0})
+    arrays = named_arrays(model.structure, [{"top": x}, y], "x")
+    outputs, _ = model.apply({"w": jnp.zeros(())}, {}, arrays)
+    found = jax.tree.unflatten(model.structure.outputs.treedef, outputs)
+    assert jax.tree.structure(found) == jax.tree.structure(apply({}, {"top": x}, y))
+    jax.tree.map(np.testing.assert_array_equal, found["x"], {"top": x})
+    assert float(found["sum"][0]) == pytest.approx(sum(float(leaf.sum()) for leaf in jax.tree.leaves(y)), rel=1e-4, abs=1e-3)
+
+
 def test_leaves_of_arguments_are_named_by_path(tmp_path):
     run = fit(ARGUMENTS["nested"][0], (ARGUMENTS["nested"][1], X[:, :3]), loss=squared)
     assert run.settings.inputs.keys() == {"x/a/b/0", "x/a/b/1", "label"}
@@ -437,6 +478,7 @@ def weighted_mean(params, batch, ignored=None):
     return (losses * each).sum() / each.sum(), {}
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("ignored", [None, 0])
 @pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False, "steps_per_call": 2}])
 def test_tokens_are_weighted_in_loss_and_metrics(options, ignored):
@@ -467,7 +509,7 @@ def test_token_weights_in_streams_steps_and_predictions():
     assert run.predict(data).shape == (ROWS, TOKENS, CLASSES)
     model = jfit.Model.from_function(tokens, loss="cross_entropy", params=W)
     batch = {"x": TEXT, "label": NEXT, "label_weight": EACH}
-    state, out = jfit.train_step(model, optax.sgd(RATE))(jfit.init_state(model, optax.sgd(RATE), batch), batch)
+    state, out = jax.jit(jfit.train_step(model, optax.sgd(RATE)))(jfit.init_state(model, optax.sgd(RATE), batch), batch)
     params, means = by_hand(weighted_mean, [data])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), state.params, params)
     assert float(out.loss) == pytest.approx(means["loss"], rel=1e-5)
@@ -502,6 +544,7 @@ FORMS = {
 }
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_gathered_losses_are_those_of_one_device(form, devices, recwarn):
@@ -577,6 +620,9 @@ def test_invalid_losses_raise(options, message):
 def test_invalid_data_raise():
     with pytest.raises(ValueError, match="the loss needs the input 'label/b'"):
         fit(two_heads, (X, {"a": Y["a"]}), loss=LOSSES)
+    model = jfit.Model.from_function(two_heads, loss=lambda o, y: squared(o["b"], y), params=W)
+    with pytest.raises(ValueError, match=r"the loss needs the labels \['label'\], but the batch has \['x'\]"):
+        jfit.train_step(model, "sgd")(jfit.init_state(model, "sgd"), {"x": X})
     with pytest.raises(ValueError, match="row weights cannot be applied"):
         fit(two_heads, (X, Y, np.ones(ROWS)), loss=lambda o, batch: o["b"].mean(), loss_per_batch=True)
     run = fit(two_heads, (X, Y), loss=LOSSES)

@@ -327,6 +327,8 @@ def objective(
         elif out.kind == "loss":
             losses, _ = out.row_losses(value, inputs, weight)
             total = total + jnp.sum(losses if weight is None else jnp.where(weight > 0, losses, 0) * weight)
+    if model.joint_loss is not None:
+        raise ValueError(f"the loss needs the labels {list(model.labels)}, but the batch has {list(inputs)}")
     return total
 
 
@@ -431,9 +433,7 @@ def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = ["/".join(_key_text(k) for k in path) or "value" for path, _ in leaves]
     if len(set(names)) != len(names):
-        raise ValueError(
-            f"two leaves of the parameter tree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}"
-        )
+        raise ValueError(f"two leaves of the pytree have the same name: {sorted(n for n in names if names.count(n) > 1)[0]!r}")
     return {n: leaf for n, (_, leaf) in zip(names, leaves, strict=True)}, structure
 
 
