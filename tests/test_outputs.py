@@ -636,7 +636,9 @@ def test_invalid_data_raise():
         fit(differs, (X, {"a": Y["a"]}), loss={"a": "cross_entropy"})
 
 
-@pytest.mark.parametrize("options", [{"loss_weights": {"a": 1.0}}, {"loss_per_batch": True}, {"eval_metric": {"a": "acc"}}])
+@pytest.mark.parametrize(
+    "options", [{"loss_weights": {"a": 1.0}}, {"loss_per_batch": True}, {"gather_outputs": True}, {"eval_metric": {"a": "acc"}}]
+)
 def test_a_symbol_with_arguments_of_functions_raises(options):
     net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
     with pytest.raises(ValueError, match=r"would be ignored: the model is a Symbol|the model is a graph"):
