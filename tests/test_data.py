@@ -296,9 +296,9 @@ def test_an_exception_of_the_source_propagates_unchanged():
     assert caught.value is error
 
 
-def test_single_samples_raise_and_the_error_suggests_batching():
-    with pytest.raises(ValueError, match="the data seems to yield single samples"):
-        labels_of(data([(X[0], Y[0])]))
+def test_single_rows_in_a_stream_of_batches_raise_and_the_error_suggests_batching():
+    with pytest.raises(ValueError, match="the data seems to yield single rows"):
+        labels_of(data([(X, Y), (X[0], Y[0])]))
 
 
 def test_torch_loaders_are_read_every_epoch():

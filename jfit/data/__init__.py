@@ -10,6 +10,7 @@ from jfit.data.files.mnist_iter import MNISTIter
 from jfit.data.images import ImageRecords
 from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
 from jfit.data.prefetch import Prefetch, prefetch
+from jfit.data.row_batches import Rows
 from jfit.data.stream import StreamData
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Prefetch",
     "PrefetchingIter",
     "ResizeIter",
+    "Rows",
     "StreamData",
     "as_data",
     "check_batch",

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
+from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, quoted, to_named
+from jfit.data.columns import Columns, column_names, is_frame, select
+from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
 from jfit.data.trees import split_weight
 
@@ -28,6 +30,9 @@ def as_data(
     require_labels: bool = True,
     axes: Axes | None = None,
     structure: Any = None,
+    label: Any = None,
+    sample_weight: Any = None,
+    steps_per_epoch: int | None = None,
 ) -> ArrayData | StreamData:
     """Convert training or evaluation data to `ArrayData` or `StreamData`.
 
@@ -36,17 +41,23 @@ def as_data(
             name -> array; an iterable of batches (list of batches, torch or grain loader, tf.data.Dataset, MXNet iterator); or
             a callable `f(epoch)` or `f()` that returns such an iterable.  A batch is a `Batch`, a dict input name -> array,
             `(x, y)`, `(x, y, weight)` or `x`.  A list of arrays is `x` with one array per input; a list of tuples, dicts or
-            `Batch`es is a list of batches.  A tuple is always `(x,)`, `(x, y)` or `(x, y, weight)`.
-        batch_size: number of rows per batch for arrays; ignored for an iterable of batches.
+            `Batch`es is a list of batches.  A tuple is always `(x,)`, `(x, y)` or `(x, y, weight)`.  Also a DataFrame, and a
+            torch or Hugging Face data set or another iterable of rows, see `jfit.data.Rows`.  Arrays in dicts that have other
+            names are not used, which is logged.
+        batch_size: number of rows per batch for arrays and rows; ignored for an iterable of batches.
         input_names: names of the data inputs, in the order of a list of arrays `x`.
         label_names: names of the label inputs, in the order of a list of arrays `y`.
-        shuffle: whether to shuffle arrays in every epoch; an iterable is read in its order.
+        shuffle: whether to shuffle arrays, and rows with random access, in every epoch; an iterable is read in its order.
         seed: integer seed of the shuffle.
         train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss; their
             weight in metrics is 0.
         require_labels: whether data without labels is an error; False for prediction.
         axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
         structure: `Model.structure` of a function, whose `x` and `y` may be pytrees of arrays; their leaves are named by path.
+        label: name, or list of names, of the label columns of a DataFrame, of a dict or of rows that are dicts.  Default: the
+            label names.
+        sample_weight: array (rows,) of row weights of arrays, as in `(x, y, weight)`.
+        steps_per_epoch: number of batches per epoch, see `StreamData`.  Default: one pass over the data.
 
     Returns:
         `ArrayData` for arrays, `StreamData` for an iterable or callable; `data` itself if it is one of them.
@@ -66,10 +77,57 @@ def as_data(
     if isinstance(data, (ArrayData, StreamData)):
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
-    if _is_stream(data):
-        return StreamData(data, names, train_pad=train_pad)
-    arrays, weight = split_weight(structure, *_arrays(data, names))
-    return ArrayData(names.check(arrays), shuffle=shuffle, seed=seed, weight=weight)
+    columns = Columns.of(label)
+    by_rows = True if has_rows_by_type(data) else None
+    data = data.source if isinstance(data, Rows) else data
+    if by_rows or _is_stream(data):
+        if sample_weight is not None:
+            raise ValueError(
+                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; it must yield the "
+                "weights itself: (x, y, weight)."
+            )
+        options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
+        if _indexable_rows(data, by_rows, names, columns):
+            keys = _used_keys(data, names, columns)
+            return StreamData(RowBatches(data, batch_size, keys=keys, shuffle=shuffle, seed=seed), names, **options)
+        return StreamData(data, names, batch_size=batch_size, by_rows=by_rows, **options)
+    arrays, weight, columns = _arrays(data, names, columns, explicit=columns is not label)
+    if sample_weight is not None:
+        if weight is not None:
+            raise ValueError("row weights are passed twice, as sample_weight= and in the data (x, y, weight); pass them once.")
+        weight = sample_weight
+    arrays, weight = split_weight(structure, arrays, weight)
+    checked = names.check(arrays)
+    names.log_extra(arrays)
+    converted = ArrayData(checked, shuffle=shuffle, seed=seed, weight=weight, steps_per_epoch=steps_per_epoch)
+    converted.columns = columns
+    if is_frame(data) and len(names.inputs) == 1 and columns is not None:
+        converted.private.add(names.inputs[0])  # `select` copied its columns
+    return converted
+
+
+def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:
+    """Whether data consists of rows that can be read by index, so that they can be shuffled."""
+    if is_mxnet_iter(data) or hasattr(data, "seek_batch") or hasattr(data, "as_numpy_iterator") or not has_random_access(data):
+        return False
+    if by_rows or not len(data):
+        return bool(by_rows)
+    try:
+        first = data[0]
+    except (LookupError, TypeError):  # not indexed by row number
+        return False
+    return is_row(first, names, () if columns is None else columns.label or ())
+
+
+def _used_keys(data: Any, names: Names, columns: Columns | None) -> list[str] | None:
+    """Names of the columns of rows that are dicts that are used, or None for all."""
+    have = column_names(data)
+    if columns is not None or not have:
+        return None
+    names.check(dict.fromkeys(have, np.zeros(1)))
+    names.log_extra(have)
+    extra = names.extra(have)
+    return [name for name in have if name not in extra]
 
 
 def _is_stream(data: Any) -> bool:
@@ -82,17 +140,31 @@ def _is_stream(data: Any) -> bool:
     return callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
 
 
-def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
-    """Split data in memory into (dict input name -> array, row weights or None)."""
+def _arrays(
+    data: Any, names: Names, columns: Columns | None, *, explicit: bool
+) -> tuple[dict[str, Any], Any | None, Columns | None]:
+    """Split data in memory into (dict input name -> array, row weights or None, columns that were used or None)."""
     if data is None or isinstance(data, (str, bytes, int, float)):
         raise TypeError(
             f"data is {data!r} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, "
             "or an iterable of batches."
         )
     if isinstance(data, Mapping):
-        return dict(data), None
+        split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
+        if split is not None:
+            raise TypeError(f"data is a dict of data sets; pass one of them, such as data[{split!r}].")
+    if isinstance(data, Mapping) or (is_frame(data) and (columns is not None or names.require_labels)):
+        arrays, columns = select(data, names, columns)
+        return arrays, None, columns
+    if explicit:
+        name = quoted(columns.label or () if columns else ())
+        raise ValueError(
+            f"label={name} names a column, but the data is a {type(data).__name__}; expected a DataFrame, a dict of columns, "
+            "or rows or batches that are dicts."
+        )
     if isinstance(data, Batch):
-        return dict(data.inputs), _shared_weight(data) if names.require_labels else None  # predict ignores weights
+        weight = _shared_weight(data) if names.require_labels else None  # predict ignores weights
+        return dict(data.inputs), weight, None
     if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")):
         data = (data,)
     if len(data) not in (1, 2, 3):
@@ -101,7 +173,7 @@ def _arrays(data: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
             f"as a dict with the names {', '.join(repr(n) for n in names.all)}."
         )
     x, y, weight = (*data, None, None)[:3]
-    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
+    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
 
 
 def _shared_weight(batch: Batch) -> Any | None:

@@ -5,15 +5,22 @@ The position in an epoch is the index of the next batch.  Seed, epoch and positi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfit.data.batch import Batch, check_weights
+from jfit.data.shuffle import block_permutation, permutation
 
-_MASK64 = (1 << 64) - 1
+# Memory maps of more bytes than this stay on the disk, and their rows are read and converted batch by batch.
+MAPPED_BYTES = 16 << 20
+# Memory maps of more bytes than this are shuffled in blocks of BLOCK_BYTES, mixed in a buffer of BUFFER_BYTES.
+BLOCK_SHUFFLE_BYTES, BLOCK_BYTES, BUFFER_BYTES = 1 << 30, 1 << 20, 64 << 20
 # JAX without x64 converts 64-bit arrays to 32 bits silently; `to_array` checks that the values fit.
+_ALIGNMENT = 64
 _NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 
 
@@ -35,16 +42,36 @@ def to_array(value: Any, name: str) -> np.ndarray:
         >>> to_array([[1, 2], [3, 4]], "data").dtype
         dtype('int32')
     """
-    array = _host(value, name)
+    array = host_array(value, name)
+    _check_dtype(array, name)
+    return _narrow(array, name)
+
+
+def _check_dtype(array: np.ndarray, name: str) -> None:
     if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("bfloat16", "float8")):
         raise ValueError(
             f"input {name!r} has dtype {array.dtype}, expected real numbers (float, int or bool); encode text as integers and "
             "convert object columns to numbers."
         )
-    return _narrow(array, name)
 
 
-def _host(value: Any, name: str) -> np.ndarray:
+def host_array(value: Any, name: str) -> np.ndarray:
+    """Convert an array, tensor, frame or list of any library to a NumPy array, without conversion of its dtype.
+
+    Args:
+        value: the values; tensors of torch are detached, bfloat16 ones become float32.
+        name: name of the input, for messages.
+
+    Returns:
+        NumPy array, a view of `value` where possible.
+
+    Raises:
+        ValueError: a list whose rows have different lengths.
+
+    Example:
+        >>> host_array([1, 2], "data").dtype
+        dtype('int64')
+    """
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
@@ -74,13 +101,13 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
     if target is np.float32:
         try:
             with np.errstate(over="raise"):
-                return array.astype(np.float32)
+                return _cast(array, target)
         except FloatingPointError:
             low, high = np.finfo(np.float32).min, np.finfo(np.float32).max
     else:
         low, high = np.iinfo(target).min, np.iinfo(target).max
         if array.size == 0 or (array.min() >= low and array.max() <= high):
-            return array.astype(target)
+            return _cast(array, target)
     bad = array[(array < low) | (array > high)].flat[0]
     raise ValueError(
         f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {np.dtype(target)} ({low} to {high}); jfit "
@@ -88,14 +115,57 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
     )
 
 
+def _cast(array: np.ndarray, dtype: Any) -> np.ndarray:
+    result = empty_aligned(array.shape, dtype)
+    np.copyto(result, array, casting="unsafe")
+    return result
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Make an uninitialized array that JAX can use on a CPU device without a copy: its address is a multiple of 64 bytes."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def is_mapped(value: Any) -> bool:
+    """Return whether an array is a memory map (`numpy.memmap`, or a view of one) of more than `MAPPED_BYTES`.
+
+    Example:
+        >>> import numpy as np
+        >>> is_mapped(np.ones(3))
+        False
+    """
+    if not isinstance(value, np.ndarray) or value.nbytes <= MAPPED_BYTES:
+        return False
+    base: Any = value
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    return isinstance(base, np.memmap)
+
+
 class ArrayData:
-    """Training data from arrays in memory; the order of the rows in an epoch is a function of (seed, epoch).
+    """Training data from arrays in memory or on disk; the order of the rows in an epoch is a function of (seed, epoch).
+
+    Rows of large memory maps (`numpy.memmap`) are read and converted to 32-bit dtypes batch by batch.  Memory maps of more than
+    1 GiB are shuffled in blocks: blocks of consecutive rows are read in random order into a buffer of 64 MiB, whose rows are
+    mixed, so that the file is read sequentially.
 
     Args:
         arrays: dict input name -> array-like of n rows (axis 0), labels included.
         shuffle: whether to shuffle the rows in every epoch.
         seed: integer seed of the shuffle.
         weight: (n,) row weights for the loss and metrics, finite and non-negative; None: all 1.
+        steps_per_epoch: maximum number of batches per epoch; None: all rows.
+
+    Attributes:
+        arrays: dict input name -> NumPy array; memory maps have the dtype of their file.
+        mapped: names of the arrays that stay on the disk.
+        private: names of the arrays that nobody else writes to, because conversion copied them or they are jax arrays.  Devices
+            may share their memory.
+        columns: the columns of a DataFrame or dict that became these arrays, or None.
 
     Raises:
         ValueError: no arrays, no rows, unequal numbers of rows, values that are not numbers, a weight that is nan, infinite or
@@ -108,37 +178,93 @@ class ArrayData:
         [[0.0, 1.0], [2.0, 3.0], [4.0]]
     """
 
-    def __init__(self, arrays: Mapping[str, Any], *, shuffle: bool = True, seed: int = 0, weight: Any | None = None):
-        self.arrays = {name: to_array(value, name) for name, value in arrays.items()}
-        self.shuffle, self.seed = bool(shuffle), int(seed)
+    columns: Any = None
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        weight: Any | None = None,
+        steps_per_epoch: int | None = None,
+    ):
+        self.mapped = {name for name, value in arrays.items() if is_mapped(value)}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.private: set[str] = set()
+        for name, value in arrays.items():
+            self._add(name, value)
+        self.shuffle, self.seed, self.steps_per_epoch = bool(shuffle), int(seed), steps_per_epoch
         self.num_rows = _common_rows(self.arrays)
-        self.weight = None if weight is None else to_array(weight, "weight").astype(np.float32)
-        if self.weight is not None and self.weight.shape != (self.num_rows,):
+        self.weight: np.ndarray | None = None
+        if weight is not None:
+            self.set_weight(weight)
+        self._blocks = self._block_sizes()
+
+    def _add(self, name: str, value: Any) -> None:
+        if name in self.mapped:
+            _check_dtype(value, name)
+            self.arrays[name] = value
+            self.private.add(name)  # `whole` returns a copy
+            return
+        host = host_array(value, name)
+        self.arrays[name] = to_array(host, name)
+        if isinstance(value, (jax.Array, list)) or not np.may_share_memory(host, self.arrays[name]):
+            self.private.add(name)
+
+    def set_weight(self, weight: Any) -> None:
+        """Set the row weights, (rows,); raise a ValueError if one is negative or not finite, or all are 0."""
+        self.weight = to_array(weight, "weight").astype(np.float32)
+        if self.weight.shape != (self.num_rows,):
             raise ValueError(
                 f"weight has shape {self.weight.shape}, the data has {self.num_rows} rows; "
                 f"pass one number per row, shape ({self.num_rows},)."
             )
-        if self.weight is not None:
-            check_weights(self.weight, "weight")
-            if not self.weight.any():
-                raise ValueError(
-                    f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected at least one positive "
-                    "weight (without weights every row has weight 1)."
-                )
+        check_weights(self.weight, "weight")
+        if not self.weight.any():
+            raise ValueError(
+                f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected at least one positive "
+                "weight (without weights every row has weight 1)."
+            )
+
+    def part(self, rows: slice) -> ArrayData:
+        """Return the data of some rows; the arrays are views."""
+        weight = None if self.weight is None else self.weight[rows]
+        options = {"shuffle": self.shuffle, "seed": self.seed, "steps_per_epoch": self.steps_per_epoch}
+        result = ArrayData({name: array[rows] for name, array in self.arrays.items()}, weight=weight, **options)
+        result.columns, result.private = self.columns, result.private | self.private
+        return result
+
+    def _block_sizes(self) -> tuple[int, int] | None:
+        """Number of rows of a block and of a buffer, or None if the rows are not shuffled in blocks."""
+        if not self.shuffle or sum(self.arrays[name].nbytes for name in self.mapped) <= BLOCK_SHUFFLE_BYTES:
+            return None
+        block = max(1, BLOCK_BYTES * self.num_rows // self.nbytes)
+        return block, block * max(1, BUFFER_BYTES * self.num_rows // (self.nbytes * block))
 
     @property
     def nbytes(self) -> int:
-        """Total size of all arrays in bytes."""
-        return sum(a.nbytes for a in self.arrays.values())
+        """Total size of all arrays in bytes, after conversion to 32-bit dtypes."""
+        return sum(a.size * narrow_dtype(a.dtype).itemsize for a in self.arrays.values())
 
     @property
     def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Input name -> (shape of one row, dtype)."""
-        return {name: (a.shape[1:], a.dtype) for name, a in self.arrays.items()}
+        return {name: (a.shape[1:], narrow_dtype(a.dtype)) for name, a in self.arrays.items()}
 
     def num_batches(self, batch_size: int) -> int:
         """Number of batches per epoch, a short last batch included."""
-        return -(-self.num_rows // _positive(batch_size))
+        count = -(-self.num_rows // _positive(batch_size))
+        if self.steps_per_epoch is not None and self.steps_per_epoch > count:
+            raise ValueError(
+                f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows; "
+                f"expected at most {count}."
+            )
+        return self.steps_per_epoch or count
+
+    def epoch_rows(self, batch_size: int) -> int:
+        """Number of rows that an epoch uses: all, unless `steps_per_epoch` is less than the number of batches."""
+        return min(self.num_rows, self.num_batches(batch_size) * batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """Row indices of an epoch in reading order: a permutation that is a function of (seed, epoch).
@@ -154,17 +280,12 @@ class ArrayData:
             >>> data = ArrayData({"data": np.arange(4.0)}, seed=7)
             >>> sorted(data.order(3).tolist()), (data.order(3) == data.order(3)).all().item()
             ([0, 1, 2, 3], True)
-
-        Source: Philox4x64-10 (Salmon et al., 2011) keyed by (seed, epoch); rows are sorted by their draw.
         """
         if not self.shuffle:
             return np.arange(self.num_rows, dtype=np.int32)
-        # Raw draws are the same in all NumPy versions, Generator.permutation is not: a resumed run needs the same order.
-        draws = np.random.Philox(key=np.array([self.seed & _MASK64, epoch & _MASK64], np.uint64)).random_raw(self.num_rows)
-        # The row index in the low bits makes all keys distinct: any sort gives the same order, and is twice as fast as argsort.
-        low = np.uint64((1 << (self.num_rows - 1).bit_length()) - 1)
-        keys = np.sort((draws & ~low) | np.arange(self.num_rows, dtype=np.uint64))
-        return (keys & low).astype(np.int32)
+        if self._blocks is None:
+            return permutation(self.num_rows, self.seed, epoch)
+        return block_permutation(self.num_rows, self.seed, epoch, *self._blocks)
 
     def batches(self, epoch: int, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, starting at batch `start`; the last batch may be short (no padding).
@@ -184,16 +305,78 @@ class ArrayData:
             [[4.0, 5.0]]
         """
         order = self.order(epoch) if self.shuffle else None
-        for low in range(start * _positive(batch_size), self.num_rows, batch_size):
-            pick = slice(low, low + batch_size) if order is None else order[low : low + batch_size]
-            yield self.take(pick)
+        end = self.epoch_rows(_positive(batch_size))
+        read = {name: _BufferedRows(self.arrays[name], order, self._blocks[1]) for name in self.mapped} if self._blocks else {}
+        for low in range(start * batch_size, end, batch_size):
+            rows = slice(low, min(low + batch_size, end))
+            yield self._take(rows if order is None else order[rows], {n: buffer.rows(rows) for n, buffer in read.items()})
 
     def take(self, pick: slice | np.ndarray) -> Batch:
         """Batch of the rows selected by a slice or an array of row indices."""
+        return self._take(pick, {})
+
+    def _take(self, pick: slice | np.ndarray, loaded: Mapping[str, np.ndarray]) -> Batch:
         weight = None if self.weight is None else self.weight[pick]
-        if isinstance(pick, slice):
-            return Batch({name: a[pick] for name, a in self.arrays.items()}, weight, weight)
-        return Batch({name: a.take(pick, axis=0) for name, a in self.arrays.items()}, weight, weight)
+        inputs = {}
+        for name, array in self.arrays.items():
+            part = loaded[name] if name in loaded else array[pick] if isinstance(pick, slice) else array.take(pick, axis=0)
+            inputs[name] = to_array(np.asarray(part), name) if name in self.mapped else part
+        return Batch(inputs, weight, weight)
+
+    def whole(self, name: str) -> np.ndarray:
+        """Return all rows of one array with a dtype of at most 32 bits; a memory map is read in parts, to one copy."""
+        array = self.arrays[name]
+        if name not in self.mapped:
+            return array
+        result = empty_aligned(array.shape, narrow_dtype(array.dtype))
+        step = max(1, BLOCK_BYTES * len(array) // array.nbytes)
+        for low in range(0, len(array), step):
+            result[low : low + step] = to_array(np.asarray(array[low : low + step]), name)
+        return result
+
+
+class _BufferedRows:
+    """Rows of a memory map in a given order, read buffer by buffer in runs of consecutive rows.
+
+    Args:
+        array: the memory map.
+        order: row indices in reading order.
+        size: number of rows per buffer: positions 0 to size - 1 of `order` are the first buffer, and so on.
+    """
+
+    def __init__(self, array: np.ndarray, order: np.ndarray | None, size: int) -> None:
+        assert order is not None
+        self.array, self.order, self.size = array, order, size
+        self._number, self._rows = -1, np.empty(0)
+
+    def rows(self, positions: slice) -> np.ndarray:
+        """Return the rows at consecutive positions of the order, in an array (positions, ...)."""
+        parts = []
+        for number in range(positions.start // self.size, (positions.stop - 1) // self.size + 1):
+            first = number * self.size
+            low, high = max(positions.start, first), min(positions.stop, first + self.size)
+            parts.append(self._buffer(number)[low - first : high - first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _buffer(self, number: int) -> np.ndarray:
+        if number != self._number:
+            self._rows = np.empty(0)  # free the last buffer before the next is read
+            wanted = self.order[number * self.size : (number + 1) * self.size]
+            by_row = np.argsort(wanted)
+            ordered = wanted[by_row]
+            ends = np.flatnonzero(np.diff(ordered, append=-2) != 1) + 1  # ends of runs of consecutive rows
+            rows, low = np.empty((len(wanted), *self.array.shape[1:]), self.array.dtype), 0
+            for high in ends:
+                rows[by_row[low:high]] = self.array[ordered[low] : ordered[high - 1] + 1]
+                low = high
+            self._number, self._rows = number, rows
+        return self._rows
+
+
+def narrow_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the dtype, of at most 32 bits and native byte order, to which `to_array` converts."""
+    native = dtype.newbyteorder("=")
+    return np.dtype(_NARROW.get(native.name, native))
 
 
 def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:

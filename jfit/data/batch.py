@@ -6,6 +6,7 @@ Every data source yields `Batch` tuples.  The batch axis is axis 0 of every inpu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from jfit.data.trees import expected_names, flat_inputs, named_arrays, named_batch
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
 Axes = Mapping[str, int | None]
@@ -305,11 +307,10 @@ class Names(NamedTuple):
         return self.inputs + self.labels
 
     def check(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the names of the arrays and return them in the order of the graph's inputs.
+        """Return the arrays of the graph's inputs in their order, without those of other names (see `extra`).
 
         Raises:
-            ValueError: an input is missing or a name is unknown; the message lists expected and actual names, and the nearest
-                match.
+            ValueError: an input is missing; the message lists expected and actual names, and the nearest match.
         """
         if self.structure is not None:
             arrays = named_batch(self.structure, arrays)
@@ -317,7 +318,7 @@ class Names(NamedTuple):
             return self._replace(inputs=inputs, labels=labels, structure=None).check(arrays)
         unknown = [n for n in arrays if n not in self.all]
         missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in arrays]
-        if not unknown and not missing:
+        if not missing:
             return {n: arrays[n] for n in self.all if n in arrays}
         problem = []
         for name in unknown:
@@ -328,6 +329,23 @@ class Names(NamedTuple):
             f"{'; '.join(problem)}. The graph needs {quoted(self.all)}, the data has {quoted(arrays)}; "
             "rename the arrays or pass a dict with the graph's input names."
         )
+
+    def extra(self, arrays: Iterable[str]) -> list[str]:
+        """Names of arrays that are no input of the graph."""
+        if self.structure is None:
+            return [n for n in arrays if n not in self.all]
+        known = (*self.structure.arguments, self.structure.label, LABEL_WEIGHT)
+        unknown = [n for n in arrays if str(n).split("/")[0] not in known]  # leaves of pytrees are named x/ids
+        whole = len(self.structure.arguments) == 1 and len(unknown) == len(list(arrays))  # the dict is the argument
+        return [] if whole else unknown
+
+    def log_extra(self, arrays: Iterable[str]) -> None:
+        """Log one line if there are arrays that are no input of the graph, because they are not used."""
+        names = self.extra(arrays)
+        if names:
+            logging.getLogger("jfit").warning(
+                "the data has %s, which the model does not take: not used (the model takes %s)", quoted(names), quoted(self.all)
+            )
 
 
 def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[str, Any]:

@@ -55,9 +55,14 @@ def to_batch(
         if np.ndim(value) == 0:
             raise ValueError(
                 f"input {name!r} of a batch is the scalar {value}, expected an array with a batch axis; "
-                "the data seems to yield single samples: batch them first (a DataLoader, .batch(n), or arrays as (x, y))."
+                "the data seems to yield single rows: pass jfit.data.Rows(data), or batch them first (a DataLoader, .batch(n))."
             )
-    batch = check_batch(Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight")), names.axes, where)
+    batch = Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight"))
+    try:
+        check_batch(batch, names.axes, where)
+    except ValueError as error:
+        error.add_note("jfit: if each element of the data is a single row instead of a batch, pass jfit.data.Rows(data)")
+        raise
     return _mark_pad(batch, pad, train_pad, names.axes) if pad else batch
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import operator
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from jfit.data.batch import Batch, Names, is_mxnet_iter
+from jfit.data.columns import Columns, select
 from jfit.data.elements import to_batch
 from jfit.data.positions import decode, encode
+from jfit.data.row_batches import collated, is_row
+from jfit.data.weights import ClassWeights
 
 _STATE_METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
@@ -24,8 +29,18 @@ class StreamData:
         source: an iterable of batches, or a callable `f(epoch)` or `f()` that returns one.
         names: the inputs of the graph.
         train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss.
+        batch_size: number of rows per batch if the elements are rows, see `by_rows`.  None: elements are batches.
+        by_rows: whether the elements are rows, which are collated to batches.  None: if the first element contains a scalar.
+        columns: the label columns of elements that are dicts.  None: their keys are the names of the inputs.
+        steps_per_epoch: number of batches per epoch.  A source of known length, or a callable `f(epoch)`, starts again in every
+            epoch; of any other, an epoch begins where the last one ended, and at its end the source is opened again.  None: an
+            epoch is one pass over the source.
+
+    Attributes:
+        class_weights: `ClassWeights` that multiply the row weights of every batch, or None.
 
     Raises:
+        ValueError: the source is endless and `steps_per_epoch` is None, or it has fewer batches than `steps_per_epoch`.
         TypeError: from `batches` or `peek`: `source`, or the result of calling it, is not iterable.
 
     Example:
@@ -37,8 +52,21 @@ class StreamData:
     num_rows = None
     shuffle = False
 
-    def __init__(self, source: Any, names: Names, *, train_pad: bool = True):
+    def __init__(
+        self,
+        source: Any,
+        names: Names,
+        *,
+        train_pad: bool = True,
+        batch_size: int | None = None,
+        by_rows: bool | None = None,
+        columns: Columns | None = None,
+        steps_per_epoch: int | None = None,
+    ):
         self.source, self.names, self.train_pad = source, names, train_pad
+        self.batch_size, self.by_rows, self.columns = batch_size, by_rows, columns
+        self.class_weights: ClassWeights | None = None
+        self.steps_per_epoch = steps_per_epoch
         self._is_factory = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
         self._passes_epoch = self._is_factory and _takes_argument(source)
         self._seekable = hasattr(source, "seek_batch")  # the source itself can go to a batch of an epoch
@@ -52,9 +80,34 @@ class StreamData:
         self._current: Any = None  # the last iterator
         self._opened: Iterator[Any] | None = None  # an iterator at a restored position, for the next `batches`
         self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`: epoch, first batch, the other batches
+        self._logged = False  # whether arrays that are not used were logged
+        endless, length = is_endless(source), self._length()
+        if endless and steps_per_epoch is None:
+            raise ValueError(
+                f"the {_kind(source)} is endless, so an epoch would never end; pass steps_per_epoch=, the number of batches "
+                "per epoch (to score or predict, cut it with itertools.islice)."
+            )
+        # Whether an epoch begins where the last one ended, in one sequence of batches: see `_continued`
+        self._continues = steps_per_epoch is not None and length is None and not self._passes_epoch and not self._seekable
+        self._sequence: Iterator[Batch] | None = None
+        self._next = 0  # number, since the first epoch, of the next batch of `_sequence`
 
-    def num_batches(self, batch_size: int | None = None) -> int | None:
-        """Number of batches per epoch, or None if the source does not report it; `batch_size` is ignored."""
+    def weight_classes(self, weights: ClassWeights) -> None:
+        """Multiply the row weights of all batches by class weights, also those of a batch that `peek` has read."""
+        self.class_weights = weights
+        if self._first is not None:
+            epoch, batch, rest = self._first
+            self._first = (epoch, weights.apply(batch, f"batch 0 of epoch {epoch}: "), rest)
+            if self._continues:
+                self._sequence = _chain(*self._first[1:])
+
+    @property
+    def resumes_by_counting(self) -> bool:
+        """Whether a resumed run depends on the source yielding the same batches again: it is no list and has no position."""
+        return not (self._seekable or self._passes_epoch or isinstance(self.source, (list, tuple)))
+
+    def _length(self) -> int | None:
+        """Number of elements of a pass over the source, or None if it does not report it."""
         count = getattr(self.source, "num_batches", None)
         if isinstance(count, int):
             return count
@@ -63,6 +116,20 @@ class StreamData:
         except (TypeError, NotImplementedError):  # torch loaders over iterable data sets raise from len()
             return None
         return count if count < sys.maxsize else None
+
+    def num_batches(self, batch_size: int | None = None) -> int | None:
+        """Number of batches per epoch, or None if the source does not report it; `batch_size` is ignored."""
+        count = self._length()
+        if count is not None and self.batch_size is not None:
+            if self.by_rows is None:
+                self.peek()  # decides whether the elements are rows
+            count = -(-count // self.batch_size) if self.by_rows else count
+        if count is not None and self.steps_per_epoch is not None and self.steps_per_epoch > count:
+            raise ValueError(
+                f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches; expected at "
+                f"most {count}."
+            )
+        return self.steps_per_epoch or count
 
     def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
         """Iterate over the batches of an epoch, starting at batch `start`.
@@ -80,6 +147,13 @@ class StreamData:
             ValueError: the source yields no batch or fewer than `start`, or is an exhausted generator.  Exceptions of the
                 source propagate unchanged.
         """
+        if self._continues:
+            yield from self._continued(epoch, start)
+            return
+        yield from self._cut(self._one_pass(epoch, start), epoch, start)
+
+    def _one_pass(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of one pass over the source from batch `start`."""
         if self._first is not None:
             (at, first, rest), self._first = self._first, None
             if (at, start) == (epoch, 0) or not (self._seekable or (self._is_factory and at != epoch)):
@@ -94,6 +168,51 @@ class StreamData:
         if start and not restored and self._epoch_start is not None and self._epoch_start[0] == epoch:
             self._go_to(*self._epoch_start)  # repeat the epoch in the same order, not in that of the next epoch
         yield from _skip(self._read(epoch, start if restored else 0), 0 if restored else start)
+
+    def _cut(self, stream: Iterator[Batch], epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches from `start` to `steps_per_epoch` of a pass; raise if it has fewer."""
+        if self.steps_per_epoch is None:
+            yield from stream
+            return
+        number = start
+        for batch in itertools.islice(stream, self.steps_per_epoch - start):
+            number += 1
+            yield batch
+        if number < self.steps_per_epoch:
+            raise ValueError(_too_short(self.source, epoch, number, self.steps_per_epoch))
+
+    def _continued(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch that begins where the last one ended; those before `start` are read and dropped."""
+        steps = self.steps_per_epoch
+        assert steps is not None
+        if self._next > epoch * steps + start and self._epoch_start is not None and self._epoch_start[0] == epoch:
+            self._go_to(*self._epoch_start)  # batches that were read ahead before an interrupt are read again
+        if self._sequence is None:
+            self._sequence = self._passes(epoch)
+        elif self._next == epoch * steps:
+            position = _position((self.source,) if self._has_state else (self._loader, self._current))
+            self._epoch_start = None if position is None else (epoch, position)
+        self._next = min(self._next, epoch * steps + start)  # batches read ahead from a source without a state are lost
+        while self._next < (epoch + 1) * steps:
+            try:
+                batch = next(self._sequence)  # not `yield from`, which would close the sequence together with this generator
+            except Exception:
+                self._sequence = None
+                raise
+            self._next += 1
+            if self._next > epoch * steps + start:
+                yield batch
+
+    def _passes(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of pass after pass over the source."""
+        first, any_batch = True, True
+        while first or any_batch:
+            any_batch = first  # a position may be the end of a pass
+            for batch in self._read(epoch, record=first, may_be_empty=True):
+                any_batch = True
+                yield batch
+            first = False
+        raise ValueError(_too_short(self.source, epoch, 0, self.steps_per_epoch))
 
     def epoch_start(self, epoch: int) -> Any | None:
         """Return the state of the source at the start of an epoch, as JSON values for a checkpoint.
@@ -123,6 +242,8 @@ class StreamData:
             self._go_to(epoch, decode(position))
 
     def _go_to(self, epoch: int, position: Any) -> None:
+        if self._continues and (self._has_state or not self._exhausted):
+            self._sequence, self._next = None, epoch * (self.steps_per_epoch or 0)
         if self._has_state:
             _put(self.source, position)
             self._epoch_start, self._exhausted = (epoch, position), False
@@ -135,8 +256,10 @@ class StreamData:
     def peek(self, epoch: int = 0) -> Batch:
         """Return the first batch of an epoch without consuming it: for shapes and dtypes before training starts."""
         if self._first is None:
-            stream = self._read(epoch)
+            stream = self._passes(epoch) if self._continues else self._read(epoch)
             self._first = (epoch, next(stream), stream)
+            if self._continues:
+                self._sequence = _chain(*self._first[1:])
         return self._first[1]
 
     def state(self) -> Any | None:
@@ -175,8 +298,17 @@ class StreamData:
             "resume by the batch index (start=) instead."
         )
 
-    def _read(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a newly opened source, or of one restored at batch `first`; reset an MXNet iterator after it."""
+    def _read(
+        self, epoch: int, first: int = 0, *, record: bool = True, may_be_empty: bool = False
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of a newly opened source, or of one restored at batch `first`; reset an MXNet iterator after it.
+
+        Args:
+            epoch: index of the epoch.
+            first: number of the first batch.
+            record: whether this is the start of the epoch, whose position is recorded.
+            may_be_empty: whether a pass without a batch is no error.
+        """
         restored = self._opened is not None
         iterator: Any = self._opened if restored else self._open(epoch)
         self._opened = None
@@ -190,30 +322,52 @@ class StreamData:
                 iterator.reset()
             elif attempt:  # the state of the source was the end of the previous epoch
                 iterator = self._open(epoch)
-            if not self._seekable and not restored:
+            if not self._seekable and not restored and record:
                 position = _position((self.source,) if self._has_state else (self._loader, iterator))
                 self._epoch_start = None if position is None else (epoch, position)
             self._mid_epoch = resets
-            for number, element in enumerate(_steps(iterator), first):
-                any_batch = True
-                yield to_batch(
-                    element,
-                    self.names,
-                    described=iterator,
-                    train_pad=self.train_pad,
-                    wraps=wraps,
-                    where=f"batch {number} of epoch {epoch}: ",
+            for number, element in enumerate(self._elements(iterator), first):
+                any_batch, where = True, f"batch {number} of epoch {epoch}: "
+                batch = to_batch(
+                    self._named(element), self.names, described=iterator, train_pad=self.train_pad, wraps=wraps, where=where
                 )
+                yield batch if self.class_weights is None else self.class_weights.apply(batch, where)
             if any_batch:
                 break
         if resets:
             iterator.reset()
         self._mid_epoch = False
-        if not any_batch and not restored:
+        if not any_batch and not restored and not may_be_empty:
             raise ValueError(
                 f"epoch {epoch}: the {_kind(self.source)} yielded no batch, expected at least one; check its length, its "
                 "filter and, if it drops a short last batch, its batch size."
             )
+
+    def _elements(self, iterator: Any) -> Iterator[Any]:
+        """Yield the batches of an iterator; rows are collated to batches."""
+        elements = _steps(iterator)
+        if self.batch_size is None or is_mxnet_iter(iterator):
+            return elements
+        if self.by_rows is None:
+            first = next(elements, _END)
+            if first is _END:
+                return iter(())
+            labels = () if self.columns is None else self.columns.label or ()
+            self.by_rows, elements = is_row(first, self.names, labels), _chain(first, elements)
+        return collated(elements, self.batch_size) if self.by_rows else elements
+
+    def _named(self, element: Any) -> Any:
+        """Rename the columns of a dict to the inputs of the graph, and log once those that are not used."""
+        arrays = element.inputs if isinstance(element, Batch) else element
+        if not isinstance(arrays, Mapping):
+            return element
+        if self.columns is not None and arrays is element:
+            element, self.columns = select(element, self.names, self.columns)
+            arrays = element
+        if not self._logged:
+            self._logged = True
+            self.names.log_extra(arrays)
+        return element
 
     def _open(self, epoch: int) -> Any:
         source = self.source
@@ -241,6 +395,9 @@ class StreamData:
                 "a list of batches, a loader or a generator."
             ) from None
         if iterator is self.source:
+            if self._exhausted and self._continues:
+                steps = self.steps_per_epoch or 1
+                raise ValueError(_too_short(self.source, *divmod(self._next, steps), steps))
             if self._exhausted:
                 raise ValueError(
                     f"epoch {epoch}: the {_kind(self.source)} was exhausted by an earlier pass and cannot restart; pass a "
@@ -251,6 +408,36 @@ class StreamData:
             _put(iterator, position)
         self._current = iterator
         return iterator
+
+
+_END = object()
+
+
+def is_endless(source: Any) -> bool:
+    """Return whether an iterable is known to be endless: of itertools, a tf.data or grain data set with `repeat()`.
+
+    Example:
+        >>> import itertools
+        >>> is_endless(itertools.count()), is_endless([1, 2])
+        (True, False)
+    """
+    if isinstance(source, (itertools.cycle, itertools.count)):
+        return True
+    try:
+        if isinstance(source, itertools.repeat):
+            return operator.length_hint(source, -1) < 0
+        if hasattr(source, "as_numpy_iterator") and hasattr(source, "cardinality"):
+            return int(source.cardinality()) == -1
+        return len(source) >= sys.maxsize
+    except (TypeError, NotImplementedError):
+        return isinstance(source, itertools.repeat)
+
+
+def _too_short(source: Any, epoch: int, count: int, steps: Any) -> str:
+    return (
+        f"epoch {epoch}: the {_kind(source)} ended after {count} of steps_per_epoch={steps} batches, and cannot continue; pass "
+        "a smaller steps_per_epoch or num_epoch, or data that has more batches."
+    )
 
 
 def _state_methods(owner: Any) -> tuple[Any, Any] | None:
@@ -289,7 +476,7 @@ def _steps(iterator: Any) -> Iterator[Any]:
         yield element
 
 
-def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
 

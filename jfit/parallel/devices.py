@@ -274,14 +274,36 @@ def place(tree: Any, devices: Any = None) -> Any:
     return _copied(tree, sharding(devices))
 
 
+def place_shared(tree: Any, devices: Sequence[Device]) -> Any:
+    """Replicate arrays as `place` does, but without a copy where the memory can be shared: nobody may write to it any more.
+
+    Args:
+        tree: pytree of NumPy arrays.
+        devices: list of `jax.Device`.
+
+    Returns:
+        Pytree of `jax.Array`, which must not be donated.  On a CPU device, an array whose address is a multiple of 64 bytes
+        shares the memory of the NumPy array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> place_shared(np.ones(3), jax.devices()[:1]).shape
+        (3,)
+    """
+    where = sharding(devices)
+    return jax.tree.map(lambda x: jax.device_put(x, where), tree)
+
+
 def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
+    on_cpu = next(iter(where.device_set)).platform == "cpu"  # elsewhere, device_put always copies
+
     def own(x: Any) -> Any:
         # device_put to several devices shares the buffer on the source device, even with may_alias=False, and device_put of
         # aligned host memory to a CPU device shares that memory.  So copy first: the result must be safe to donate.
         if isinstance(x, jax.Array):
             return jax.device_put(jax.device_put(x, may_alias=False), where)
         x = np.asarray(x)
-        return jax.device_put(x.copy() if x.ctypes.data % HOST_ALIGNMENT == 0 else x, where)
+        return jax.device_put(x.copy() if on_cpu and x.ctypes.data % HOST_ALIGNMENT == 0 else x, where)
 
     return jax.tree.map(own, tree)
 

@@ -21,12 +21,14 @@ from jax import Array, lax
 
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.data.columns import Columns, column_names
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Policy, Specs, plan_of
+from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
-from jfit.parallel.devices import Device, resolve
+from jfit.parallel.devices import Device, place_shared, resolve
 from jfit.train.labels import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
@@ -56,6 +58,8 @@ class Settings:
         inputs: shapes and dtypes of the first batch, by input name; None for a run that was loaded.
         optimizer: name of the optimizer, "optax" for an optax transformation; "" for a run that was loaded.
         ignores_base_lr: whether the schedule is a function of the number of updates alone, as optax schedules are.
+        columns: label and feature columns of the training data, if it has named columns; else None.
+        eval_every: number of epochs between two evaluations.
     """
 
     devices: list[Device]
@@ -71,6 +75,8 @@ class Settings:
     inputs: Specs | None = None
     optimizer: str = ""
     ignores_base_lr: bool = False
+    columns: Columns | None = None
+    eval_every: int = 1
 
 
 def settings_of(
@@ -83,6 +89,8 @@ def settings_of(
     policy: Any = None,
     directory: str | Path | None = None,
     checkpoint: str | Path | None = None,
+    label: Any = None,
+    eval_every: int = 1,
 ) -> Settings:
     """Check arguments of `jfit.fit`, described there, and convert them to `Settings`.
 
@@ -98,6 +106,8 @@ def settings_of(
         policy=_policy(policy),
         directory=None if directory is None else str(directory),
         checkpoint=None if checkpoint is None else str(checkpoint),
+        columns=Columns.of(label),
+        eval_every=eval_every,
     )
 
 
@@ -124,7 +134,16 @@ def resolve_metrics(spec: Any) -> tuple[Any, ...]:
 
 # ------------------------------------------------------------------------------------------------ data
 def data_of(
-    model: Model, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0, labels: bool = True
+    model: Model,
+    data: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    labels: bool = True,
+    label: Any = None,
+    sample_weight: Any = None,
+    steps_per_epoch: int | None = None,
 ) -> ArrayData | StreamData:
     """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
 
@@ -136,10 +155,13 @@ def data_of(
         shuffle: whether to shuffle arrays before every epoch.
         seed: seed of the shuffling.
         labels: whether labels are required.
+        label: names of the label columns, or the `Columns` of the training data.
+        sample_weight: row weights of arrays, or None.
+        steps_per_epoch: number of batches per epoch, or None.
     """
-    names = set(data) if isinstance(data, Mapping) else set()
+    names = set(column_names(data))
     arguments = model.inputs if model.structure is None else model.structure.arguments
-    return as_data(
+    converted = as_data(
         data,
         batch_size=batch_size,
         input_names=[n for n in arguments if n not in model.optional or n in names],
@@ -149,7 +171,14 @@ def data_of(
         require_labels=labels,
         axes=model.batch_axes,
         structure=model.structure,
+        label=label,
+        sample_weight=sample_weight,
+        steps_per_epoch=steps_per_epoch,
     )
+    if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
+        for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:
+            del converted.arrays[name]  # the outputs of a function do not depend on labels
+    return converted
 
 
 def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> dict[str, Any]:
@@ -158,13 +187,13 @@ def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> 
     The batch of an iterable is not consumed.
     """
     if isinstance(data, ArrayData):
-        return _to_batch_axes({k: v[:batch_size] for k, v in data.arrays.items()}, model)
+        return _to_batch_axes(data.take(slice(0, batch_size)).inputs, model)
     return dict(data.peek(0).inputs)
 
 
-def labels_of(data: ArrayData | StreamData) -> dict[str, Any] | None:
-    """All arrays of an `ArrayData` by name, labels included; None for a stream."""
-    return data.arrays if isinstance(data, ArrayData) else None
+def labels_of(model: Model, data: ArrayData | StreamData) -> dict[str, Any] | None:
+    """All arrays of an `ArrayData` by name, labels included; None for a stream, and if labels are on disk."""
+    return data.arrays if isinstance(data, ArrayData) and data.mapped.isdisjoint(model.labels) else None
 
 
 def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool:
@@ -297,14 +326,15 @@ class DeviceBatches:
         reason: str = "",
     ) -> None:
         unit, num_batches = len(devices) * micro_batches, data.num_batches(batch_size)
-        padded_size, last_size = -(-batch_size // unit) * unit, data.num_rows - (num_batches - 1) * batch_size
+        padded_size, last_size = -(-batch_size // unit) * unit, data.epoch_rows(batch_size) - (num_batches - 1) * batch_size
         if not paddable and (padded_size != batch_size or last_size % unit):
             raise ValueError(unpaddable_message(batch_size if padded_size != batch_size else last_size, unit, reason))
         if not paddable and num_batches > 1 and last_size != batch_size:
             announce_size(model, last_size, batch_size, reason)
         self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
-        self.arrays = place(dict(data.arrays), devices)
+        put = {name: place_shared if name in data.private else place for name in data.arrays}
+        self.arrays = {name: put[name](data.whole(name), devices) for name in data.arrays}  # a map is freed before the next
         self.weight = None if data.weight is None else place(data.weight, devices)
 
     def epoch_data(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:
@@ -324,7 +354,7 @@ class DeviceBatches:
         full = order[: layout.num_full * size].reshape(layout.num_full, size)
         parts = [full[:, positions % size]] if layout.num_full else []
         if layout.num_full < layout.num_batches:
-            last = order[layout.num_full * size :]
+            last = order[layout.num_full * size :][: layout.last_size]
             if layout.paddable:
                 parts.append(last[positions % len(last)][None])
             else:  # repeat the rows of each device up to the length of a full batch; `BatchLayout.batch` reads no repeated row
@@ -382,7 +412,7 @@ class HostBatches:
 
     def _checks_labels(self) -> bool:
         # not for prediction; labels of arrays to train with have been checked, all rows at once
-        arrays = isinstance(self.data, ArrayData)
+        arrays = isinstance(self.data, ArrayData) and self.data.mapped.isdisjoint(self.model.labels)
         return self.weights is not False and (not arrays or (self.weights is True and self.model.symbol is None))
 
     def read(

@@ -113,7 +113,7 @@ class Scorer:
         # avoid reading ahead in a stream if no metric needs the shapes
         needs_batch = isinstance(data, ArrayData) or needs_inputs((*self.metrics, *self.host), self.model)
         first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
-        metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(data))
+        metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(self.model, data))
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
         axes, out = (None, None, None, 0, None), (None, 0) if self.host else None
         step = self._step_with_outputs() if self.host else self.step
@@ -339,7 +339,7 @@ class Evaluator:
         require_one_process("Run.score")
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
-        converted = data_of(self.model, data, size)
+        converted = self._data(data, size)
         model = self._bound(converted, size)
         make = lambda: Scorer(model, metrics, devices, size, self.settings.policy)  # noqa: E731
         return self._cached(("score", metrics, size, model.inputs, model.labels), make)(state, converted)
@@ -351,7 +351,7 @@ class Evaluator:
         """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         require_one_process("Run.predict")
-        converted = data_of(self.model, data, size, labels=False)
+        converted = self._data(data, size, labels=False)
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
         outputs = self._cached(("predict", size, model.inputs), make)(state, converted)
@@ -363,6 +363,9 @@ class Evaluator:
     def _bound(self, data: ArrayData | StreamData, size: int) -> Model:
         """The model with the names of its inputs and outputs, which the first batch determines for functions."""
         return self.model if self.model.bind is None else self.model.bound(first_batch(self.model, data, size))
+
+    def _data(self, data: Any, size: int, labels: bool = True) -> ArrayData | StreamData:
+        return data_of(self.model, data, size, labels=labels, label=self.settings.columns)
 
     def _metrics(self, spec: Any) -> tuple[Any, ...]:
         """Convert `eval_metric` to metrics; equal names return the same objects, for which programs are compiled already."""
@@ -395,7 +398,7 @@ def score(
         eval_metric: metrics as in `jfit.fit`; None: the loss only.
         params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`, or of a module.
         aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`, or of a module.
-        options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
+        options: `batch_size` (default 32), `devices`, `policy`, `label` and `loss`, as for `jfit.fit`.
 
     Returns:
         dict of floats (some metrics: arrays) by metric name, with the mean loss of the rows as "loss" if the model has a loss.
@@ -425,7 +428,7 @@ def predict(
         data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.
         params: dict of all parameters by name.  Default: the parameters of a model returned by `jfit.load`, or of a module.
         aux: dict of auxiliary states by name.  Default: those of a model returned by `jfit.load`, or of a module.
-        options: `batch_size` (default 32), `devices`, `policy` and `loss`, as for `jfit.fit`.
+        options: `batch_size` (default 32), `devices`, `policy`, `label` and `loss`, as for `jfit.fit`.
 
     Returns:
         NumPy array of shape (rows, ...) in the order of the data, or a tuple of arrays if the model has several outputs.
@@ -511,7 +514,7 @@ class InferenceModel:
             ValueError: a parameter has another shape than inferred from the data.
         """
         size, net = self.settings.eval_batch_size, self.model.symbol
-        converted = data_of(self.model, data, size, labels=labels)
+        converted = data_of(self.model, data, size, labels=labels, label=self.settings.columns)
         if net is None:
             return converted
         shapes = {k: v.shape for k, v in first_batch(self.model, converted, size).items()}

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jfit import optim
-from jfit.data import ArrayData, StreamData
+from jfit.data import ArrayData, Batch, StreamData
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import verified_plan, warn_per_device
@@ -32,6 +32,9 @@ from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
 from jfit.train.run import Run
 from jfit.train.step_log import step_names
+from jfit.train.train_data import add_class_weights, check_options, split_rows
+
+MAPPED_CALL_BYTES = 32 << 20  # maximum size of the batches of a dispatch if the data is on the disk, with steps_per_call="auto"
 
 
 def fit(
@@ -46,6 +49,12 @@ def fit(
     eval_metric: Any = "auto",
     initializer: Any = None,
     devices: Any = None,
+    label: str | Sequence[str] | None = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    steps_per_epoch: int | None = None,
+    validation_split: float | None = None,
+    eval_every: int = 1,
     shuffle: bool = True,
     seed: int = 0,
     steps_per_call: int | str = "auto",
@@ -87,9 +96,11 @@ def fit(
             or Keras together with `loss`.  `run.model` is then a trained copy of the module.
         train_data: training data: `(x, y)` or `(x, y, weight)` with arrays whose axis 0 is the batch axis (`weight`: array of
             shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
-            such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; or an iterable of
-            batches of these forms.  For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a
-            dict by name, a single argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
+            such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
+            iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
+            rows (see `jfit.data.Rows`).  Columns and keys that the model does not take are not used, which is logged.
+            For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
+            argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
@@ -105,8 +116,21 @@ def fit(
         initializer: name or `jfit.init` initializer of the parameters.  Default: Xavier.
         devices: None (the default device), a number of devices, "all", a device, or a list of devices.  Every batch is split
             evenly over the devices.
-        shuffle: whether to shuffle arrays before every epoch, by a permutation that depends only on `seed` and the epoch.  An
-            iterable of batches is read in its own order.
+        label: name of the label column, or list of names, if the data has named columns: a DataFrame, a dict of columns, or
+            rows or batches that are dicts.  The other columns of a DataFrame are stacked to one float32 array (rows, columns),
+            or, if the model has several inputs, become the inputs of their names.
+        sample_weight: row weights of arrays, an array of shape (rows,): the same as `(x, y, weight)`.  Weights of an iterable
+            are in its batches.
+        class_weight: dict class -> weight, which multiplies the row weights of the training data.  Labels are class indices or
+            one-hot; every class that occurs needs a weight.  Loss and metrics of training are weighted, evaluation is not.
+        steps_per_epoch: number of batches per epoch; required for endless iterables.  Arrays, iterables with a length and
+            callables `f(epoch)` start again in every epoch; for other iterables an epoch begins where the last one ended.
+        validation_split: fraction of the rows of arrays, the last ones before shuffling, that are evaluation data instead of
+            training data.  Not with `eval_data` or iterables.
+        eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
+        shuffle: whether to shuffle arrays, and data sets of rows with `__len__` and `__getitem__`, before every epoch, by a
+            permutation that depends only on `seed` and the epoch.  Memory maps larger than 1 GiB are shuffled in blocks.  Other
+            iterables are read in their own order.
         seed: integer seed of the initial parameters, the shuffling and random operators such as Dropout.
         steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The results are bitwise the same
             for every number.  On CPU, models with convolutions always run one step per dispatch.
@@ -190,6 +214,7 @@ def fit(
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
+    check_options(steps_per_epoch, validation_split, eval_every, eval_data)
     settings = settings_of(
         devices=devices,
         batch_size=batch_size,
@@ -199,6 +224,8 @@ def fit(
         policy=policy,
         directory=directory,
         checkpoint=checkpoint,
+        label=label,
+        eval_every=eval_every,
     )
     if log_every is not None:
         _positive(log_every=log_every)
@@ -210,10 +237,21 @@ def fit(
         model = lower_with_inputs(model, train_data)
     options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     model, params, aux = model_and_values(model, loss, params, aux, **options)
-    data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
+    data = data_of(
+        model,
+        train_data,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        label=label,
+        sample_weight=sample_weight,
+        steps_per_epoch=steps_per_epoch,
+    )
+    data, held_back = split_rows(data, validation_split)
     batches = data.num_batches(batch_size)
     probe = first_batch(model, data, batch_size)
     model = model.bound(probe)
+    add_class_weights(model, data, class_weight)
 
     # optimizer, schedule, metrics
     learning_rate = (optimizer_params or {}).get("learning_rate")
@@ -224,9 +262,16 @@ def fit(
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     if ema is not None:
         optimizer = optim.ema(optimizer, **(ema if isinstance(ema, Mapping) else {"decay": ema}))
-    chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(data))
-    settings = replace(settings, metrics=chosen, metric_choice=choice, learning_rate=rate, inputs=specs_of(probe))
-    settings = replace(settings, optimizer=optimizer.name)
+    chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(model, data))
+    settings = replace(
+        settings,
+        metrics=chosen,
+        metric_choice=choice,
+        learning_rate=rate,
+        inputs=specs_of(probe),
+        optimizer=optimizer.name,
+        columns=data.columns or settings.columns,
+    )
     metrics, host_metrics = on_devices(settings.metrics), on_host(settings.metrics)
 
     # state and step
@@ -270,7 +315,7 @@ def fit(
         model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=host, step_names=names
     )
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
-    evaluate = _evaluation(model, eval_data, settings, state, data, data_on_device)
+    evaluate = _evaluation(model, eval_data if held_back is None else held_back, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every)
@@ -299,8 +344,11 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     """
     plan = verified_plan(model, state.params, state.aux, probe)
     _check_heads(model)
-    if isinstance(data, ArrayData):
-        check_model_labels(model, data.arrays, plan)
+    labels = labels_of(model, data)
+    if labels is not None:
+        check_model_labels(model, labels, plan)
+    elif isinstance(data, ArrayData):  # labels on disk: the others are checked when they are read
+        BatchLabels(model).check(Batch(dict(probe)), "the first batch")
     else:
         BatchLabels(model).check(data.peek(0), "batch 0 of epoch 0")
     return plan
@@ -320,7 +368,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     if eval_data is None:
         return None
     size, metrics = settings.eval_batch_size, settings.metrics
-    data = data_of(model, eval_data, size)
+    data = data_of(model, eval_data, size, label=settings.columns)
     probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy)
     try:
@@ -383,6 +431,8 @@ def _steps_per_call(
 ) -> int:
     if steps == "auto":
         maximum = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
+        if isinstance(data, ArrayData) and data.mapped:  # the batches of a dispatch are in the memory of the host
+            maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * batch_size), 1, maximum))
     elif isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
         raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
     else:

@@ -77,6 +77,7 @@ class Loop:
         history: `History` to which a row is added per epoch and per log point (at most every `LOG_SECONDS`).  None: a new one.
         run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
         log_every: number of steps between two rows of `history.steps`; None: no rows.
+        eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
 
     Attributes:
         epoch: number of the current epoch.
@@ -99,13 +100,15 @@ class Loop:
         history: History | None = None,
         run: Any = None,
         log_every: int | None = None,
+        eval_every: int = 1,
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
         self.host_metrics = HostMetrics(host, len(self.devices)) if host else None
         names = dispatcher.spec.step_names
         self.step_log, self.log_every = StepLog(names) if names else None, log_every
-        self.callbacks, self.evaluate = list(callbacks), evaluate
+        self.callbacks, self.evaluate, self.eval_every = list(callbacks), evaluate, eval_every
+        self._num_epoch = 0
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
@@ -127,6 +130,7 @@ class Loop:
     # -------------------------------------------------------------------------------- epochs
     def train(self, num_epoch: int) -> None:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
+        self._num_epoch = num_epoch
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
         with StopFlag().watching() as flag, counters.explained():
             try:
@@ -194,7 +198,7 @@ class Loop:
         self._check_finite(int(totals.first_bad_step))
         logs = self._metric_values(totals)
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | reported_lr(report)
-        if self.evaluate is not None:
+        if self.evaluate is not None and ((self.epoch + 1) % self.eval_every == 0 or self.epoch + 1 == self._num_epoch):
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         end = self.position
@@ -630,32 +634,6 @@ def _run_batch(program: Any, batch: Batch, state: TrainState) -> tuple[TrainStat
 
 def _shapes(batch: Batch) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
-
-
-def data_position(dispatcher: Any, epoch: int) -> Any | None:
-    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
-
-    Args:
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
-        epoch: number of the current epoch.
-
-    Returns:
-        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
-        its batch by the numbers of epoch and batch.
-    """
-    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
-
-
-def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
-    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
-
-    Args:
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
-        epoch: number of the epoch that is resumed.
-        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved.
-    """
-    if position is not None and isinstance(dispatcher.data, StreamData):
-        dispatcher.data.start_epoch(epoch, position)
 
 
 def make_dispatcher(

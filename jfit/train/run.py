@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.data.columns import Columns
 from jfit.graph import Symbol, load_json
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
@@ -26,8 +27,9 @@ from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
-from jfit.train.loop import Loop, data_position, reported_lr, set_data_position
+from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
+from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
 # after successful training, so that the run and its data on the devices are freed with the user's last reference to it.
@@ -245,6 +247,7 @@ class Run:
             "learning_rate": self.settings.learning_rate,
             "ema": self._averages,
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
+            "columns": self.settings.columns,
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
@@ -291,6 +294,7 @@ class Run:
             history=self.history,
             run=self,
             log_every=log_every,
+            eval_every=self.settings.eval_every,
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 
@@ -527,6 +531,9 @@ class Run:
             model = load_json(meta["symbol"])
         model = as_model(model, loss=options.pop("loss", None), predict=True)
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
+        if meta.get("columns") is not None and settings.columns is None:
+            names = [None if each is None else tuple(each) for each in meta["columns"]]
+            settings = replace(settings, columns=Columns(*names))
         arrays = checkpoints.load_leaves(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}

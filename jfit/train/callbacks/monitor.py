@@ -41,7 +41,8 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
         )
     if value is not None:
         return float(value)
-    if not required:
-        return None
+    every = getattr(getattr(event.run, "settings", None), "eval_every", 1)
+    if not required or (monitor.startswith("val_") and (event.epoch + 1) % every):
+        return None  # there may be no evaluation in this epoch
     hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
     raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")

@@ -19,7 +19,8 @@ def early_stopping(
 
     Args:
         monitor: name of the value in the logs of an epoch: "val_loss", "val_accuracy", "loss", ...
-        patience: number of epochs without improvement after which training stops, at least 1.
+        patience: number of epochs with a value, but without improvement, after which training stops, at least 1; epochs that
+            are not evaluated (`eval_every=` of `fit`) have no evaluation value.
         min_delta: an epoch is an improvement if the value is better than the best one by more than this; at least 0.  nan is
             never an improvement.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).

@@ -1,0 +1,192 @@
+"""Data as named columns: pandas and polars DataFrames, and dicts of columns with `label="column"`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfit.data.arrays import empty_aligned
+from jfit.data.batch import Names, quoted
+from jfit.ops.registry import nearest
+
+_NO_NUMBERS = (
+    "column {0!r} has dtype {1}, expected numbers; encode it as numbers (categories as integer codes or one-hot columns), or "
+    "drop the column."
+)
+
+
+class Columns(NamedTuple):
+    """Which columns are the labels, and which are the features.
+
+    Attributes:
+        label: names of the label columns; None: the columns that have the names of the label inputs.
+        features: names of the feature columns, in the order in which they are stacked to one array; None: all other columns.
+
+    Example:
+        >>> Columns.of("price").label
+        ('price',)
+    """
+
+    label: tuple[str, ...] | None = None
+    features: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, label: Any) -> Columns | None:
+        """Convert an argument `label=` (a name, a list of names, a `Columns` or None) to `Columns`; None stays None."""
+        if label is None or isinstance(label, cls):
+            return label
+        if isinstance(label, str):
+            return cls((label,))
+        if isinstance(label, Sequence) and label and all(isinstance(name, str) for name in label):
+            return cls(tuple(label))
+        raise ValueError(f"label is {label!r}, expected the name of a column or a list of names of columns.")
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a DataFrame (pandas, polars or an object with the same methods)."""
+    return all(hasattr(value, name) for name in ("columns", "dtypes", "to_numpy", "__getitem__"))
+
+
+def column_names(data: Any) -> list[Any]:
+    """Return the names of the columns of a DataFrame, a dict or a Hugging Face Dataset; [] for other data."""
+    if isinstance(data, Mapping):
+        return list(data)
+    if is_frame(data):
+        return list(data.columns)
+    names = getattr(data, "column_names", None)
+    return list(names) if isinstance(names, (list, tuple)) else []
+
+
+def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, Any], Columns | None]:
+    """Choose and stack the columns of a DataFrame or a dict for the inputs of a graph.
+
+    Args:
+        data: DataFrame, or dict of column name -> array.
+        names: the inputs of the graph.
+        columns: the label and feature columns.  None: a dict has arrays by input name, and a DataFrame has columns with the
+            names of the label inputs.
+
+    Returns:
+        (dict of input name -> array; the columns that were used, or None for a dict of arrays by input name).  Feature columns
+        of a DataFrame become one float32 array (rows, columns), or, if the graph has several inputs, the column of the name of
+        each.  Columns of several axes in a dict become the dict that is the argument of a function.
+
+    Raises:
+        ValueError: a column is missing, occurs twice, or does not contain numbers.
+
+    Example:
+        >>> arrays, used = select({"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [0, 1]}, Names.of(["x"], ["y"]), Columns(("c",)))
+        >>> arrays["x"].tolist(), arrays["y"], used.features
+        ([[1.0, 3.0], [2.0, 4.0]], [0, 1], ('a', 'b'))
+    """
+    frame, have = is_frame(data), column_names(data)
+    if columns is None and not frame:
+        return dict(data), None
+    labels, used = _labels(data, have, names, columns)
+    rest = [n for n in have if n not in used]
+    by_name = all(n in rest for n in names.inputs) and (not frame or len(names.inputs) > 1)
+    if by_name:
+        others = rest if frame else [n for n in rest if n not in names.inputs]  # a dict may have more columns than inputs
+        inputs = {n: _column(data, n) for n in names.inputs}
+        extra = {} if frame else {n: data[n] for n in others}
+        if frame:
+            names.log_extra([*names.labels, *rest])
+        return {**inputs, **extra, **labels}, Columns(used)
+    missing = [n for n in names.inputs if n not in rest]
+    if len(names.inputs) > 1:
+        raise ValueError(
+            f"the model has the inputs {quoted(names.inputs)}, but the data has no column {quoted(missing)} (its columns are "
+            f"{quoted(rest)}); rename the columns, or pass x as a dict such as "
+            f'({{"{missing[0]}": df[["a", "b"]], ...}}, df["label"]).'
+        )
+    features = _features(rest, names, columns)
+    if not frame and len(features) > 1 and names.structure is not None and any(np.ndim(data[n]) > 1 for n in features):
+        return {**{key: {n: data[n] for n in features} for key in names.inputs}, **labels}, Columns(used, features)
+    if not frame and len(features) == 1:
+        return {**dict.fromkeys(names.inputs, data[features[0]]), **labels}, Columns(used, features)
+    return {**dict.fromkeys(names.inputs, _stacked(data, features)), **labels}, Columns(used, features)
+
+
+def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return (label input name -> array, names of the label columns)."""
+    used = names.labels if columns is None or columns.label is None else columns.label
+    missing = [n for n in used if n not in have]
+    if missing and (names.require_labels or len(missing) < len(used)):
+        near = nearest(str(missing[0]), [str(n) for n in have])
+        raise ValueError(
+            f"the data has no column {missing[0]!r}{f' (nearest: {near})' if near else ''}, expected it as the label; its "
+            f'columns are {quoted(have)}: pass the name of the label column as label="column".'
+        )
+    if missing or not names.labels:
+        return {}, used
+    if len(names.labels) == 1 and len(used) > 1:
+        return {names.labels[0]: np.stack([np.asarray(_column(data, n)) for n in used], axis=1)}, used
+    if len(names.labels) != len(used):
+        raise ValueError(
+            f"label has {len(used)} columns ({quoted(used)}), but the model has {len(names.labels)} labels "
+            f"({quoted(names.labels)}); pass one column per label, in this order."
+        )
+    return {label: _column(data, n) for label, n in zip(names.labels, used, strict=True)}, used
+
+
+def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[str, ...]:
+    if columns is None or columns.features is None:
+        if not rest:
+            raise ValueError("the data has no columns except the label, expected at least one feature column.")
+        return tuple(rest)
+    missing = [n for n in columns.features if n not in rest]
+    if missing:
+        raise ValueError(
+            f"the data has no column {missing[0]!r}, one of the {len(columns.features)} feature columns that the model was "
+            f"trained with; its columns are {quoted(rest)}."
+        )
+    names._replace(inputs=columns.features, structure=None).log_extra(rest)
+    return columns.features
+
+
+def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:
+    """Stack columns of numbers to one float32 array (rows, columns), one column at a time to save memory."""
+    result: np.ndarray | None = None
+    for j, name in enumerate(features):
+        column = np.asarray(_column(data, name))
+        if column.ndim != 1 or (result is not None and len(column) != len(result)):
+            raise ValueError(
+                f"column {name!r} has shape {column.shape}, but the columns {quoted(features)} are stacked to one array, for "
+                f"which each must have shape {'(rows,)' if result is None else f'({len(result)},)'}; name the column of the "
+                "input like the input, or drop the others."
+            )
+        if column.dtype.kind not in "biuf":
+            raise ValueError(_NO_NUMBERS.format(name, column.dtype))
+        if result is None:
+            result = empty_aligned((len(column), len(features)), np.float32)
+        try:
+            with np.errstate(over="raise"):
+                result[:, j] = column
+        except FloatingPointError:
+            raise ValueError(
+                f"column {name!r} ({column.dtype}) contains values that are out of range of float32; rescale it."
+            ) from None
+    assert result is not None
+    return result
+
+
+def _column(data: Any, name: str) -> Any:
+    """Return one column; for a DataFrame, as a NumPy array of numbers."""
+    column = data[name]
+    if not is_frame(data):
+        return column
+    if is_frame(column):
+        raise ValueError(f"the DataFrame has several columns {name!r}; rename them so that each name occurs once.")
+    dtype = str(column.dtype)
+    array = np.asarray(column.to_numpy())
+    whole = dtype.lower().rstrip("0123456789") in ("int", "uint", "boolean")
+    missing = (array.dtype.kind == "f" and np.isnan(array).any()) if whole else array.dtype.kind == "O" and dtype[:5] == "Float"
+    if array.dtype.kind in "biuf" and not missing and not dtype.lower().startswith(("categor", "enum")):
+        return array
+    if missing or (whole and array.dtype.kind == "O"):
+        raise ValueError(
+            f"column {name!r} ({dtype}) has missing values; fill them (df.fillna, df.fill_null) or drop their rows first."
+        )
+    raise ValueError(_NO_NUMBERS.format(name, dtype))

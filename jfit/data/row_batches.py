@@ -1,0 +1,226 @@
+"""Batches of data whose elements are single rows: torch and Hugging Face data sets, lists of rows, iterables of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit.data.arrays import host_array
+from jfit.data.batch import Batch, Names, is_array
+from jfit.data.shuffle import permutation
+
+
+class Rows:
+    """Mark data whose elements are single rows, not batches; `fit`, `score` and `predict` collate them to batches.
+
+    Needed only where jfit cannot see it: elements are taken as rows if they contain scalars, or if the data is a torch or
+    Hugging Face data set.
+
+    Args:
+        source: an iterable of rows, or an object with `__len__` and `__getitem__` that returns one row, which is shuffled.
+
+    Example:
+        >>> import numpy as np
+        >>> from jfit.data import as_data
+        >>> data = as_data(Rows([(np.ones(3), np.ones(2))] * 6), batch_size=4, input_names=["x"], label_names=["y"])
+        >>> [batch.inputs["x"].shape for batch in data.batches(0)]
+        [(4, 3), (2, 3)]
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+
+class RowBatches:
+    """Batches of a data set with random access to its rows, shuffled by (seed, epoch) as arrays are; a source of `StreamData`.
+
+    Args:
+        source: object with `__len__`, the number of rows, and `__getitem__`, which returns one row.
+        batch_size: number of rows per batch.
+        keys: names of the values of a row to keep, if rows are dicts.  None: all.
+        shuffle: whether to shuffle the rows in every epoch.
+        seed: integer seed of the shuffle.
+
+    Example:
+        >>> batches = RowBatches([([1.0, 2.0], 0), ([3.0, 4.0], 1), ([5.0, 6.0], 0)], 2, shuffle=False)
+        >>> [labels.tolist() for _, labels in batches]
+        [[0, 1], [0]]
+    """
+
+    def __init__(
+        self, source: Any, batch_size: int, *, keys: Iterable[str] | None = None, shuffle: bool = False, seed: int = 0
+    ) -> None:
+        self.source, self.batch_size, self.shuffle, self.seed = source, batch_size, shuffle, seed
+        self.keys = None if keys is None else set(keys)
+        self.num_rows = len(source)
+        if not self.num_rows:
+            raise ValueError(f"empty data: the {type(source).__name__} has 0 rows; expected at least one row.")
+        self._position = (0, 0)  # epoch and number of the first batch of the next iterator
+        if _is_kind(source, "datasets", "Dataset"):
+            if self.keys is not None:  # other columns, such as images, are not decoded
+                source = source.select_columns([name for name in source.column_names if name in self.keys])
+            if (source.format or {}).get("type") is None:
+                source = source.with_format("numpy")
+            self.source = source
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches per epoch, a short last batch included."""
+        return -(-self.num_rows // self.batch_size)
+
+    def seek_batch(self, epoch: int, batch: int) -> None:
+        """Start the next iterator at a batch of an epoch."""
+        self._position = (epoch, batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, start = self._position
+        order = permutation(self.num_rows, self.seed, epoch) if self.shuffle else np.arange(self.num_rows)
+        for low in range(start * self.batch_size, self.num_rows, self.batch_size):
+            yield self._batch(order[low : low + self.batch_size].tolist())
+
+    def _batch(self, indices: list[int]) -> Any:
+        if _is_kind(self.source, "datasets", "Dataset"):  # returns a dict of columns, each with one entry per row
+            columns = self.source[indices]
+            return {k: _joined(list(v), k) for k, v in columns.items()}
+        if hasattr(self.source, "__getitems__"):  # torch's convention for several rows in one call
+            return collate(self.source.__getitems__(indices), self.keys)
+        return collate([self.source[i] for i in indices], self.keys)
+
+
+def collate(elements: Sequence[Any], keys: set[str] | None = None) -> Any:
+    """Stack rows to a batch: tuples, lists and dicts field by field, numbers and arrays along a new axis 0.
+
+    Args:
+        elements: the rows, all of the same structure.
+        keys: keys of dicts to keep.  None: all.
+
+    Returns:
+        A batch of the structure of a row; jax arrays stay on their device, all others become NumPy arrays.
+
+    Raises:
+        ValueError: rows differ in structure or shape.
+
+    Example:
+        >>> collate([{"x": [1.0, 2.0], "y": 0}, {"x": [3.0, 4.0], "y": 1}])["x"].shape
+        (2, 2)
+    """
+    return _collated(elements, keys, "")
+
+
+def _collated(elements: Sequence[Any], keys: set[str] | None, where: str) -> Any:
+    first = elements[0]
+    if isinstance(first, Mapping):
+        names = [k for k in first if keys is None or k in keys]
+        _require(all(isinstance(e, Mapping) and all(k in e for k in names) for e in elements), first, elements)
+        return {k: _collated([e[k] for e in elements], keys, k) for k in names}
+    if isinstance(first, (tuple, list)) and (not where or any(is_array(value) for value in first)):
+        _require(all(isinstance(e, (tuple, list)) and len(e) == len(first) for e in elements), first, elements)
+        fields = [_collated([e[i] for e in elements], keys, f"{where}[{i}]") for i in range(len(first))]
+        if hasattr(first, "_fields"):
+            return type(first)(*fields)
+        return fields if where else tuple(fields)
+    return _joined(elements, where)
+
+
+def _require(same: bool, first: Any, elements: Sequence[Any]) -> None:
+    if not same:
+        kinds = ", ".join(sorted({f"{type(e).__name__} of {len(e)}" if hasattr(e, "__len__") else str(e) for e in elements}))
+        raise ValueError(
+            f"the rows of a batch have different structures ({kinds}; the first is a {type(first).__name__}), expected rows "
+            "with the same fields or keys."
+        )
+
+
+def _joined(values: Sequence[Any], where: str) -> Any:
+    if all(isinstance(v, jax.Array) for v in values):
+        return jnp.stack(values)
+    arrays = [host_array(v, where or "x") for v in values]
+    shapes = list(dict.fromkeys(a.shape for a in arrays))
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{f'{where!r} of ' if where else ''}the rows of a batch have different shapes, {shapes[0]} and {shapes[1]}; "
+            "expected one shape for all rows: pad or crop them."
+        )
+    return np.stack(arrays)
+
+
+def collated(rows: Iterator[Any], batch_size: int) -> Iterator[Any]:
+    """Yield batches of `batch_size` rows of an iterator of rows; the last one may be short."""
+    group: list[Any] = []
+    for row in rows:
+        group.append(row)
+        if len(group) == batch_size:
+            yield collate(group)
+            group = []
+    if group:
+        yield collate(group)
+
+
+# ------------------------------------------------------------------------------------------------ rows or batches
+def _is_kind(value: Any, package: str, *classes: str) -> bool:
+    """Whether a class of these names in a package is among the base classes of a value; the package is not imported."""
+    bases = type(value).__mro__
+    return any(c.__name__ in classes and f"{c.__module__}.".startswith(package + ".") for c in bases)
+
+
+def has_rows_by_type(data: Any) -> bool:
+    """Return whether data consists of rows, not batches, by its type: a data set of torch or Hugging Face, or `Rows`."""
+    return (
+        isinstance(data, Rows)
+        or _is_kind(data, "torch.utils.data", "Dataset", "IterableDataset")
+        or _is_kind(data, "datasets", "Dataset", "IterableDataset")
+    )
+
+
+def has_random_access(data: Any) -> bool:
+    """Return whether the elements of a data set can be read by index: it has `__getitem__` and `__len__`."""
+    if not hasattr(data, "__getitem__") or _is_kind(data, "torch.utils.data", "IterableDataset"):
+        return False
+    try:
+        return len(data) < 1 << 62  # endless data sets of grain have the length sys.maxsize
+    except (TypeError, NotImplementedError):
+        return False
+
+
+def is_row(element: Any, names: Names, labels: Sequence[str] = ()) -> bool:
+    """Return whether an element is one row and cannot be a batch, because it contains a scalar, which has no batch axis.
+
+    Args:
+        element: element of an iterable of rows or batches.
+        names: the inputs of the graph.
+        labels: other keys of labels, if elements are dicts.
+
+    Returns:
+        bool.
+
+    Example:
+        >>> names = Names.of(["x"], ["y"])
+        >>> is_row(([1.0, 2.0], 1), names), is_row(([1.0, 2.0], [0, 1]), names)
+        (True, False)
+    """
+    if isinstance(element, Batch) or (names.axes and None in names.axes.values()):
+        return False
+    if isinstance(element, Mapping):
+        return any(_is_scalar(v) for k, v in element.items() if k in names.all or k in labels)
+    if isinstance(element, list) and all(np.isscalar(v) for v in element):
+        return False  # a batch of numbers
+    if not isinstance(element, (tuple, list)):
+        return _is_scalar(element)
+    fields = [v for part in element for v in _parts(part)]
+    return any(_is_scalar(v) for v in fields)
+
+
+def _parts(field: Any) -> list[Any]:
+    if isinstance(field, Mapping):
+        return list(field.values())
+    if isinstance(field, (list, tuple)):
+        return [v for v in field if is_array(v)]  # a list of numbers is one array
+    return [field]
+
+
+def _is_scalar(value: Any) -> bool:
+    return np.isscalar(value) or (is_array(value) and np.ndim(value) == 0)

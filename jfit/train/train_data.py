@@ -1,0 +1,127 @@
+"""The training data of `fit`: row weights by class, rows for `validation_split`, and positions of iterators in checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jfit.data import ArrayData, StreamData
+from jfit.data.weights import ClassWeights
+from jfit.lowering.model import Model
+
+
+def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any) -> None:
+    """Check arguments of `fit`, described there.
+
+    Raises:
+        ValueError: an argument is out of range, or `validation_split` is combined with `eval_data`.
+    """
+    for name, value in (("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch), ("eval_every", eval_every)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")
+    if validation_split is None:
+        return
+    if isinstance(validation_split, bool) or not isinstance(validation_split, (int, float)) or not 0 < validation_split < 1:
+        raise ValueError(f"validation_split is {validation_split!r}; expected a fraction between 0 and 1, such as 0.1")
+    if eval_data is not None:
+        raise ValueError(
+            "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
+        )
+
+
+def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[ArrayData | StreamData, ArrayData | None]:
+    """Split arrays into training data and the last rows, as Keras does: rows - floor(rows * (1 - fraction)) of them.
+
+    Args:
+        data: the training data of `fit`.
+        fraction: the argument `validation_split` of `fit`; None: no evaluation rows.
+
+    Returns:
+        (training data, evaluation data or None), views of the arrays.
+
+    Raises:
+        ValueError: the data is not in arrays, or one of the parts has no rows.
+    """
+    if fraction is None:
+        return data, None
+    if not isinstance(data, ArrayData):
+        raise ValueError(
+            "validation_split= takes the last rows of arrays, but the training data is an iterable, whose rows are not known "
+            "before it is read; pass other rows as eval_data="
+        )
+    count = math.floor(data.num_rows * (1 - fraction))
+    if not 0 < count < data.num_rows:
+        raise ValueError(
+            f"validation_split={fraction} of {data.num_rows} rows leaves {count} rows to train and {data.num_rows - count} to "
+            "evaluate; expected at least one of each"
+        )
+    return data.part(slice(0, count)), data.part(slice(count, None))
+
+
+def add_class_weights(model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float] | None) -> None:
+    """Multiply the row weights of training data by the weights of the classes of the rows.
+
+    Args:
+        model: the `Model`, which must have one label, a class.
+        data: the training data, changed in place.
+        class_weight: the argument of `fit`; None: no change.
+
+    Raises:
+        ValueError: the label is not a class, or a class has no weight.
+    """
+    if class_weight is None:
+        return
+    outputs = [o for o in model.outputs if o.label is not None]
+    if len({o.label for o in outputs}) != 1 or any(o.task == "values" for o in outputs):
+        labels = ", ".join(model.labels) or "none"
+        found = f"has the labels {labels}" if len(model.labels) != 1 else "estimates values (a regression)"
+        raise ValueError(
+            f"class_weight= needs one label per row that is a class, but the model {found}; pass row weights instead: "
+            "sample_weight=, or (x, y, weight)"
+        )
+    weights = ClassWeights(class_weight, outputs[0].label or "", outputs[0].ignore_label)
+    if isinstance(data, ArrayData):
+        data.set_weight(weights.of_rows(data.whole(weights.label), data.weight))
+    else:
+        data.weight_classes(weights)
+
+
+def data_position(dispatcher: Any, epoch: int) -> Any | None:
+    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
+
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the current epoch.
+
+    Returns:
+        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
+        its batch by the numbers of epoch and batch.
+    """
+    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
+
+
+def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
+    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
+
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the epoch that is resumed.
+        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved, and if it may
+            yield other batches than before, one line is logged.
+    """
+    if not isinstance(dispatcher.data, StreamData):
+        return
+    if position is not None:
+        dispatcher.data.start_epoch(epoch, position)
+    elif dispatcher.data.resumes_by_counting:
+        logging.getLogger("jfit").warning(
+            "resume: a %s has no position that a checkpoint can save, so epoch %d reads it again and skips the batches that "
+            "were used; the results are those of an uninterrupted run only if it yields the same batches again (a shuffling "
+            "loader may not; one with state_dict and load_state_dict resumes exactly)",
+            type(dispatcher.data.source).__name__,
+            epoch,
+        )
