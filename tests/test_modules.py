@@ -260,7 +260,7 @@ class DropoutOnly(nnx.Module):
         return self.linear(self.drop(x))
 
 
-def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding():
+def nnx_dropout():
     graphdef, params, rngs = nnx.split(DropoutOnly(), nnx.Param, ...)
 
     def apply(params, aux, x, key):
@@ -268,10 +268,33 @@ def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding():
         nnx.reseed(m, dropout=jax.random.fold_in(key, zlib.crc32(b"dropout")))
         return m(x), aux
 
-    run, (params, _, losses) = train(DropoutOnly()), by_hand(Plain(None, params, (), apply, None), 16)
+    return Plain(DropoutOnly(), params, (), apply, None)
+
+
+def equinox_dropout():
+    module = eqx.nn.Sequential([eqx.nn.Linear(5, 3, key=jax.random.key(0)), eqx.nn.Dropout(0.5)])
+    params, static = eqx.partition(module, eqx.is_inexact_array)
+
+    def apply(params, aux, x, key):
+        keys = jnp.stack([jax.random.fold_in(key, i) for i in range(len(x))])
+        return jax.vmap(lambda row, key: eqx.combine(params, static)(row, key=key))(x, keys), aux
+
+    return Plain(module, params, (), apply, None)
+
+
+@pytest.mark.parametrize("make", [nnx_dropout, equinox_dropout])
+def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding(make):
+    plain = make()
+    run, (params, _, losses) = train(plain.module), by_hand(plain, 16)
     assert run.functions.plan(run.settings.inputs).paddable
     np.testing.assert_allclose(run.history.column("loss"), losses, rtol=1e-5)
     assert_close(run.params, params)
+
+
+@pytest.mark.slow
+def test_dropout_of_equinox_modules_does_not_depend_on_the_number_of_devices():
+    one, two = (train(equinox_dropout().module, devices=n) for n in (1, 2))
+    assert_close(two.params, one.params)
 
 
 # ------------------------------------------------------------------------------------------------ what comes back
@@ -320,7 +343,7 @@ def test_score_predict_lr_find_and_fit_of_a_run_take_modules(trained):
 
 
 # ------------------------------------------------------------------------------------------------ several devices
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [equinox_module, linen_module, nnx_module])
 def test_synchronized_batch_statistics_of_two_devices_are_those_of_one(make):
     one, two = (train(make(rate=0.0).module, devices=n, sync_batch_stats=True, num_epoch=1) for n in (1, 2))
@@ -385,6 +408,11 @@ def test_what_a_module_lacks_is_said_before_training():
         train(eqx.nn.make_with_state(TwoAxes)())
     with pytest.raises(ValueError, match="params is missing"):
         jfit.predict(linen.Dense(3), X)
+    torch_module = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": lambda self, x: x})
+    with pytest.raises(TypeError, match="the model is a torch module"):
+        train(torch_module())
+    with pytest.raises(TypeError, match="is no module of a framework that jfit supports"):
+        jfit.Model.from_module(len)
 
 
 @pytest.mark.slow
@@ -462,6 +490,7 @@ def test_a_keras_model_without_variables_is_built_from_the_data():
     assert sorted(run.params) == ["small/dense/bias", "small/dense/kernel"]
 
 
+@pytest.mark.slow  # another process
 def test_fit_of_a_function_imports_no_framework():
     code = """
 import sys, numpy as np, jfit

@@ -43,7 +43,9 @@ def from_function(
             first batch; other models, such as those with batch normalization, run incomplete batches with their own number of
             rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises that the function excludes padding
             rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With `sync_batch_stats=True` a keyword
-            `axis_name` is passed, the name of the device axis or None.
+            `axis_name` is passed, the name of the device axis or None.  On several devices each has another `key`, but a
+            function with a keyword `row_ids` (int32 (batch,), the number of each row in the batch over all devices) gets the
+            same key on all, from which it can derive one for each row.
         loss: one of these.
 
             - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are
@@ -151,7 +153,7 @@ class _Adapter:
         sync_batch_stats: bool = False,
     ) -> tuple[tuple[Array, ...], Aux]:
         """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
-        options = (key, train, weight, axis_name, policy, sync_batch_stats)
+        options = (key, train, weight, axis_name, policy, sync_batch_stats, row_ids)
         tree, new_aux = self._call(params, aux, inputs, *options)
         outputs, treedef = jax.tree.flatten(tree)
         expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
@@ -162,18 +164,22 @@ class _Adapter:
             )
         return tuple(_float32(jnp.asarray(x), policy) for x in outputs), new_aux
 
-    def _call(self, params, aux, inputs, key, train, weight, axis_name, policy, sync_batch_stats) -> tuple[Any, Aux]:
+    def _call(self, params, aux, inputs, key, train, weight, axis_name, policy, sync, row_ids=None) -> tuple[Any, Aux]:
         """Return (pytree of outputs, new auxiliary states by name)."""
         if self.structure.params is None:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
         rows = self.rows(inputs)
         cast = policy.cast if policy else lambda x: x
         extra: dict[str, Any] = {"train": train} if "train" in self.keywords else {}
+        device = None if axis_name is None else jax.lax.axis_index(axis_name)
+        if "row_ids" in self.keywords:  # keys of rows do not depend on the device
+            extra["row_ids"] = jnp.arange(rows) + (0 if device is None else device * rows) if row_ids is None else row_ids
         if "key" in self.keywords:
-            extra["key"] = key if key is None or axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+            same = key is None or device is None or "row_ids" in self.keywords
+            extra["key"] = key if same else jax.random.fold_in(key, device)
         if "axis_name" in self.keywords:
-            extra["axis_name"] = axis_name if sync_batch_stats else None
-        elif sync_batch_stats:
+            extra["axis_name"] = axis_name if sync else None
+        elif sync:
             raise ValueError(
                 "sync_batch_stats=True needs a function that takes axis_name=, the name of the device axis over which it "
                 "averages its batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not; add the keyword "
@@ -391,7 +397,7 @@ def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
 def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     arguments = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds and p.default is p.empty]
-    names = tuple(n for n in arguments[1:] if n not in ("key", "train", "aux", "axis_name"))
+    names = tuple(n for n in arguments[1:] if n not in ("key", "train", "aux", "axis_name", "row_ids"))
     if not names:
         raise ValueError("apply takes (params, inputs...), but no input was found in its signature; pass inputs=('x',)")
     return names

@@ -31,7 +31,10 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
         module: any object.
 
     Returns:
-        The function `adapt(module, params, aux) -> Adapted` of its framework; None if it is no module of a supported framework.
+        The function `adapt(module, params, aux) -> Adapted` of its framework; None if it is no module.
+
+    Raises:
+        TypeError: it is a module of a framework that is not supported.
 
     Example:
         >>> adapter_of(len) is None
@@ -43,6 +46,11 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
         for (package, name), adapt in ADAPTERS.items():
             if base.__name__ == name and f"{base.__module__}.".startswith(f"{package}."):
                 return adapt if package != "equinox" or _has_parameters(module) else None
+        if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
+            raise TypeError(
+                f"the model is a torch module ({type(module).__name__}), but jfit trains JAX programs; pass a module of Flax, "
+                "Equinox, Haiku or Keras, or a pure function of its parameters with loss= and params="
+            )
     return None
 
 

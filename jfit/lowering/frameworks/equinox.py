@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, unsupported_sync
 
@@ -17,7 +16,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
     """Convert an Equinox module, or a pair (module, state), to the arguments of `Model.from_function`.
 
     The module is called for one row; `jax.vmap` maps it over the batch, with the axis name of its BatchNorm layers ("batch" if
-    it has none).  If its call takes `key`, row i of a step gets fold_in(key, i), where `key` is the key of the step.
+    it has none).  If its call takes `key`, row i of a step gets fold_in(key, i), where `key` is the key of the step,
+    so that random numbers do not depend on the number of devices.
 
     Args:
         module: the module, or (module, state) from `equinox.nn.make_with_state`.
@@ -44,7 +44,15 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
     inputs = call.inputs if not stateful or "state" in call.names else call.inputs[:-1]  # the last argument is the state
     axis = _axis_name(eqx, net)
 
-    def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+    def apply(
+        params: Any,
+        *inputs: Any,
+        row_ids: Any,
+        key: Any = None,
+        train: bool = False,
+        aux: Any = None,
+        axis_name: Any = None,
+    ) -> Any:
         model = eqx.nn.inference_mode(eqx.combine(params, static), not train)
         if axis_name is not None:
             model = _synchronized(eqx, model, (axis, axis_name))
@@ -55,7 +63,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
                 return model(*row, **options), state
             return model(*row, state=state, **options) if "state" in call.names else model(*row, state, **options)
 
-        keys = _row_keys(key, len(jax.tree.leaves(inputs[0])[0])) if train and key is not None and "key" in call.names else None
+        draws = train and key is not None and "key" in call.names
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids) if draws else None
         axes = (None if keys is None else 0, None, *[0] * len(inputs))
         return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *inputs)
 
@@ -64,10 +73,6 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         return (model, aux) if stateful else model
 
     return Adapted(NAME, apply, inputs, restore, initial("params", NAME, own_params, params), initial("aux", NAME, state, aux))
-
-
-def _row_keys(key: Any, rows: int) -> Any:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
 
 
 def _norms(eqx: Any) -> Callable[[Any], list[Any]]:
