@@ -52,6 +52,8 @@ def train(net: Any = None, data: Any = None, **given: Any) -> jfit.Run:
 
 def bits(tree: Any) -> dict[str, bytes]:
     """Every leaf's bytes by path: equal means the same bits."""
+    is_key = lambda x: isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    tree = jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 

@@ -37,9 +37,10 @@ def from_function(
     Args:
         apply: `apply(params, x, ...) -> output`, an array or a pytree of arrays, whose axis 0 is the batch axis.  The names of
             its positional arguments after `params` are the input names; arguments may be pytrees.  If its signature has the
-            keywords `key` (PRNG key), `train` (bool) or `aux`, they are passed; with `aux` it returns (output, new aux).
-            Incomplete batches are padded
-            only if the rows do not affect each other, which is read from the jaxpr and, where that is not enough, tested on the
+            keywords `key` (PRNG key), `train` (bool) or `aux`, they are passed; with `aux` it returns (output, new aux).  In
+            training, `key` is `jfit.step.part_key(state.key, step, micro_batch)`; on several devices, each device folds its
+            number into it, so that random numbers depend on the number of devices.  `aux` is updated by each micro-batch.
+            Incomplete batches are padded only if the rows do not affect each other, which is read from the jaxpr and, where that is not enough, tested on the
             first batch; other models, such as those with batch normalization, run incomplete batches with their own number of
             rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises that the function excludes padding
             rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With `sync_batch_stats=True` a keyword

@@ -1,0 +1,1066 @@
+"""Small trainings of JAX functions, each with the same training written by hand in plain JAX, optax and scikit-learn.
+
+`CASES` has one builder of a `Case` for each.  `by_fit` trains it with jfit, `by_hand` without: the two share the user's
+network, its initial parameters and the data, and nothing else.  `python -m tests.function_models` prints the largest
+differences.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as linen
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import sklearn.metrics as sk
+from flax import nnx
+from jax import lax
+from scipy.special import expit, log_softmax, softmax
+
+import jfit
+
+ROWS, BATCH, EPOCHS, FEATURES, CLASSES = 20, 8, 2, 4, 3  # batches of 8, 8 and 4 rows
+TIMES = VOCABULARY = 5  # the axes of times and of classes have the same length
+HIDDEN = ("epoch", "batch", "step", "time", "samples_per_second", "lr")  # columns of a history that are no results
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        apply: the network, `apply(params, *inputs, key=, train=, aux=)` with the keywords it takes, as for `jfit.fit`.
+        params, aux: initial values, pytrees.
+        inputs: arrays by name, in the order of the arguments of `apply`.
+        label: labels, axis 0 the rows.
+        loss: the argument of `jfit.fit`.
+        sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`.  Default: from `loss`, which is
+            then a function of the user or of optax.
+        optimizer: the optax optimizer of the training by hand, and the argument of `jfit.fit` if `fit` has none.
+        fit: further arguments of `jfit.fit`.
+        metrics: name in the history -> its value by scikit-learn, a function of outputs and labels.
+        weight: row weights (rows,), or None.
+        coupled: whether the rows of a batch affect each other; set by `case`.
+        evaluated: whether all rows are evaluated after each epoch.
+    """
+
+    apply: Callable[..., Any]
+    params: Any
+    inputs: Mapping[str, np.ndarray]
+    label: np.ndarray
+    loss: Any
+    sums: Callable[..., Any] | None = None
+    optimizer: Any = field(default_factory=lambda: optax.sgd(0.1, momentum=0.9))
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    aux: Any = None
+    weight: np.ndarray | None = None
+    coupled: bool = False
+    evaluated: bool = True
+
+    @property
+    def rows(self) -> int:
+        return len(self.label)
+
+    @property
+    def data(self) -> Any:
+        """The data as the users of `fit` pass it: a tuple if there is one input, else a dict."""
+        if len(self.inputs) == 1:
+            arrays = (*self.inputs.values(), self.label)
+            return arrays if self.weight is None else (*arrays, self.weight)
+        return {**self.inputs, "label": self.label}
+
+
+class Result(NamedTuple):
+    """Numbers of a training: values per epoch by column of the history, parameters, auxiliary state."""
+
+    epochs: list[dict[str, float]]
+    params: Any
+    aux: Any
+
+
+class Entry(NamedTuple):
+    """A builder of a `Case`, and what tests choose cases by without building them."""
+
+    build: Callable[[], Case]
+    coupled: bool
+    random: bool
+
+
+CASES: dict[str, Entry] = {}
+
+
+def case(name: str, *, coupled: bool = False, random: bool = False) -> Callable[[Callable[[np.random.Generator], Case]], Any]:
+    """Register a builder of a `Case`; it is built once, from random numbers that depend on the name only.
+
+    Args:
+        name: name of the case.
+        coupled: whether the rows of a batch affect each other, so that batches are not padded or divided.
+        random: whether the network draws random numbers in training.
+    """
+
+    def register(build: Callable[[np.random.Generator], Case]) -> Callable[[np.random.Generator], Case]:
+        def once() -> Case:
+            return replace(build(np.random.default_rng(zlib.crc32(name.encode()))), coupled=coupled)
+
+        CASES[name] = Entry(functools.cache(once), coupled, random)
+        return build
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------ with and without jfit
+def by_fit(one: Case, **options: Any) -> jfit.Run:
+    """Train with `jfit.fit`, and evaluate on the same rows after each epoch."""
+    settings = {"optimizer": one.optimizer, "batch_size": BATCH, "num_epoch": EPOCHS, "shuffle": False, "progress": False}
+    settings |= {"loss": one.loss, "params": one.params, "aux": one.aux}
+    settings |= {"eval_data": one.data if one.evaluated else None, **one.fit, **options}
+    return jfit.fit(one.apply, settings.pop("train_data", one.data), **settings)
+
+
+def result_of(run: jfit.Run) -> Result:
+    return Result([{k: v for k, v in row.items() if k not in HIDDEN} for row in run.history.epochs], run.params, run.aux)
+
+
+def key_of_step(seed: int, step: Any, number: int = 0) -> Any:
+    """The key in a step, as documented: the second half of the seed's key, folded with the step and the micro-batch."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], step), number)
+
+
+def by_hand(
+    one: Case,
+    batch_size: int = BATCH,
+    epochs: int = EPOCHS,
+    order: Callable[[int], Any] | None = None,
+    devices: int = 1,
+    micro_batches: int = 1,
+) -> Result:
+    """Train without jfit: batches of their true size, the gradient of the mean loss of each, one update of optax.
+
+    Args:
+        one: the training.
+        batch_size: number of rows of a batch.
+        epochs: number of epochs.
+        order: epoch -> indices of the rows in the order of this epoch.  Default: as they are.
+        devices: number of parts of a batch that are computed separately: sums of losses are added, aux is averaged.
+        micro_batches: number of parts of a batch, each with its own key and the aux that the part before returns.
+    """
+    weight = np.ones(one.rows, "float32") if one.weight is None else one.weight
+    everything = (tuple(one.inputs.values()), one.label, weight)
+    evaluate = jax.jit(lambda p, a, *rows: totals_by_hand(one, p, jax.tree.map(jnp.asarray, a), *rows, None))
+
+    @jax.jit
+    def update(params, aux, state, step, *shards):
+        def mean(params):
+            sums, last = [], aux
+            for number, shard in enumerate(shards):
+                key = key_of_step(0, step, 0 if devices > 1 else number)
+                key = key if devices == 1 else jax.random.fold_in(key, number)
+                # copies of aux, because Flax does not change variables of another trace
+                sums.append(totals_by_hand(one, params, jax.tree.map(jnp.asarray, last), *shard, key))
+                last = aux if devices > 1 else sums[-1][-1]
+            totals, counts, outputs, new = zip(*sums, strict=True)
+            new = jax.tree.map(mean_of_devices, *new) if devices > 1 else last
+            return sum(totals) / sum(counts), (sum(totals), sum(counts), outputs, new)
+
+        gradient, (total, count, outputs, new) = jax.grad(mean, has_aux=True)(params)
+        changes, new_state = one.optimizer.update(gradient, state, params)
+        old, new = (params, aux, state), (optax.apply_updates(params, changes), new, new_state)
+        return *jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old), (total, count, jnp.concatenate(outputs))
+
+    params, aux = jax.tree.map(jnp.asarray, (one.params, one.aux))
+    state, history = one.optimizer.init(params), []
+    for epoch in range(epochs):
+        rows = np.arange(one.rows) if order is None else np.asarray(order(epoch))
+        parts = [rows[low : low + batch_size] for low in range(0, one.rows, batch_size)]
+        results = []
+        for number, part in enumerate(parts):
+            shards = [take(everything, shard) for shard in shards_of(one, part, batch_size, devices * micro_batches)]
+            params, aux, state, sums = update(params, aux, state, np.int32(epoch * len(parts) + number), *shards)
+            results.append((*sums, *take(everything, part)[1:]))
+        values = values_by_hand(one, results)
+        if one.evaluated:  # in the batches of training without shuffling, which matters if rows affect each other
+            lows = range(0, one.rows, batch_size) if one.coupled else [0]
+            parts = [take(everything, slice(low, low + batch_size if one.coupled else None)) for low in lows]
+            scored = values_by_hand(one, [(*evaluate(params, aux, *part)[:3], *part[1:]) for part in parts])
+            values |= {f"val_{k}": v for k, v in scored.items()}
+        history.append(values)
+    return Result(history, params, aux)
+
+
+def take(arrays: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda x: x[rows], arrays)
+
+
+def shards_of(one: Case, rows: np.ndarray, batch_size: int, parts: int) -> list[np.ndarray]:
+    """The rows of each part.  An incomplete batch is padded to the whole size, unless rows affect each other."""
+    size = -(-(len(rows) if one.coupled else batch_size) // parts)
+    return [rows[low : low + size] for low in range(0, len(rows), size)]
+
+
+def mean_of_devices(*values: Any) -> Any:
+    return sum(values) / len(values) if jnp.issubdtype(values[0].dtype, jnp.floating) else values[0]
+
+
+def totals_by_hand(one: Case, params: Any, aux: Any, inputs: Any, label: Any, weight: Any, key: Any) -> Any:
+    """(sum of losses, sum of their weights, outputs, new aux) of a batch; `key` is None in evaluation."""
+    keywords = inspect.signature(one.apply).parameters
+    extra = {k: v for k, v in {"key": key, "train": key is not None, "aux": aux}.items() if k in keywords}
+    output = one.apply(params, *inputs, **extra)
+    output, aux = output if "aux" in extra else (output, aux)
+    if one.sums is not None:
+        return *one.sums(output, label, weight), output, aux
+    losses = one.loss(output, label)
+    losses = losses.reshape(len(losses), -1).mean(1)
+    return (losses * weight).sum(), weight.sum(), output, aux
+
+
+def values_by_hand(one: Case, results: list[Any]) -> dict[str, float]:
+    """Loss and metrics over batches: [(sum of losses, sum of weights, outputs, labels, row weights)]."""
+    totals, counts, outputs, labels, weights = zip(*results, strict=True)
+    used = np.concatenate(weights) > 0
+    output, label = np.concatenate(jax.device_get(outputs))[used], np.concatenate(labels)[used]
+    values = {"loss": float(sum(np.float64(t) for t in totals) / sum(np.float64(c) for c in counts))}
+    return values | {name: float(metric(output, label)) for name, metric in one.metrics.items()}
+
+
+def differences(a: Result, b: Result) -> dict[str, float]:
+    """Largest relative differences: of losses, of metrics, and of parameters and aux relative to the largest of each leaf."""
+    assert jax.tree.structure((a.params, a.aux)) == jax.tree.structure((b.params, b.aux))
+    assert [sorted(row) for row in a.epochs] == [sorted(row) for row in b.epochs]
+    pairs = [(k, x[k], y[k]) for x, y in zip(a.epochs, b.epochs, strict=True) for k in x]
+    relative = [(k, abs(x - y) / max(abs(y), 1e-30) if x != y else 0.0) for k, x, y in pairs]
+    leaves = [
+        (plain(x), plain(y))
+        for tree, other in ((a.params, b.params), (a.aux, b.aux))
+        for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    ]
+    return {
+        "loss": max((d for k, d in relative if k.endswith("loss")), default=0.0),
+        "metrics": max((d for k, d in relative if not k.endswith("loss")), default=0.0),
+        "parameters": max(float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30)) for x, y in leaves),
+    }
+
+
+def plain(leaf: Any) -> np.ndarray:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf).astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------------ data and networks
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype("float32")
+
+
+def layers(rng: np.random.Generator, *sizes: int) -> list[dict[str, np.ndarray]]:
+    return [{"w": floats(rng, n, m) / np.float32(n**0.5), "b": floats(rng, 1, m) / 4} for n, m in pairwise(sizes)]
+
+
+def mlp(params: Any, x: Any) -> Any:
+    for i, layer in enumerate(params):
+        x = (jnp.tanh(x) if i else x) @ layer["w"] + layer["b"]
+    return x
+
+
+def blobs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    y = rng.integers(0, CLASSES, ROWS).astype("int32")
+    return floats(rng, CLASSES, FEATURES)[y] + floats(rng, ROWS, FEATURES) / 2, y
+
+
+def one_hot(y: np.ndarray, classes: int = CLASSES) -> np.ndarray:
+    return np.eye(classes, dtype="float32")[y]
+
+
+SOFTMAX, INTEGER = optax.softmax_cross_entropy, optax.softmax_cross_entropy_with_integer_labels
+SIGMOID = optax.sigmoid_binary_cross_entropy
+
+
+def argmax_accuracy(output, label):
+    return sk.accuracy_score(label.reshape(-1), output.argmax(-1).reshape(-1))
+
+
+def binary_accuracy(threshold):
+    return lambda output, label: sk.accuracy_score(label.reshape(-1), output.reshape(-1) > threshold)
+
+
+def squared_error(output, label):
+    return sk.mean_squared_error(label.reshape(len(label), -1), output.reshape(len(label), -1))
+
+
+ACCURACY = {"accuracy": argmax_accuracy}
+MSE = {"mse": squared_error}
+
+
+# ------------------------------------------------------------------------------------------------ regression
+@case("regression (n,), loss by name")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    return Case(
+        apply=lambda p, x: mlp(p, x)[:, 0],
+        params=layers(rng, FEATURES, 6, 1),
+        inputs={"x": x},
+        label=np.sin(x.sum(1)),
+        loss="mse",
+        sums=lambda o, y, w: ((o - y) ** 2 @ w, w.sum()),
+        fit={"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}},
+        metrics=MSE,
+    )
+
+
+@case("regression (n, 1)")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, 1),
+        inputs={"x": x},
+        label=np.sin(x.sum(1, keepdims=True)),
+        loss=optax.l2_loss,
+        optimizer=optax.adam(0.02),
+        metrics=MSE,
+    )
+
+
+@case("regression, several outputs")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    metrics = {
+        "mse": squared_error,
+        "mae": lambda o, y: sk.mean_absolute_error(y, o),
+        "rmse": lambda o, y: sk.mean_squared_error(y, o) ** 0.5,
+    }
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, 2),
+        inputs={"x": x},
+        label=np.stack([np.sin(x.sum(1)), x[:, 0] * x[:, 1]], 1),
+        loss=optax.huber_loss,
+        optimizer=optax.rmsprop(0.01),
+        fit={"eval_metric": jfit.metrics.get(list(metrics), average="micro")},
+        metrics=metrics,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ classification
+class Dense(NamedTuple):
+    w: Any
+    b: Any
+
+
+@case("integer labels, NamedTuple parameters")
+def _(rng):
+    x, y = blobs(rng)
+    probabilities = lambda o: softmax(o.astype("float64"), -1)  # noqa: E731
+    metrics = {
+        "accuracy": argmax_accuracy,
+        "cross-entropy": lambda o, y: sk.log_loss(y, probabilities(o), labels=range(CLASSES)),
+        "recall": lambda o, y: sk.recall_score(y, o.argmax(1), average="macro", labels=range(CLASSES), zero_division=0),
+        "pcc": lambda o, y: sk.matthews_corrcoef(y, o.argmax(1)),
+    }
+    return Case(
+        apply=lambda p, x: jnp.tanh(x @ p[0].w + p[0].b) @ p[1].w + p[1].b,
+        params=tuple(Dense(**layer) for layer in layers(rng, FEATURES, 6, CLASSES)),
+        inputs={"x": x},
+        label=y,
+        loss=INTEGER,
+        fit={
+            "eval_metric": [
+                *jfit.metrics.get(["acc", "ce", "pcc"]),
+                *jfit.metrics.get("recall", average="macro"),
+            ]
+        },
+        metrics=metrics,
+    )
+
+
+@case("one-hot labels")
+def _(rng):
+    x, y = blobs(rng)
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, CLASSES),
+        inputs={"x": x},
+        label=one_hot(y),
+        loss=SOFTMAX,
+        metrics={"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))},
+    )
+
+
+def binary(rng):
+    x = floats(rng, ROWS, FEATURES)
+    return x, (x[:, 0] + floats(rng, ROWS) > 0).astype("float32")
+
+
+@case("binary probabilities")
+def _(rng):
+    x, y = binary(rng)
+    return Case(
+        apply=lambda p, x: jax.nn.sigmoid(mlp(p, x)[:, 0]),
+        params=layers(rng, FEATURES, 6, 1),
+        inputs={"x": x},
+        label=y,
+        loss=lambda o, y: -(y * jnp.log(o) + (1 - y) * jnp.log(1 - o)),
+        metrics={"accuracy": binary_accuracy(0.5)},
+    )
+
+
+@case("binary logits")
+def _(rng):
+    x, y = binary(rng)
+    metrics = {
+        "accuracy": binary_accuracy(0),
+        "cross-entropy": lambda o, y: sk.log_loss(y, expit(o.astype("float64"))),
+        "roc_auc": sk_area,
+    }
+    return Case(
+        apply=lambda p, x: mlp(p, x)[:, 0],
+        params=layers(rng, FEATURES, 6, 1),
+        inputs={"x": x},
+        label=y,
+        loss=SIGMOID,
+        fit={"eval_metric": [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=None)]},
+        metrics=metrics,
+    )
+
+
+def sk_area(output, label):
+    return sk.roc_auc_score(label, output)
+
+
+@case("several labels per row")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, 3),
+        inputs={"x": x},
+        label=(x[:, :3] + floats(rng, ROWS, 3) > 0).astype("float32"),
+        loss=SIGMOID,
+        metrics={"accuracy": binary_accuracy(0)},
+    )
+
+
+@case("row weights")
+def _(rng):
+    x, y = blobs(rng)
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, CLASSES),
+        inputs={"x": x},
+        label=y,
+        loss=INTEGER,
+        weight=rng.choice([0.0, 0.5, 1.0, 2.0], ROWS).astype("float32"),
+        metrics=ACCURACY,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ sequences
+def language(rng):
+    tokens = rng.integers(0, VOCABULARY, (ROWS, TIMES + 1)).astype("int32")
+    params = {"embed": floats(rng, VOCABULARY, 6), "place": floats(rng, 1, TIMES, 6) / 2, "body": layers(rng, 6, 6, VOCABULARY)}
+    return tokens[:, :-1], tokens[:, 1:].copy(), params
+
+
+def causal(p, x):
+    """Attention to earlier tokens, and a logit for each token of the vocabulary."""
+    h = p["embed"][x] + p["place"]
+    scores = jnp.where(jnp.tril(jnp.ones((1, TIMES, TIMES), bool)), jnp.einsum("btc,bsc->bts", h, h) / 2, -1e9)
+    h = h + jnp.einsum("bts,bsc->btc", jax.nn.softmax(scores), h)
+    for i, layer in enumerate(p["body"]):
+        h = (jax.nn.gelu(h) if i else h) @ layer["w"] + layer["b"][None]
+    return h
+
+
+def token_accuracy(ignored):
+    return lambda o, y: sk.accuracy_score(y[y != ignored], o.argmax(-1)[y != ignored])
+
+
+def token_perplexity(ignored):
+    def value(output, label):
+        log_p = np.take_along_axis(log_softmax(output.astype("float64"), -1), np.maximum(label, 0)[..., None], -1)[..., 0]
+        return np.exp(-log_p[label != ignored].mean())
+
+    return value
+
+
+def sums_of_tokens(ignored):
+    """The mean is over the tokens that are not ignored."""
+
+    def sums(output, label, weight):
+        used = (label != ignored) * weight[:, None]
+        return (INTEGER(output, jnp.maximum(label, 0)) * used).sum(), used.sum()
+
+    return sums
+
+
+@case("language model, T = V, labels -100 ignored")
+def _(rng):
+    x, y, params = language(rng)
+    y[rng.random(y.shape) < 0.4] = -100
+    return Case(
+        apply=causal,
+        params=params,
+        inputs={"x": x},
+        label=y,
+        loss=jfit.losses.get("cross_entropy", ignore_index=-100),
+        sums=sums_of_tokens(-100),
+        fit={"eval_metric": ["acc", "perplexity"]},
+        metrics={"accuracy": token_accuracy(-100), "perplexity": token_perplexity(-100)},
+    )
+
+
+@case("language model, own loss, labels -1 ignored")
+def _(rng):
+    x, y, params = language(rng)
+    y[rng.random(y.shape) < 0.4] = -1
+
+    def masked(output, label):  # each row is the mean over its tokens that have a label
+        used = label != -1
+        return (INTEGER(output, jnp.where(used, label, 0)) * used).sum(-1) / jnp.maximum(used.sum(-1), 1)
+
+    return Case(
+        apply=causal,
+        params=params,
+        inputs={"x": x},
+        label=y,
+        loss=masked,
+        optimizer=optax.adamw(0.01),
+        fit={"eval_metric": ["auto", "perplexity"]},
+        metrics={"accuracy": token_accuracy(-1), "perplexity": token_perplexity(-1)},
+    )
+
+
+def tagging(rng):
+    x = rng.integers(0, 7, (ROWS, TIMES)).astype("int32")
+    y = (x + np.roll(x, 1, 1)) % CLASSES
+    return x, y.astype("int32")
+
+
+@case("sequence tags, convolution")
+def _(rng):
+    x, y = tagging(rng)
+
+    def apply(p, x):
+        h = lax.conv_general_dilated(p["embed"][x], p["kernel"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return jax.nn.relu(h) @ p["w"]
+
+    params = {"embed": floats(rng, 7, 4), "kernel": floats(rng, 3, 4, 6) / 3, "w": floats(rng, 6, CLASSES)}
+    return Case(
+        apply=apply, params=params, inputs={"x": x}, label=y, loss="cross_entropy", sums=sums_of_tokens(-1), metrics=ACCURACY
+    )
+
+
+@case("recurrent network, scan over time")
+def _(rng):
+    def apply(p, x):
+        h, _ = lax.scan(lambda h, t: (jnp.tanh(h @ p["h"] + t @ p["x"]), None), jnp.zeros((x.shape[0], 6)), x.swapaxes(0, 1))
+        return h @ p["out"]
+
+    y = rng.integers(0, CLASSES, ROWS).astype("int32")
+    params = {"h": floats(rng, 6, 6) / 3, "x": floats(rng, FEATURES, 6), "out": floats(rng, 6, CLASSES)}
+    x = floats(rng, ROWS, TIMES, FEATURES) + y[:, None, None].astype("float32")
+    return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+# ------------------------------------------------------------------------------------------------ representation learning
+@case("autoencoder")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 2, FEATURES),
+        inputs={"x": x},
+        label=x,
+        loss=lambda o, y: optax.log_cosh(o, y).sum(-1),
+        optimizer=optax.adam(0.02),
+        fit={"eval_metric": jfit.metrics.get("mse", average="micro")},
+        metrics=MSE,
+    )
+
+
+@case("variational autoencoder", random=True)
+def _(rng):
+    x, latent = (floats(rng, ROWS, FEATURES) > 0).astype("float32"), 2
+
+    def apply(p, x, *, key, train):
+        mean, log_var = jnp.split(mlp(p["encoder"], x), 2, axis=1)
+        noise = jax.random.normal(key, mean.shape) if train else jnp.zeros_like(mean)
+        return jnp.concatenate([mlp(p["decoder"], mean + jnp.exp(log_var / 2) * noise), mean, log_var], 1)
+
+    def bound(output, label):
+        logits, mean, log_var = jnp.split(output, [FEATURES, FEATURES + latent], axis=1)
+        return SIGMOID(logits, label).sum(1) + (jnp.exp(log_var) + mean**2 - 1 - log_var).sum(1) / 2
+
+    params = {"encoder": layers(rng, FEATURES, 6, 2 * latent), "decoder": layers(rng, latent, 6, FEATURES)}
+    return Case(apply=apply, params=params, inputs={"x": x}, label=x, loss=bound, optimizer=optax.adam(0.02))
+
+
+@case("contrastive loss", coupled=True)
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+
+    def contrastive(a, b):
+        a, b = (v / jnp.linalg.norm(v, axis=1, keepdims=True) for v in (a, b))
+        return -jnp.diagonal(jax.nn.log_softmax(a @ b.T / 0.5))
+
+    return Case(
+        apply=mlp,
+        params=layers(rng, FEATURES, 6, FEATURES),
+        inputs={"x": x},
+        label=x + floats(rng, ROWS, FEATURES) / 8,
+        loss=contrastive,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ own training objectives
+@case("DQN, target network in aux")
+def _(rng):
+    """The target of each row contains the target network, which follows the parameters after each step."""
+
+    def apply(p, state, action, following, done, *, aux, train):
+        q = jnp.take_along_axis(mlp(p, state), action[:, None], 1)
+        ahead = mlp(aux, following).max(1, keepdims=True) * (1 - done[:, None].astype("float32"))
+        if train:
+            aux = jax.tree.map(lambda slow, fast: 0.8 * slow + 0.2 * lax.stop_gradient(fast), aux, p)
+        return jnp.concatenate([q, ahead], 1), aux
+
+    def temporal_difference(output, reward):
+        return optax.huber_loss(output[:, 0], reward + 0.9 * lax.stop_gradient(output[:, 1]))
+
+    inputs = {
+        "state": floats(rng, ROWS, FEATURES),
+        "action": rng.integers(0, 2, ROWS).astype("int32"),
+        "following": floats(rng, ROWS, FEATURES),
+        "done": rng.random(ROWS) < 0.2,
+    }
+    return Case(
+        apply=apply,
+        params=layers(rng, FEATURES, 6, 2),
+        aux=layers(rng, FEATURES, 6, 2),
+        inputs=inputs,
+        label=floats(rng, ROWS),
+        loss=temporal_difference,
+        optimizer=optax.adam(0.02),
+        fit={"eval_metric": None},
+    )
+
+
+@case("MAML, gradient inside the loss")
+def _(rng):
+    """Each row is a task: the parameters after one step on its support set predict its query set."""
+
+    def apply(p, support_x, support_y, query_x):
+        def adapted(x, y, query):
+            inner = jax.grad(lambda p: ((mlp(p, x) - y) ** 2).mean())(p)
+            return mlp(jax.tree.map(lambda w, g: w - 0.1 * g, p, inner), query)[:, 0]
+
+        return jax.vmap(adapted)(support_x, support_y, query_x)
+
+    slope = floats(rng, ROWS, 1, 1)
+    support, query = floats(rng, ROWS, 4, 1), floats(rng, ROWS, 3, 1)
+    return Case(
+        apply=apply,
+        params=layers(rng, 1, 6, 1),
+        inputs={"support_x": support, "support_y": slope * support, "query_x": query},
+        label=(slope * query)[..., 0],
+        loss=optax.squared_error,
+        metrics=MSE,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ auxiliary state and keys
+@case("batch normalization", coupled=True)
+def _(rng):
+    x, y = blobs(rng)
+
+    def apply(p, x, *, aux, train):
+        h = x @ p["w"]
+        mean, var = (h.mean(0, keepdims=True), h.var(0, keepdims=True)) if train else (aux["mean"], aux["var"])
+        new = {k: 0.9 * aux[k] + 0.1 * v for k, v in (("mean", mean), ("var", var))} if train else aux
+        return jax.nn.relu((h - mean) / jnp.sqrt(var + 1e-3) * p["scale"]) @ p["out"], new
+
+    params = {"w": floats(rng, FEATURES, 6), "scale": np.ones((1, 6), "float32"), "out": floats(rng, 6, CLASSES)}
+    aux = {"mean": np.zeros((1, 6), "float32"), "var": np.ones((1, 6), "float32")}
+    return Case(apply=apply, params=params, aux=aux, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+@case("dropout, one key per step", random=True)
+def _(rng):
+    x, y = blobs(rng)
+
+    def apply(p, x, *, key, train):
+        h = jnp.tanh(x @ p[0]["w"] + p[0]["b"])
+        if train:
+            h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h * 2, 0)
+        return h @ p[1]["w"] + p[1]["b"]
+
+    params = layers(rng, FEATURES, 6, CLASSES)
+    return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+# ------------------------------------------------------------------------------------------------ trees and optimizers
+@case("list of 12 layers")
+def _(rng):
+    x, y = blobs(rng)
+
+    def apply(p, x):
+        for layer in p["blocks"]:
+            x = x + jnp.tanh(x @ layer["w"] + layer["b"]) / 2
+        return x @ p["top"]
+
+    params = {"blocks": layers(rng, *[FEATURES] * 13), "top": floats(rng, FEATURES, CLASSES)}
+    return Case(
+        apply=apply, params=params, inputs={"x": x}, label=y, loss="cross_entropy", sums=mean_of(INTEGER), metrics=ACCURACY
+    )
+
+
+def mean_of(loss):
+    return lambda output, label, weight: ((loss(output, label) * weight).sum(), weight.sum())
+
+
+@case("integer and float inputs")
+def _(rng):
+    inputs = {
+        "user": rng.integers(0, 6, ROWS).astype("int64"),
+        "item": rng.integers(0, 9, (ROWS, 2)).astype("uint8"),
+        "price": rng.normal(size=(ROWS, 1)),
+        "new": rng.random(ROWS) < 0.3,
+    }
+
+    def apply(p, user, item, price, new):
+        h = p["user"][user] + p["item"][item].sum(1) + price.astype("float32") * p["price"]
+        return jnp.tanh(jnp.where(new[:, None], -h, h)) @ p["out"]
+
+    params = {"user": floats(rng, 6, 4), "item": floats(rng, 9, 4), "price": floats(rng, 1, 4), "out": floats(rng, 4, CLASSES)}
+    y = rng.integers(0, CLASSES, ROWS)
+    return Case(apply=apply, params=params, inputs=inputs, label=y, loss=INTEGER, optimizer=optax.adam(0.02), metrics=ACCURACY)
+
+
+def matrices(params):
+    return jax.tree.map(lambda p: p.shape[0] > 1, params)
+
+
+def classifier(rng, **options):
+    x, y = blobs(rng)
+    values = {"apply": mlp, "params": layers(rng, FEATURES, 6, CLASSES), "inputs": {"x": x}, "label": y, "loss": INTEGER}
+    return Case(**{**values, "evaluated": False, **options, "fit": {"eval_metric": None, **options.get("fit", {})}})
+
+
+@case("mask of weight decay")
+def _(rng):
+    return classifier(rng, optimizer=optax.adamw(0.02, weight_decay=0.5, mask=matrices))
+
+
+@case("multi_transform")
+def _(rng):
+    groups = {True: optax.adam(0.02), False: optax.sgd(0.05)}
+    return classifier(rng, optimizer=optax.multi_transform(groups, matrices))
+
+
+@case("clipping of gradients")
+def _(rng):
+    by_hand = optax.chain(optax.clip_by_global_norm(0.3), optax.adam(0.02))
+    return classifier(rng, optimizer=by_hand, fit={"optimizer": optax.adam(0.02), "clip_norm": 0.3})
+
+
+@case("schedule")
+def _(rng):
+    schedule = optax.warmup_cosine_decay_schedule(0.02, 0.3, 2, 6)
+    fit = {"optimizer": "sgd", "optimizer_params": {"momentum": 0.9}, "schedule": schedule}
+    # as in MXNet, the momentum of jfit's sgd contains the learning rates of earlier steps; that of optax.sgd does not
+    by_hand = optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))
+    return classifier(rng, optimizer=by_hand, fit=fit)
+
+
+@case("frozen parameters")
+def _(rng):
+    labels = [{"w": "frozen", "b": "frozen"}, {"w": "trained", "b": "trained"}]
+    groups = {"frozen": optax.set_to_zero(), "trained": optax.adam(0.02)}
+    fit = {"optimizer": optax.adam(0.02), "frozen": ["0/*"]}
+    return classifier(rng, optimizer=optax.multi_transform(groups, labels), fit=fit)
+
+
+@case("micro-batches")
+def _(rng):
+    return classifier(rng, optimizer=optax.lion(0.01), fit={"optimizer": optax.lion(0.01), "micro_batches": 2})
+
+
+# ------------------------------------------------------------------------------------------------ modules as functions
+class NnxNet(nnx.Module):
+    def __init__(self, rngs, norm=False, dropout=False):
+        self.first = nnx.Linear(FEATURES, 6, use_bias=not norm, rngs=rngs)  # its gradient would be pure rounding
+        self.norm = nnx.BatchNorm(6, rngs=rngs) if norm else None
+        self.dropout = nnx.Dropout(0.5, rngs=rngs) if dropout else None
+        self.last = nnx.Linear(6, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.first(x)
+        for layer in (self.norm, self.dropout):
+            h = h if layer is None else layer(h)
+        return self.last(nnx.relu(h))
+
+
+def nnx_case(rng, **options):
+    x, y = blobs(rng)
+    graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0), **options), nnx.Param, ...)
+
+    def apply(params, x, *, aux, train):
+        net = nnx.merge(graph, params, aux)
+        net.train() if train else net.eval()
+        return net(x), nnx.split(net, nnx.Param, ...)[2]
+
+    return Case(
+        apply=apply,
+        params=params,
+        aux=rest,
+        inputs={"x": x},
+        label=y,
+        loss=INTEGER,
+        metrics=ACCURACY,
+    )
+
+
+@case("Flax nnx")
+def _(rng):
+    return nnx_case(rng)
+
+
+@case("Flax nnx, batch normalization", coupled=True)
+def _(rng):
+    return nnx_case(rng, norm=True)
+
+
+@case("Flax nnx, dropout", random=True)
+def _(rng):
+    return nnx_case(rng, dropout=True)
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        x = linen.Dense(6, use_bias=False)(x)
+        x = linen.BatchNorm(use_running_average=not train)(x)
+        x = linen.Dropout(0.5, deterministic=not train)(linen.relu(x))
+        return linen.Dense(CLASSES)(x)
+
+
+@case("Flax linen, batch normalization and dropout", coupled=True, random=True)
+def _(rng):
+    x, y = blobs(rng)
+    variables = LinenNet().init(jax.random.key(0), x[:1], False)
+
+    def apply(params, x, *, aux, key, train):
+        collections = {"params": params, "batch_stats": aux}
+        if not train:
+            return LinenNet().apply(collections, x, False), aux
+        output, new = LinenNet().apply(collections, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
+        return output, new["batch_stats"]
+
+    return Case(
+        apply=apply,
+        params=variables["params"],
+        aux=variables["batch_stats"],
+        inputs={"x": x},
+        label=one_hot(y),
+        loss=SOFTMAX,
+        metrics={"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))},
+    )
+
+
+@case("Equinox")
+def _(rng):
+    x = floats(rng, ROWS, FEATURES)
+    params, static = eqx.partition(eqx.nn.MLP(FEATURES, 1, 6, 1, jnp.tanh, key=jax.random.key(1)), eqx.is_array)
+    return Case(
+        apply=lambda p, x: jax.vmap(eqx.combine(p, static))(x)[:, 0],
+        params=params,
+        inputs={"x": x},
+        label=(x[:, 0] > 0).astype("float32"),
+        loss="binary_cross_entropy",
+        sums=mean_of(SIGMOID),
+        optimizer=optax.adam(0.02),
+        metrics={"accuracy": binary_accuracy(0)},
+    )
+
+
+@case("Equinox, dropout with one key per row", random=True)
+def _(rng):
+    x, y = blobs(rng)
+    first, second = jax.random.split(jax.random.key(2))
+    net = [eqx.nn.Linear(FEATURES, 6, key=first), eqx.nn.Dropout(0.5), eqx.nn.Linear(6, CLASSES, key=second)]
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def apply(p, x, *, key, train):
+        first, dropout, last = eqx.combine(p, static)
+        if not train:
+            return jax.vmap(lambda x: last(jnp.tanh(first(x))))(x)
+        keys = jax.random.split(key, x.shape[0])
+        return jax.vmap(lambda x, key: last(dropout(jnp.tanh(first(x)), key=key)))(x, keys)
+
+    return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+class EqxNet(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        first, last = jax.random.split(key)
+        self.first = eqx.nn.Linear(FEATURES, 6, use_bias=False, key=first)
+        self.norm = eqx.nn.BatchNorm(6, axis_name="rows", mode="batch")
+        self.last = eqx.nn.Linear(6, CLASSES, key=last)
+
+    def __call__(self, x, state):
+        h, state = self.norm(self.first(x), state)
+        return self.last(jax.nn.relu(h)), state
+
+
+@case("Equinox, batch normalization with state", coupled=True)
+def _(rng):
+    x, y = blobs(rng)
+    net, state = eqx.nn.make_with_state(EqxNet)(jax.random.key(3))
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def apply(p, x, *, aux, train):
+        net = eqx.nn.inference_mode(eqx.combine(p, static), not train)
+        return jax.vmap(net, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(x, aux)
+
+    return Case(apply=apply, params=params, aux=state, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+@case("Haiku, dropout", random=True)
+def _(rng):
+    x, y = blobs(rng)
+
+    def network(x, train):
+        h = jnp.tanh(hk.Linear(6)(x))
+        return hk.Linear(CLASSES)(hk.dropout(hk.next_rng_key(), 0.5, h) if train else h)
+
+    net = hk.transform(network)
+    return Case(
+        apply=lambda p, x, *, key, train: net.apply(p, key if train else None, x, train),
+        params=net.init(jax.random.key(0), x[:1], False),
+        inputs={"x": x},
+        label=y,
+        loss=INTEGER,
+        metrics=ACCURACY,
+    )
+
+
+@case("Haiku, batch normalization with state", coupled=True)
+def _(rng):
+    x, y = blobs(rng)
+
+    def network(x, train):
+        h = hk.BatchNorm(True, True, 0.9)(hk.Linear(6, with_bias=False)(x), train)
+        return hk.Linear(CLASSES)(jax.nn.relu(h))
+
+    net = hk.without_apply_rng(hk.transform_with_state(network))
+    params, state = net.init(jax.random.key(0), x[:1], True)
+    return Case(
+        apply=lambda p, x, *, aux, train: net.apply(p, aux, x, train),
+        params=params,
+        aux=state,
+        inputs={"x": x},
+        label=y,
+        loss=INTEGER,
+        metrics=ACCURACY,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ a loop of two steps
+class Gan(NamedTuple):
+    """Two networks, their losses in each step, and the data of a generative adversarial training."""
+
+    generator: Any
+    critic: Any
+    losses: Any
+
+
+GAN_STEPS = 4
+
+
+def gan_start() -> tuple[Gan, list[tuple[np.ndarray, np.ndarray]]]:
+    """The initial parameters, and the rows and the noise of each step."""
+    rng = np.random.default_rng(5)
+    start = Gan(layers(rng, 2, 6, FEATURES), layers(rng, FEATURES, 6, 1), [])
+    return start, [(floats(rng, BATCH, FEATURES), floats(rng, BATCH, 2)) for _ in range(GAN_STEPS)]
+
+
+def score(params, x):
+    return mlp(params, x)[:, 0]
+
+
+IS_REAL = np.repeat(np.array([1, 0], "float32"), BATCH)
+
+
+def gan_by_steps(devices: int = 1) -> Gan:
+    """Two training steps of jfit in a loop of the user: the critic is the auxiliary state of the generator."""
+    start, batches = gan_start()
+    fooled = jfit.Model.from_function(
+        lambda p, z, aux: (score(aux, mlp(p, z)), aux), loss=SIGMOID, params=start.generator, aux=start.critic
+    )
+    critic = jfit.Model.from_function(score, loss=SIGMOID, params=start.critic)
+    trainings = []
+    for model, optimizer in ((fooled, optax.adam(0.02)), (critic, optax.rmsprop(0.01))):
+        step = jfit.data_parallel(jfit.train_step(model, optimizer), devices=devices)
+        trainings.append((step, step.place(jfit.init_state(model, optimizer))))
+    (train_generator, generator), (train_critic, judge) = trainings
+    losses = []
+    for x, z in batches:
+        made = mlp(fooled.structure.params.unflatten(generator.params), z)
+        judge, out = train_critic(judge, {"x": np.concatenate([x, made]), "label": IS_REAL})
+        generator = generator._replace(aux=jax.tree.map(jnp.copy, judge.params))
+        generator, other = train_generator(generator, {"z": z, "label": np.ones(BATCH, "float32")})
+        losses.append((float(out.loss), float(other.loss)))
+    trees = (m.structure.params.unflatten(s.params) for m, s in ((fooled, generator), (critic, judge)))
+    return Gan(*trees, losses)
+
+
+def gan_by_hand() -> Gan:
+    (generator, critic, losses), batches = gan_start()
+    adam, rmsprop = optax.adam(0.02), optax.rmsprop(0.01)
+    state, other = adam.init(generator), rmsprop.init(critic)
+    judged = jax.jit(jax.value_and_grad(lambda c, x: SIGMOID(score(c, x), IS_REAL).mean()))
+    fooled = jax.jit(jax.value_and_grad(lambda g, c, z: SIGMOID(score(c, mlp(g, z)), jnp.ones(BATCH)).mean()))
+    for x, z in batches:
+        loss, gradient = judged(critic, jnp.concatenate([x, mlp(generator, z)]))
+        changes, other = rmsprop.update(gradient, other)
+        critic = optax.apply_updates(critic, changes)
+        more, gradient = fooled(generator, critic, z)
+        changes, state = adam.update(gradient, state)
+        generator = optax.apply_updates(generator, changes)
+        losses.append((float(loss), float(more)))
+    return Gan(generator, critic, losses)
+
+
+def gan_differences(a: Gan, b: Gan) -> dict[str, float]:
+    """Largest relative differences, as `differences`."""
+    found = differences(*(Result([], (gan.generator, gan.critic), ()) for gan in (a, b)))
+    return {**found, "loss": float(np.max(np.abs(np.divide(a.losses, b.losses) - 1)))}
+
+
+def main() -> None:
+    """Print the largest relative difference of each case."""
+    print(f"{'case':48} {'loss':>9} {'metrics':>9} {'parameters':>11}")
+    for name, entry in CASES.items():
+        numbers = differences(result_of(by_fit(entry.build())), by_hand(entry.build()))
+        print(f"{name:48} {numbers['loss']:9.1e} {numbers['metrics']:9.1e} {numbers['parameters']:11.1e}")
+    numbers = gan_differences(gan_by_steps(), gan_by_hand())
+    print(f"{'GAN, two steps in a loop':48} {numbers['loss']:9.1e} {'':9} {numbers['parameters']:11.1e}")
+
+
+if __name__ == "__main__":
+    main()
