@@ -190,8 +190,8 @@ def by_hand(
             results.append((*sums, *take(everything, part)[1:]))
         values = values_by_hand(one, results)
         if one.evaluated:  # in the batches of training without shuffling, which matters if rows affect each other
-            lows = range(0, one.rows, batch_size) if one.coupled else [0]
-            parts = [take(everything, slice(low, low + batch_size if one.coupled else None)) for low in lows]
+            shards = [shard for part in parts for shard in shards_of(one, part, batch_size, devices)]
+            parts = [take(everything, part) for part in (shards if one.coupled else [slice(None)])]
             scored = values_by_hand(one, [(*evaluate(params, aux, *part)[:3], *part[1:]) for part in parts])
             values |= {f"val_{k}": v for k, v in scored.items()}
         history.append(values)
@@ -964,7 +964,7 @@ def _(rng):
     x, y = blobs(rng)
 
     def network(x, train):
-        h = hk.BatchNorm(True, True, 0.9)(hk.Linear(6, with_bias=False)(x), train)
+        h = hk.BatchNorm(True, True, 0.9, eps=1e-2)(hk.Linear(6, with_bias=False)(x), train)
         return hk.Linear(CLASSES)(jax.nn.relu(h))
 
     net = hk.without_apply_rng(hk.transform_with_state(network))

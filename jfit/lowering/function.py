@@ -38,15 +38,14 @@ def from_function(
         apply: `apply(params, x, ...) -> output`, an array or a pytree of arrays, whose axis 0 is the batch axis.  The names of
             its positional arguments after `params` are the input names; arguments may be pytrees.  If its signature has the
             keywords `key` (PRNG key), `train` (bool) or `aux`, they are passed; with `aux` it returns (output, new aux).  In
-            training, `key` is `jfit.step.part_key(state.key, step, micro_batch)`; on several devices, each device folds its
-            number into it, so that random numbers depend on the number of devices.  `aux` is updated by each micro-batch.
-            Incomplete batches are padded only if the rows do not affect each other, which is read from the jaxpr and, where that is not enough, tested on the
-            first batch; other models, such as those with batch normalization, run incomplete batches with their own number of
-            rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises that the function excludes padding
-            rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With `sync_batch_stats=True` a keyword
-            `axis_name` is passed, the name of the device axis or None.  On several devices each has another `key`, but a
-            function with a keyword `row_ids` (int32 (batch,), the number of each row in the batch over all devices) gets the
-            same key on all, from which it can derive one for each row.
+            training, `key` is `jfit.step.part_key(state.key, step, micro_batch)`.  `aux` is updated by each micro-batch.
+            Incomplete batches are padded only if the rows do not affect each other, which is read from the jaxpr and, where
+            that is not enough, tested on the first batch; other models, such as those with batch normalization, run incomplete
+            batches with their own number of rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises
+            that the function excludes padding rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With
+            `sync_batch_stats=True` a keyword `axis_name` is passed, the name of the device axis or None.  On several devices,
+            each folds its number into `key`, but a function with a keyword `row_ids` (int32 (batch,), the number of each row in
+            the batch over all devices) gets the same key on all, from which it can derive one for each row.
         loss: one of these.
 
             - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are

@@ -322,15 +322,36 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
         weight: weights of the rows of this device (rows,), or None if all are 1.
         axis_name: name of the device axis.
     """
-    # Integer states, such as counters and keys, are equal on all devices.
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
-    if weight is None:
+    if weight is None:  # integer states, such as counters and keys, are equal on all devices
         return {**aux, **lax.pmean(means, axis_name)}
     has = jnp.any(weight > 0)
     devices = lax.psum(has.astype(jnp.float32), axis_name)
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     means = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
-    return {**aux, **means}
+    return {**means, **_of_first_device({k: v for k, v in aux.items() if k not in means}, has, axis_name)}
+
+
+def _of_first_device(aux: Aux, has: Array, axis_name: str) -> Aux:
+    """Integer states, boolean states and keys of the first device that has rows; devices without rows did not update theirs.
+
+    Args:
+        aux: the states of this device, by name.
+        has: whether this device has rows with a weight above 0, bool scalar.
+        axis_name: name of the device axis.
+    """
+    if not aux:
+        return {}
+    number, count = lax.axis_index(axis_name), lax.psum(1, axis_name)
+    is_first = number == lax.pmin(jnp.where(has, number, number + count), axis_name)
+
+    def broadcast(x: Array) -> Array:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(broadcast(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        values = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+        return lax.psum(jnp.where(is_first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
+
+    return {k: broadcast(v) for k, v in aux.items()}
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
