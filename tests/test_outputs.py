@@ -216,6 +216,8 @@ def test_metrics_by_output_name():
     row = run.history.epochs[-1]
     assert {k: row[f"val_{k}"] for k in expected} == pytest.approx(expected, rel=1e-5)
     assert run.score((X, Y), {"b": "rmse"})["b_rmse"] == pytest.approx(mse**0.5, rel=1e-5)
+    single = fit(lambda p, x: x @ p["w"], (X, Y["a"]), loss={"output": "cross_entropy"}, eval_metric={"output": "acc"})
+    assert single.history.epochs[-1].keys() >= {"output_loss", "output_accuracy"}
     automatic = fit(two_heads, (X, Y), loss=LOSSES)
     assert automatic.history.epochs[-1].keys() >= {"a_accuracy", "b_mse"}
     assert automatic.settings.metric_choice.startswith("eval_metric='auto': a_accuracy (labels (rows,): class indices")
@@ -589,6 +591,7 @@ def wide(output, label):
     ("options", "message"),
     [
         ({"loss": {"c": squared}}, r"loss has a term for the output 'c', but the function returned the outputs \['a', 'b'\]"),
+        ({"model": tokens, "loss": {"a": squared}}, r"the function returned the outputs \['output'\]"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
         ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
         ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),
@@ -613,8 +616,9 @@ def wide(output, label):
     ],
 )
 def test_invalid_losses_raise(options, message):
+    options = {"loss": LOSSES, "model": two_heads, **options}
     with pytest.raises(ValueError, match=message):
-        fit(two_heads, (X, Y), **{"loss": LOSSES, **options})
+        fit(options.pop("model"), (X, Y), **options)
 
 
 def test_invalid_data_raise():

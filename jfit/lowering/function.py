@@ -124,7 +124,9 @@ class _Adapter:
         self.weights = weight_keywords(fn) & keywords
         self.gather = False  # whether losses are computed from the rows of all devices
         self.structure = Structure(names, label)
-        self._bound: dict[Any, Model] = {}  # names and shapes of the rows of a batch -> the model for it
+        # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
+        # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
+        self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
         if init_fn is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
 
@@ -316,11 +318,16 @@ class _Adapter:
     def bind(self, model: Model, specs: Specs) -> Model:
         """Name the inputs, labels and outputs, see `Model.bound`."""
         key = tuple((n, s.shape[1:], str(s.dtype)) for n, s in specs.items())
-        if key not in self._bound:
-            self._bound[key] = self._bind(model, specs)
-        return self._bound[key]
+        if key not in self._traced:
+            self._traced[key] = self._trace(specs)
+        (joint, logged), data, labels = self._traced[key], tuple(self.data_names(specs)), self.label_names(specs)
+        if not joint:
+            return model if data == model.inputs else model._replace(inputs=data)
+        names = {"inputs": data, "labels": tuple(labels) or model.labels, "outputs": self._outputs(labels), "logged": logged}
+        return model._replace(**names, joint_loss=self.joint_loss, bind=None)
 
-    def _bind(self, model: Model, specs: Specs) -> Model:
+    def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
+        """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
         options = (jax.random.key(0), False, None, None, None, False)
@@ -329,19 +336,15 @@ class _Adapter:
         self.terms.check_outputs(tree)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
             self.structure.labels = tuple(labels)
-        outputs, logged = self._outputs(labels), ()
-        joint = not (self.terms.plain and not self.gather and len(outputs) == 1 and labels in ([], [self.label]))
-        joint = joint or LABEL_WEIGHT in specs
-        if self.labelled(specs):
-            losses = functools.partial(self.joint_loss, weight=None)
-            result = jax.eval_shape(
-                lambda o, d, p, a: losses(o, d, params=p, aux=a), jax.tree.leaves(tree), dict(specs), params, aux
-            )
-            logged = tuple(result.logged)
-        if not joint and not logged:
-            return model if tuple(data) == model.inputs else model._replace(inputs=tuple(data))
-        names = {"inputs": tuple(data), "labels": tuple(labels) or model.labels, "outputs": outputs, "logged": logged}
-        return model._replace(**names, joint_loss=self.joint_loss, bind=None)
+        single = self.terms.plain and len(self.structure.outputs.names) == 1 and labels in ([], [self.label])
+        joint = not single or self.gather or LABEL_WEIGHT in specs
+        if not self.labelled(specs):
+            return joint, ()
+        losses = functools.partial(self.joint_loss, weight=None)
+        result = jax.eval_shape(
+            lambda o, d, p, a: losses(o, d, params=p, aux=a), jax.tree.leaves(tree), dict(specs), params, aux
+        )
+        return joint or bool(result.logged), tuple(result.logged)
 
     def _outputs(self, labels: Sequence[str]) -> tuple[Output, ...]:
         """The `Output`s, for a batch with these labels."""

@@ -168,7 +168,7 @@ class LossTerms:
         """Raise a ValueError if a loss is of an output that the function does not return."""
         for term in self.terms:
             if term.output is not None and _subtree(outputs, term.output) is None:
-                names = list(flatten_names(outputs)[0])
+                names = ["output"] if hasattr(outputs, "shape") else list(flatten_names(outputs)[0])
                 near = nearest(term.output, names)
                 raise ValueError(
                     f"loss has a term for the output {term.output!r}, but the function returned the outputs {names}"
@@ -262,7 +262,9 @@ def _scales(weights: Any, names: Sequence[str]) -> dict[str, float]:
 
 
 def _subtree(tree: Any, name: str) -> Any:
-    """The leaf or subtree at a path 'a/b' of a pytree; None if there is none."""
+    """The leaf or subtree at a path 'a/b' of a pytree; None if there is none.  The path of a single array is 'output'."""
+    if hasattr(tree, "shape"):
+        return tree if name == "output" else None
     for key in name.split("/"):
         if isinstance(tree, Mapping):
             tree = tree.get(key, tree.get(int(key)) if key.isdigit() else None)
