@@ -34,7 +34,7 @@ from jfit.mxnet.kvstore import KVStore
 from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
 from jfit.mxnet.monitor import Monitor
 from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
-from jfit.step import StepOut, eval_step, gradients, predict_step, totals, train_step
+from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.evaluate import predict, score
 from jfit.train.fit import fit
@@ -92,6 +92,7 @@ __all__ = [
     "parallel",
     "predict",
     "predict_step",
+    "regularizers",
     "score",
     "summary",
     "sym",

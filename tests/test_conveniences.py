@@ -331,3 +331,104 @@ def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
         train(**settings(1), schedule=optax.constant_schedule(0.1))
     with pytest.raises(ValueError, match="expected 0 < factor < 1, patience >= 1"):
         jfit.callbacks.reduce_on_plateau(factor=1.0)
+
+
+# ------------------------------------------------------------------------------------------------ profiles
+def test_profile_traces_whole_dispatches_of_the_steps_and_changes_nothing(tmp_path, monkeypatch):
+    calls: list[Any] = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", jfit.last_run().position["step"])))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", jfit.last_run().position["step"])))
+    plain = train(steps_per_call=4)
+    run = train(steps_per_call=4, profile=(3, 9), directory=tmp_path)
+    assert calls == [("start", 3), ("stop", 9)] and same(plain, run)
+
+    def fail(event: Any) -> None:
+        raise RuntimeError("the disk is full")
+
+    for stop, callback in ((100, None), (100, jfit.callbacks.lambda_callback(every=5, step=fail))):
+        calls.clear()
+        if callback is None:
+            train(profile=(0, stop), directory=tmp_path)
+        else:
+            with pytest.raises(RuntimeError, match="disk"):
+                train(profile=(0, stop), directory=tmp_path, callbacks=[callback])
+        assert [kind for kind, _ in calls] == ["start", "stop"]
+
+
+def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):
+    train(data=blobs(16), profile=(1, 2), directory=tmp_path)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    with pytest.raises(ValueError, match="profile= needs directory=, the folder of the run"):
+        train(profile=(1, 2))
+    for span in ((2, 2), (-1, 3)):
+        with pytest.raises(ValueError, match=r"expected .start, stop. with 0 <= start < stop"):
+            train(profile=span, directory=tmp_path)
+    with pytest.raises(ValueError, match="expected a pair of numbers of steps"):
+        train(profile=10, directory=tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ regularizers
+def regularized_by_hand(epochs: int, clip: float) -> tuple[dict[str, Any], list[float]]:
+    """SGD on mean loss + 0.1 |w|_1 + 0.2 |w|_2^2, with clipping by norm: (parameters, mean loss of each epoch)."""
+    x, y = linear_data()
+
+    def objective(p: dict[str, Any], x: Any, y: Any) -> Any:
+        loss = jnp.mean(0.5 * (x @ p["w"] + p["b"] - y) ** 2)
+        return loss + 0.1 * jnp.sum(jnp.abs(p["w"])) + 0.2 * jnp.sum(p["w"] ** 2)
+
+    params: Any = {"w": jnp.full((4,), 0.5), "b": jnp.zeros(())}
+    optimizer = optax.chain(optax.clip_by_global_norm(clip), optax.sgd(0.1))
+    state, losses = optimizer.init(params), []
+    step = jax.jit(jax.value_and_grad(objective))
+    for _ in range(epochs):
+        values = []
+        for low in range(0, 48, 8):
+            loss, gradients = step(params, x[low : low + 8], y[low : low + 8])
+            updates, state = optimizer.update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
+            values.append(float(loss))
+        losses.append(float(np.mean(values)))
+    return params, [*losses, float(objective(params, x, y))]
+
+
+def test_regularizers_are_added_to_the_gradient_and_to_the_reported_losses_as_in_a_hand_loop():
+    params, losses = regularized_by_hand(2, clip=0.7)
+    settings: dict[str, Any] = {
+        "batch_size": 8,
+        "num_epoch": 2,
+        "shuffle": False,
+        "optimizer_params": {"learning_rate": 0.1},
+        "clip_norm": 0.7,
+        "regularizers": {"w*": jfit.regularizers.l1(0.1), "w": jfit.regularizers.l2(0.2)},
+        "eval_data": linear_data(),
+        "progress": False,
+    }
+    for extra in ({}, {"micro_batches": 2}, {"devices": 2}, {"eval_batch_size": 20, "data_on_device": False}):
+        run = jfit.fit(linear_model(), linear_data(), **settings | extra)
+        for name, value in run.params.items():
+            np.testing.assert_allclose(value, params[name], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose([*run.history.column("loss"), run.score(linear_data())["loss"]], losses, rtol=1e-5)
+        assert run.history.column("val_loss")[-1] == pytest.approx(losses[-1], rel=1e-5)
+
+
+def test_regularizers_leave_frozen_parameters_out_and_wrong_ones_are_refused():
+    l2 = jfit.regularizers.l2
+    run = train(num_epoch=1, regularizers={"*_weight": l2(0.1)}, frozen=["fc1_*"])
+    data = blobs()
+    plain = jfit.score(run.model, data, params=run.params)["loss"]
+    assert run.score(data)["loss"] == pytest.approx(plain + float(l2(0.1)(run.params["fc2_weight"])), rel=1e-5)
+    for patterns, message in (
+        ({"*kernel": l2(0.1)}, "regularizers has '.kernel', which matches no trainable parameter"),
+        ({"fc1_*": l2(0.1)}, "regularizers has 'fc1_.', which matches no trainable parameter"),
+        ({"fc2_weight": lambda w: w}, "returned an array of shape .3, 8. .*expected a scalar"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(regularizers=patterns, frozen=["fc1_*"])
+    with pytest.raises(TypeError, match="expected a function of one parameter"):
+        train(regularizers={"fc1_*": 1e-4})
+    with pytest.raises(ValueError, match="strength is -1"):
+        l2(-1)
+    table = jfit.sym.Embedding(jfit.sym.Variable("data"), input_dim=6, output_dim=3, sparse_grad=True, name="table")
+    data = {"data": np.arange(12, dtype="float32") % 5, "softmax_label": np.arange(12, dtype="float32") % 3}
+    with pytest.raises(ValueError, match="embedding table table_weight: its gradients are row-sparse"):
+        train(jfit.sym.SoftmaxOutput(table, name="softmax"), data, regularizers={"*": l2(0.1)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,12 +13,18 @@ from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, logged_sums, loss_sums, plan_of
 from jfit.metrics import Metric
 from jfit.step.fitting import for_batch
+from jfit.step.regularizers import penalty, with_penalty
 from jfit.step.slices import Shared, part_number
 from jfit.step.totals import Totals, fold, head_arguments, metric_stats
 
 
 def eval_step(
-    model: Model, *, metrics: Sequence[Metric] = (), policy: Policy | str | None = None, outputs: bool = False
+    model: Model,
+    *,
+    metrics: Sequence[Metric] = (),
+    policy: Policy | str | None = None,
+    outputs: bool = False,
+    regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
 ) -> Callable[..., Any]:
     """Make an evaluation step, a pure function that adds the loss and metrics of a batch to running sums.
 
@@ -27,6 +33,7 @@ def eval_step(
         metrics: metrics to compute on the devices.
         policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
         outputs: also return the outputs of the model.
+        regularizers: as for `train_step`, added to the mean loss; patterns choose among all parameters.
 
     Returns:
         `step(params, aux, totals, batch, number=0, axis_name=None) -> totals`, or `(totals, outputs)` with outputs=True.
@@ -59,6 +66,8 @@ def eval_step(
         shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
+        if regularizers:
+            shared = with_penalty(shared, penalty(regularizers, params))
         totals = fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
         return (totals, values) if outputs else totals
 

@@ -9,7 +9,7 @@ devices in one all-reduce, and every device computes the same update.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
@@ -27,6 +27,7 @@ from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.optim.structure import in_structure
 from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -96,6 +97,7 @@ def train_step(
     gradients: bool = False,
     reduce: Reduce | None = None,
     batch_metrics: bool = False,
+    regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
 ) -> Step:
     """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
@@ -120,6 +122,9 @@ def train_step(
         gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
         reduce: how gradients are reduced over devices (see `jfit.step.reduce`); None: they are summed.
         batch_metrics: return the metrics of the batch that are scalars in `out.metrics`.
+        regularizers: name or glob pattern of trainable parameters -> function of one parameter that returns a scalar, such as
+            `jfit.regularizers.l2(1e-4)`.  Their sum is added to the mean loss, and its gradient to the rescaled gradients
+            before clipping; None: no regularizers.
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
@@ -161,9 +166,13 @@ def train_step(
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, shard.weight, axis_name)
         reduced, (total, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
+        added: Params = {}
+        if regularizers:
+            extra, added = penalty_and_gradients(regularizers, trainable, model.tables)
+            shared = with_penalty(shared, extra)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        trainable, opt_state, lr = update(state, trainable, reduced, total, loss)
+        trainable, opt_state, lr = update(state, trainable, reduced, total, loss, added)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
         if shard.weight is not None:  # a batch whose weights sum to 0 changes nothing
             old = state.params, state.opt_state, state.aux
@@ -254,7 +263,7 @@ class _Update(NamedTuple):
         )
 
     def __call__(
-        self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array
+        self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array, added: Params | None = None
     ) -> tuple[Params, Any, Array | None]:
         """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
 
@@ -264,6 +273,7 @@ class _Update(NamedTuple):
             gradients: gradients by name, summed over rows and devices.
             total: sum of the row weights over all devices.
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
+            added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
         """
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
@@ -272,6 +282,7 @@ class _Update(NamedTuple):
 
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
+            scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
             return _clip(scaled, self.clip_norm, self.clip_value)
 
         gradients = on_values(change, gradients) if tables else change(gradients)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ class Settings:
         learning_rate: base learning rate that the user passed, or None; a callback may have changed it since.
         inputs: shapes and dtypes of the first batch, by input name; None for a run that was loaded.
         optimizer: name of the optimizer, "optax" for an optax transformation; "" for a run that was loaded.
+        regularizers: parameter name -> regularizer, added to the reported losses.
         ignores_base_lr: whether the schedule is a function of the number of updates alone, as optax schedules are.
         columns: label and feature columns of the training data, if it has named columns; else None.
         eval_every: number of epochs between two evaluations.
@@ -77,6 +78,7 @@ class Settings:
     ignores_base_lr: bool = False
     columns: Columns | None = None
     eval_every: int = 1
+    regularizers: Mapping[str, Any] = field(default_factory=dict)
 
 
 def settings_of(

@@ -62,19 +62,27 @@ class Scorer:
         devices: list of devices over which batches are split.
         batch_size: number of rows per batch of arrays.
         policy: mixed-precision policy; None: no casts.
+        regularizers: parameter name -> regularizer, added to the loss; None: none.
     """
 
     def __init__(
-        self, model: Model, metrics: Sequence[Any], devices: Any, batch_size: int, policy: Policy | None = None
+        self,
+        model: Model,
+        metrics: Sequence[Any],
+        devices: Any,
+        batch_size: int,
+        policy: Policy | None = None,
+        regularizers: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.devices, self.batch_size, self.policy = model, devices, batch_size, policy
+        self.regularizers = regularizers
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
         self._program: Any = None
 
     @functools.cached_property
     def step(self) -> Any:
         """Pure evaluation step with the metrics that are computed on the devices."""
-        return eval_step(self.model, metrics=self.metrics, policy=self.policy)
+        return eval_step(self.model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers)
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Compute loss and metrics over all rows.
@@ -121,7 +129,8 @@ class Scorer:
 
     def _step_with_outputs(self) -> Callable[..., Any]:
         """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
-        evaluate = eval_step(self.model, metrics=self.metrics, policy=self.policy, outputs=True)
+        options: Any = {"metrics": self.metrics, "policy": self.policy, "regularizers": self.regularizers}
+        evaluate = eval_step(self.model, outputs=True, **options)
 
         def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
             totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
@@ -341,7 +350,8 @@ class Evaluator:
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         converted = self._data(data, size)
         model = self._bound(converted, size)
-        make = lambda: Scorer(model, metrics, devices, size, self.settings.policy)  # noqa: E731
+        options = self.settings.policy, self.settings.regularizers
+        make = lambda: Scorer(model, metrics, devices, size, *options)  # noqa: E731
         return self._cached(("score", metrics, size, model.inputs, model.labels), make)(state, converted)
 
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:

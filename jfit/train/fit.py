@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_unsharded, place, require_one_process
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics
-from jfit.step.state import TrainState, init_state
+from jfit.step.regularizers import by_exact_name
+from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
@@ -30,6 +31,7 @@ from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
+from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.step_log import step_names
 from jfit.train.train_data import add_class_weights, check_options, split_rows
@@ -83,6 +85,8 @@ def fit(
     sync_batch_stats: bool = False,
     ema: Any = None,
     log_every: int | None = None,
+    profile: tuple[int, int] | None = None,
+    regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -186,6 +190,12 @@ def fit(
         log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
             `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some dispatches later, without waiting
             for the devices.  Metrics that run on the host, or are arrays, are left out.  Default: no steps are recorded.
+        profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
+            subfolder "profile" of `directory`, which is then required.  Default: no trace.
+        regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
+            {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
+            (before clipping), and to the reported losses of training, evaluation and `run.score`.  Frozen parameters have
+            none.  Default: no regularizers.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -230,6 +240,7 @@ def fit(
     )
     if log_every is not None:
         _positive(log_every=log_every)
+    profiler = None if profile is None else StepProfiler(profile, directory)
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every, checkpoint_best)
 
     # model and data
@@ -289,6 +300,8 @@ def fit(
     )
     check_unsharded("params", state.params)
     check_unsharded("aux", state.aux)
+    regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
+    settings = replace(settings, regularizers=regularizers)
     plan = checked_plan(model, data, probe, state)
     if not sync_batch_stats:
         warn_per_device(plan, len(settings.devices))
@@ -307,6 +320,7 @@ def fit(
         sync_batch_stats=sync_batch_stats,
         outputs=bool(host_metrics),
         batch_metrics=bool(names),
+        regularizers=regularizers,
     )
 
     # dispatches and evaluation
@@ -319,7 +333,7 @@ def fit(
     evaluate = _evaluation(model, eval_data if held_back is None else held_back, settings, state, data, data_on_device)
     run = Run(model, settings, place(state, settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
-    run.attach(dispatcher, callbacks, evaluate, log_every)
+    run.attach(dispatcher, callbacks, evaluate, log_every, profiler)
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)
@@ -371,7 +385,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     size, metrics = settings.eval_batch_size, settings.metrics
     data = data_of(model, eval_data, size, label=settings.columns)
     probe = first_batch(model, data, size)
-    scorer = Scorer(model, metrics, settings.devices, size, settings.policy)
+    scorer = Scorer(model, metrics, settings.devices, size, settings.policy, settings.regularizers)
     try:
         plan = checked_plan(model, data, probe, state).in_evaluation
         jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics, model.logged), dict(probe))

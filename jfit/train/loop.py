@@ -50,6 +50,7 @@ from jfit.train.callbacks.base import Callback, Event
 from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 from jfit.train.interrupts import StopFlag
+from jfit.train.profiling import StepProfiler
 from jfit.train.step_log import StepLog, StepRow, step_values
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
@@ -78,6 +79,7 @@ class Loop:
         run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
         log_every: number of steps between two rows of `history.steps`; None: no rows.
         eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
+        profiler: `StepProfiler` that traces a range of steps; None: no trace.
 
     Attributes:
         epoch: number of the current epoch.
@@ -101,6 +103,7 @@ class Loop:
         run: Any = None,
         log_every: int | None = None,
         eval_every: int = 1,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
@@ -108,7 +111,7 @@ class Loop:
         names = dispatcher.spec.step_names
         self.step_log, self.log_every = StepLog(names) if names else None, log_every
         self.callbacks, self.evaluate, self.eval_every = list(callbacks), evaluate, eval_every
-        self._num_epoch = 0
+        self.profiler, self._num_epoch = profiler, 0
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
@@ -140,6 +143,9 @@ class Loop:
             except BaseException:
                 self._notify_after_error()
                 raise
+            finally:
+                if self.profiler is not None:
+                    self.profiler.close()
             self._notify_all("fit_end", {})
 
     def _notify_after_error(self) -> None:
@@ -168,12 +174,16 @@ class Loop:
         logged, self._pending = started, None
         with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._max_steps)) as dispatches:
             for dispatch in dispatches:
+                if self.profiler is not None:
+                    self.profiler.before(self.step, self.report)
                 self.state, report = dispatch.run(self.state)
                 if self.step_log is not None:
                     report = self.step_log.push(report, dispatch.steps, self.position)
                 self.report = report = report if self.host_metrics is None else self.host_metrics.push(report)
                 self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
                 samples += dispatch.rows
+                if self.profiler is not None:
+                    self.profiler.after(self.step, report)
                 fence = window.push(report)
                 now = time.perf_counter()
                 if fence is not None and now - logged > LOG_SECONDS:
@@ -269,9 +279,9 @@ class Loop:
 
     # -------------------------------------------------------------------------------- events
     def _max_steps(self, step: int) -> int:
-        """Number of steps from `step` (updates done so far) to the next "step" event of a callback."""
+        """Number of steps from `step` (updates done so far) to the next "step" event, or start or stop of the profiler."""
         gaps = [c.every - step % c.every for c in self.callbacks if c.every and "step" in c.events]
-        return min(gaps, default=1 << 30)
+        return min([*gaps, 1 << 30 if self.profiler is None else self.profiler.gap(step)])
 
     def _notify_all(self, kind: str, logs: dict[str, float], **position: int) -> None:
         for i, callback in enumerate(self.callbacks):

@@ -273,7 +273,12 @@ class Run:
 
     # -------------------------------------------------------------------------------- training
     def attach(
-        self, dispatcher: Any, callbacks: Sequence[Callback] = (), evaluate: Any = None, log_every: int | None = None
+        self,
+        dispatcher: Any,
+        callbacks: Sequence[Callback] = (),
+        evaluate: Any = None,
+        log_every: int | None = None,
+        profiler: Any = None,
     ) -> None:
         """Prepare the run for training: create its training loop.  `fit` calls it.
 
@@ -283,6 +288,7 @@ class Run:
             callbacks: sequence of `Callback`.
             evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
             log_every: number of steps between two rows of `history.steps`; None: no rows.
+            profiler: `StepProfiler`, or None.
         """
         self._loop = Loop(
             self.state,
@@ -295,6 +301,7 @@ class Run:
             run=self,
             log_every=log_every,
             eval_every=self.settings.eval_every,
+            profiler=profiler,
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 

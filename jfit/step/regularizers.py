@@ -1,0 +1,178 @@
+"""Regularizers: penalties on parameters, chosen by name pattern, that are added to the mean loss."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.lowering.model import Model, Params
+from jfit.ops import nearest
+
+__all__ = ["Norm", "l1", "l2"]
+
+Regularizer = Callable[[Array], Any]
+
+
+class Norm(NamedTuple):
+    """A regularizer made by `l1` or `l2`: `norm(param) -> float32 scalar`.
+
+    Attributes:
+        strength: factor λ.
+        power: 1 or 2.
+
+    Example:
+        >>> float(Norm(0.5, 2)(jnp.array([1.0, -2.0])))
+        2.5
+    """
+
+    strength: float
+    power: int
+
+    def __call__(self, param: Array) -> Array:
+        wide = param.astype(jnp.promote_types(param.dtype, jnp.float32))
+        return self.strength * jnp.sum(jnp.abs(wide) if self.power == 1 else jnp.square(wide))
+
+
+def l2(strength: float) -> Norm:
+    """λ Σ w²: the sum of squares of a parameter times `strength`, as in Keras (without a factor 1/2).
+
+    Args:
+        strength: λ, at least 0.
+
+    Returns:
+        `Norm`, a function of an array that returns a float32 scalar.
+
+    Raises:
+        ValueError: `strength` is negative.
+
+    Example:
+        >>> float(l2(0.5)(jnp.array([1.0, -2.0])))
+        2.5
+    """
+    return Norm(_checked("l2", strength), 2)
+
+
+def l1(strength: float) -> Norm:
+    """λ Σ |w|: the sum of absolute values of a parameter times `strength`.
+
+    Args:
+        strength: λ, at least 0.
+
+    Returns:
+        `Norm`, a function of an array that returns a float32 scalar.
+
+    Raises:
+        ValueError: `strength` is negative.
+
+    Example:
+        >>> float(l1(0.5)(jnp.array([1.0, -2.0])))
+        1.5
+    """
+    return Norm(_checked("l1", strength), 1)
+
+
+def _checked(name: str, strength: float) -> float:
+    if not strength >= 0:
+        raise ValueError(f"{name}: strength is {strength!r}; it must be at least 0")
+    return strength
+
+
+def regularized(
+    regularizers: Mapping[str, Regularizer], names: Collection[str], tables: Collection[str] = ()
+) -> dict[str, tuple[Regularizer, ...]]:
+    """Find the parameters of each pattern.
+
+    Args:
+        regularizers: name or glob pattern -> function of one parameter that returns a scalar.
+        names: names of the trainable parameters.
+        tables: names of embedding tables with row-sparse gradients.
+
+    Returns:
+        dict of parameter name -> its regularizers.
+
+    Raises:
+        ValueError: a pattern matches no trainable parameter, or an embedding table with row-sparse gradients.
+        TypeError: a regularizer is not a function.
+
+    Example:
+        >>> sorted(regularized({"*kernel": l2(0.1), "a*": l1(0.1)}, ["a/kernel", "b/kernel"]))
+        ['a/kernel', 'b/kernel']
+    """
+    found: dict[str, tuple[Regularizer, ...]] = {}
+    for pattern, function in regularizers.items():
+        if not callable(function):
+            raise TypeError(
+                f"regularizers[{pattern!r}] is {function!r}; expected a function of one parameter that returns a scalar, such "
+                "as jfit.regularizers.l2(1e-4)"
+            )
+        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            near = nearest(pattern, list(names))
+            hint = f"did you mean {near}?" if near else f"they are {list(names)[:20]}"
+            raise ValueError(f"regularizers has {pattern!r}, which matches no trainable parameter; {hint}")
+        for name in matches:
+            if name in tables:
+                raise ValueError(
+                    f"regularizers has {pattern!r}, which matches the embedding table {name}: its gradients are row-sparse, "
+                    "but a penalty has a gradient in every row; use sparse_grad=False, or a pattern without this table"
+                )
+            found[name] = (*found.get(name, ()), function)
+    return found
+
+
+def by_exact_name(regularizers: Mapping[str, Regularizer] | None, model: Model, trainable: Params) -> dict[str, Regularizer]:
+    """Replace patterns by the trainable parameters that match, so that the same ones are penalized in evaluation."""
+    found = regularized(regularizers or {}, list(trainable), model.tables)
+    return {glob.escape(name): _Sum(functions) for name, functions in found.items()}
+
+
+class _Sum(NamedTuple):
+    functions: tuple[Regularizer, ...]
+
+    def __call__(self, param: Array) -> Array:
+        values = [jnp.asarray(function(param)) for function in self.functions]
+        for function, value in zip(self.functions, values, strict=True):
+            if value.ndim:
+                raise ValueError(
+                    f"the regularizer {function!r} returned an array of shape {value.shape} for a parameter of shape "
+                    f"{param.shape}; expected a scalar: sum over the elements"
+                )
+        return sum(values, jnp.float32(0))
+
+
+def penalty(regularizers: Mapping[str, Regularizer], params: Params, tables: Collection[str] = ()) -> Array:
+    """Sum of all penalties, Σ λ f(w), a float32 scalar.
+
+    Args:
+        regularizers: name or glob pattern -> function of one parameter that returns a scalar.
+        params: the parameters to penalize, by name.
+        tables: names of embedding tables with row-sparse gradients, which raise an error.
+
+    Returns:
+        float32 scalar; 0 without regularizers.
+
+    Example:
+        >>> float(penalty({"w*": l2(2.0)}, {"w1": jnp.ones(3), "b": jnp.ones(3)}))
+        6.0
+    """
+    found = regularized(regularizers, list(params), tables)
+    return sum((_Sum(functions)(params[name]) for name, functions in found.items()), jnp.float32(0))
+
+
+def penalty_and_gradients(regularizers: Mapping[str, Regularizer], trainable: Params, tables: Collection[str]) -> Any:
+    """Return (penalty, its gradients by name) for the trainable parameters; only penalized ones have a gradient."""
+    names = regularized(regularizers, list(trainable), tables)
+    chosen = {name: trainable[name] for name in names}
+    return jax.value_and_grad(lambda params: penalty(regularizers, params))(chosen)
+
+
+def with_penalty(shared: Any, extra: Array) -> Any:
+    """Add a penalty to the mean loss of a batch; `shared` are its sums over the rows of all devices, a `Shared`."""
+    total, count = shared.loss
+    return shared._replace(loss=(total + extra * count, count))
