@@ -109,7 +109,9 @@ class Loop:
         host = on_host(metrics)
         self.host_metrics = HostMetrics(host, len(self.devices)) if host else None
         names = dispatcher.spec.step_names
-        self.step_log, self.log_every = StepLog(names) if names else None, log_every
+        self.log_every, intervals = log_every, [c.every for c in callbacks if "step_log" in c.events and c.every]
+        intervals += [log_every] if log_every else []
+        self.step_log = StepLog(names, intervals, self.devices[0]) if names else None
         self.callbacks, self.evaluate, self.eval_every = list(callbacks), evaluate, eval_every
         self.profiler, self._num_epoch = profiler, 0
         self.callback_states: list[Any] = [c.init() for c in callbacks]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ class _Entry(NamedTuple):
     array: Any  # float32 (maximum number of steps, columns); the first `steps` rows are valid
     steps: int
     position: Mapping[str, int]  # before the first step
+    dispatch: int  # number of the dispatch
 
 
 def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
@@ -53,10 +54,14 @@ class StepLog:
 
     Args:
         names: names of the values, from `step_names`.
+        intervals: numbers of steps k; the values of every k-th step are read, and those of other steps are not.
+        device: a device of the arrays.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names, self._queue = tuple(names), deque[_Entry]()
+    def __init__(self, names: Sequence[str], intervals: Collection[int], device: Any) -> None:
+        self.names, self._intervals, self._queue = tuple(names), tuple(set(intervals)), deque[_Entry]()
+        self._dispatches = 0
+        self._on_cpu = device.platform == "cpu"  # arrays are in host memory already
 
     def push(self, result: tuple[Any, Array], steps: int, position: Mapping[str, int]) -> Any:
         """Queue a dispatch: start the copy of its values to the host.
@@ -69,20 +74,28 @@ class StepLog:
         Returns:
             The first entry of `result`.
         """
-        first, array = result
-        array.copy_to_host_async()
-        self._queue.append(_Entry(array, steps, dict(position)))
+        (first, array), start = result, position["step"]
+        self._dispatches += 1
+        if any((start + steps) // k > start // k for k in self._intervals):
+            if not self._on_cpu:
+                array.copy_to_host_async()
+            self._queue.append(_Entry(array, steps, dict(position), self._dispatches))
         return first
 
     def pop(self, behind: int) -> list[_Entry]:
-        """Remove and return all entries but the last `behind`, which the devices may not have finished."""
-        return [self._queue.popleft() for _ in range(len(self._queue) - behind)]
+        """Remove and return all entries but those of the last `behind` dispatches, which the devices may not have finished."""
+        result = []
+        while self._queue and self._queue[0].dispatch <= self._dispatches - behind:
+            result.append(self._queue.popleft())
+        return result
 
     def rows(self, entries: Sequence[_Entry], arrays: Sequence[np.ndarray]) -> list[StepRow]:
-        """Return one `StepRow` per step, in order; `arrays` are the arrays of the entries, copied to the host."""
+        """Return a `StepRow` per step to read, in order; `arrays` are the arrays of the entries, copied to the host."""
         result = []
-        for (_, steps, start), array in zip(entries, arrays, strict=True):
+        for (_, steps, start, _), array in zip(entries, arrays, strict=True):
             for number, values in enumerate(array[:steps].tolist(), 1):
+                if all((start["step"] + number) % k for k in self._intervals):
+                    continue
                 logs = dict(zip(self.names, values, strict=True))
                 if math.isnan(logs["lr"]):
                     del logs["lr"]
