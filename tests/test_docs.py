@@ -25,6 +25,7 @@ PAGES = [
     "docs/files.md",
     "docs/from_mxnet.md",
     "docs/images.md",
+    "docs/training.md",
 ]
 NOTEBOOKS = [
     ROOT / "notebooks" / f"{name}.ipynb"
