@@ -176,10 +176,21 @@ def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, 
     Raises:
         ValueError: the function `compute` of a metric cannot be traced by JAX.
     """
+    return _scalars(metrics, [m.update(m.init(), merged(m, part)) for m, part in zip(metrics, stats, strict=True)])
+
+
+def batch_metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
+    """Names of the scalars that `batch_metrics` returns for these metrics, in order."""
+    names: list[str] = []
+    jax.eval_shape(lambda: names.extend(_scalars(metrics, [m.init() for m in metrics])))  # dicts of results are sorted by name
+    return tuple(names)
+
+
+def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]:
     results: dict[str, Array] = {}
-    for metric, part in zip(metrics, stats, strict=True):
+    for metric, total in zip(metrics, sums, strict=True):
         try:
-            computed = metric.compute(metric.update(metric.init(), merged(metric, part)))
+            computed = metric.compute(total)
         except jax.errors.JAXTypeError as error:
             raise ValueError(
                 f"metric {metric.name!r} cannot be computed for single steps, because its function `compute` cannot be traced "
@@ -187,16 +198,6 @@ def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, 
             ) from error
         results = joined(results, {name: value for name, value in computed.items() if not jnp.ndim(value)})
     return results
-
-
-def batch_metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
-    """Names of the scalars that `batch_metrics` returns for these metrics, in order."""
-
-    def empty() -> dict[str, Array]:
-        stats = [m.init() if m.merge is None else jax.tree.map(lambda x: x[None], m.init()) for m in metrics]
-        return batch_metrics(metrics, stats)
-
-    return tuple(jax.eval_shape(empty))
 
 
 def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:

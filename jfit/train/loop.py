@@ -441,7 +441,7 @@ def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | 
     if spec.return_outputs:
         assert out.outputs is not None
         result = result, metric_inputs(spec.model, out.outputs, batch, axis_name)
-    return state, (result, step_values(out)) if spec.step_names else result
+    return state, (result, step_values(out, spec.step_names)) if spec.step_names else result
 
 
 def repeat_steps(

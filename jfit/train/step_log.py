@@ -43,10 +43,10 @@ def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
     return ("loss", "lr", *batch_metric_names(metrics))
 
 
-def step_values(out: StepOut) -> Array:
+def step_values(out: StepOut, names: Sequence[str]) -> Array:
     """Return the values of a step as float32 array (1, number of `step_names`); an unknown learning rate is nan."""
     lr = jnp.float32(jnp.nan) if out.lr is None else out.lr
-    return jnp.stack([out.loss, lr, *(out.metrics or {}).values()]).astype(jnp.float32)[None]
+    return jnp.stack([out.loss, lr, *((out.metrics or {})[name] for name in names[2:])]).astype(jnp.float32)[None]
 
 
 class StepLog:
