@@ -35,6 +35,7 @@ def weights_by_step(steps: int, **given: Any) -> list[dict[str, np.ndarray]]:
     return seen[:steps]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("debias", [True, False])
 def test_the_average_is_that_of_a_hand_loop_with_optax(debias):
     trained = weights_by_step(14, shuffle=False)
@@ -67,6 +68,7 @@ def test_evaluation_score_and_predict_use_the_average():
     np.testing.assert_array_equal(run.predict(data[0]), jfit.predict(run.model, data[0], params=run.named_params, batch_size=8))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_average_and_run_load_reads_it(tmp_path):
     whole = train(ema=0.9, num_epoch=3)
     train(ema=0.9, num_epoch=1, checkpoint=tmp_path, checkpoint_every=3)
@@ -77,6 +79,7 @@ def test_a_resumed_run_has_the_same_average_and_run_load_reads_it(tmp_path):
         train(num_epoch=4, resume=tmp_path)
 
 
+@pytest.mark.slow
 def test_devices_micro_batches_and_frozen_parameters_work_with_an_average():
     expected = train(ema=0.9, frozen=["fc1_*"])
     run = train(ema=0.9, frozen=["fc1_*"], devices=2, micro_batches=2)
@@ -86,6 +89,7 @@ def test_devices_micro_batches_and_frozen_parameters_work_with_an_average():
     assert set(run.state.opt_state.ema_params) == {"fc2_weight", "fc2_bias"}
 
 
+@pytest.mark.slow
 def test_the_average_of_a_function_has_its_tree_with_optax_and_in_half_precision():
     start = {"layers": [{"w": np.full(4, 0.5, "float16")}, {"b": np.zeros((), "float16")}]}
     apply = lambda p, x: x @ p["layers"][0]["w"] + p["layers"][1]["b"]  # noqa: E731
@@ -99,6 +103,7 @@ def test_the_average_of_a_function_has_its_tree_with_optax_and_in_half_precision
     assert run.state.opt_state.ema_params["layers/0/w"].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_the_average_of_a_sparse_table_is_that_of_a_dense_one_and_batches_of_weight_0_leave_it():
     def net(sparse: bool) -> jfit.Symbol:
         table = jfit.sym.Variable("table_weight", stype="row_sparse") if sparse else jfit.sym.Variable("table_weight")
@@ -181,6 +186,7 @@ def test_step_log_events_come_in_order_before_the_end_of_the_epoch_and_leave_man
         train(log_every=0)
 
 
+@pytest.mark.slow
 def test_recorded_steps_survive_checkpoints_within_an_epoch_interruptions_and_devices(tmp_path):
     whole = train(log_every=1, steps_per_call=2)
 
@@ -267,18 +273,21 @@ def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monito
 
 
 # ------------------------------------------------------------------------------------------------ schedules
-@pytest.mark.parametrize("steps", [10, 137])
 @pytest.mark.repetitions(1)
+@pytest.mark.parametrize("steps", [10, 137])
 def test_one_cycle_is_that_of_optax(steps):
     cosine = optax.cosine_onecycle_schedule(steps, 0.5, 0.25, 10.0, 100.0)
     linear = optax.linear_onecycle_schedule(steps, 0.5, 0.25, 0.8, 10.0, 100.0)
     numbers = np.arange(steps + 3)
     for expected, anneal in ((cosine, "cosine"), (linear, "linear")):
         cycle = jfit.optim.one_cycle(steps, 0.5, 0.25, 10.0, 100.0, anneal=anneal, pct_final=0.8)
-        np.testing.assert_allclose(jax.vmap(cycle)(numbers + 1), jax.vmap(expected)(numbers), rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            jax.jit(jax.vmap(cycle))(numbers + 1), jax.jit(jax.vmap(expected))(numbers), rtol=2e-5, atol=1e-7
+        )
     assert float(cycle(1, base=5.0)) == pytest.approx(10 * float(cycle(1)))
 
 
+@pytest.mark.slow
 def test_one_cycle_spans_the_run_by_name_and_is_checked():
     run = train(schedule="one_cycle", log_every=1)
     expected = optax.cosine_onecycle_schedule(14, 0.1)
@@ -299,6 +308,7 @@ class FakeRun:
         self.base_lr = rate
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("patience", "cooldown"), [(1, 0), (2, 3), (3, 1)])
 def test_reduce_on_plateau_has_the_rates_of_optax(patience, cooldown):
     values = np.random.default_rng(patience).choice([0.5, 0.5005, 0.49, 0.4, 0.7, np.nan], 60)
@@ -411,6 +421,7 @@ def test_regularizers_are_added_to_the_gradient_and_to_the_reported_losses_as_in
         assert run.history.column("val_loss")[-1] == pytest.approx(losses[-1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_regularizers_leave_frozen_parameters_out_and_wrong_ones_are_refused():
     l2 = jfit.regularizers.l2
     run = train(num_epoch=1, regularizers={"*_weight": l2(0.1)}, frozen=["fc1_*"])
@@ -434,6 +445,7 @@ def test_regularizers_leave_frozen_parameters_out_and_wrong_ones_are_refused():
         train(jfit.sym.SoftmaxOutput(table, name="softmax"), data, regularizers={"*": l2(0.1)})
 
 
+@pytest.mark.slow
 def test_all_metrics_of_a_single_batch_are_those_of_an_epoch_of_one_batch():
     x, y = blobs(20, classes=2)
     names = ["acc", "ce", "f1", "mcc", "perplexity", "top_k_acc_2", "nll_loss", "pcc", "precision", "recall", "roc_auc"]

@@ -515,29 +515,3 @@ def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
         f"{reason or 'the network mixes the rows of a batch before a loss head or a batch statistic'}; choose a batch size and "
         f"data divisible by {unit}, or one device"
     )
-
-
-def data_position(dispatcher: Any, epoch: int) -> Any | None:
-    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
-
-    Args:
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
-        epoch: number of the current epoch.
-
-    Returns:
-        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
-        its batch by the numbers of epoch and batch.
-    """
-    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
-
-
-def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
-    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
-
-    Args:
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
-        epoch: number of the epoch that is resumed.
-        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved.
-    """
-    if position is not None and isinstance(dispatcher.data, StreamData):
-        dispatcher.data.start_epoch(epoch, position)

@@ -22,7 +22,7 @@ from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
-from jfit.train.batches import Settings, data_position, set_data_position, settings_of
+from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
