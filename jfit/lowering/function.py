@@ -176,9 +176,10 @@ class _Adapter:
         device = None if axis_name is None else jax.lax.axis_index(axis_name)
         if "row_ids" in self.keywords:  # keys of rows do not depend on the device
             extra["row_ids"] = jnp.arange(rows) + (0 if device is None else device * rows) if row_ids is None else row_ids
+        elif key is not None and device is not None:
+            key = jax.random.fold_in(key, device)
         if "key" in self.keywords:
-            same = key is None or device is None or "row_ids" in self.keywords
-            extra["key"] = key if same else jax.random.fold_in(key, device)
+            extra["key"] = key
         if "axis_name" in self.keywords:
             extra["axis_name"] = axis_name if sync else None
         elif sync:

@@ -63,8 +63,9 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
                 return model(*row, **options), state
             return model(*row, state=state, **options) if "state" in call.names else model(*row, state, **options)
 
-        draws = train and key is not None and "key" in call.names
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids) if draws else None
+        keys = None
+        if train and key is not None and "key" in call.names:
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)
         axes = (None if keys is None else 0, None, *[0] * len(inputs))
         return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *inputs)
 
