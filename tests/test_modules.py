@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import errors, linen, nnx
 
 import jfit
 
@@ -426,6 +426,24 @@ def test_keras_models_with_regularizers_or_another_backend_are_refused(monkeypat
         train(model)
 
 
+class Noise(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape))
+
+
+def noise_of_haiku():
+    hk = pytest.importorskip("haiku")
+    return hk.transform(lambda x: hk.Linear(3)(hk.dropout(hk.next_rng_key(), 0.5, x)))
+
+
+@pytest.mark.parametrize("make", [Noise, noise_of_haiku])
+def test_random_numbers_in_evaluation_raise_an_error_with_a_note(make):
+    with pytest.raises(ValueError if make is noise_of_haiku else errors.InvalidRngError) as error:
+        train(make())
+    assert "jfit: in evaluation no PRNG key is passed" in error.value.__notes__[0]
+
+
 # ------------------------------------------------------------------------------------------------ tables
 @pytest.mark.parametrize("make", [nnx_module, linen_module, equinox_module, haiku_module, keras_is_slow])
 def test_summary_counts_the_parameters_of_a_module_and_shows_its_outputs(make):
@@ -467,6 +485,42 @@ def test_a_linen_module_starts_from_variables_that_are_passed_or_bound():
             t.unflatten(x) for t, x in zip((model.structure.params, model.structure.aux), model.init(INIT_KEY, {}), strict=True)
         ]
         assert_close({"params": trees[0], **trees[1]}, start, 0, 0)
+
+
+class Counted(nnx.Module):
+    """Takes its mode and its random stream as arguments, has the same layer twice, and counts its calls in training."""
+
+    def __init__(self):
+        self.first, self.last, self.drop = (
+            nnx.Linear(5, 5, rngs=nnx.Rngs(0)),
+            nnx.Linear(5, 3, rngs=nnx.Rngs(0)),
+            nnx.Dropout(0.5),
+        )
+        self.again, self.calls = self.first, nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x, *, train, rngs=None):
+        self.calls[...] += train
+        return self.last(self.drop(self.again(self.first(x)), rngs=rngs))
+
+
+def test_an_nnx_module_may_share_layers_count_and_take_its_random_streams_as_an_argument():
+    run = train(Counted(), num_epoch=2)
+    assert len(run.named_params) == 4 and int(run.model.calls[...]) == 6
+    assert run.model.first is not None and run.history.column("loss")[1] < run.history.column("loss")[0]
+
+
+@pytest.mark.slow
+def test_a_keras_model_with_two_inputs_takes_a_dict_or_a_list():
+    keras = pytest.importorskip("keras")
+    a, b = keras.Input((5,), name="a"), keras.Input((2,), name="b")
+    model = keras.Model([a, b], keras.layers.Dense(3)(keras.layers.Concatenate()([a, b])))
+    inputs = {"a": X, "b": X[:, :2]}
+    runs = [
+        jfit.fit(model, data, loss=cross_entropy, num_epoch=1, progress=False)
+        for data in ({**inputs, "label": Y}, (list(inputs.values()), Y))
+    ]
+    assert_close(runs[0].params, runs[1].params, 0, 0)
+    np.testing.assert_allclose(runs[0].model(list(inputs.values())), runs[0].predict(inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

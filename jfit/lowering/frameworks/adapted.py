@@ -110,6 +110,14 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     return passed
 
 
+def note_on_evaluation(error: Exception, draw: str) -> None:
+    """Add to an error about a missing PRNG key that there is none in evaluation; `draw` is an example of a random operation."""
+    error.add_note(
+        f"jfit: in evaluation no PRNG key is passed; give the module an argument such as train or is_training, and {draw} "
+        "only if it is True"
+    )
+
+
 def unsupported_sync(framework: str, reason: str) -> ValueError:
     """Error for `sync_batch_stats=True` with a module whose statistics jfit cannot average over devices."""
     return ValueError(

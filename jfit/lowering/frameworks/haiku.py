@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, note_on_evaluation, one_row, unsupported_sync
 
 NAME = "Haiku"
 
@@ -39,10 +39,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
             result = module.apply(params, *((aux,) if stateful else ()), *rng, *inputs, **call.mode(train))
         except ValueError as error:
             if not train and "PRNGKey" in str(error):
-                error.add_note(
-                    "jfit: in evaluation no rng is passed; give the function an argument is_training and draw random numbers "
-                    "(hk.dropout) only if it is True"
-                )
+                note_on_evaluation(error, "call hk.next_rng_key")
             raise
         return result if stateful else (result, aux)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import MODES, Adapted, Call, call_of, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import MODES, Adapted, Call, call_of, note_on_evaluation, one_row, unsupported_sync
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -30,7 +30,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
     Returns:
         `Adapted`.
     """
-    from flax import linen
+    from flax import errors, linen
     from flax.core import unfreeze
 
     if module.scope is not None:
@@ -49,10 +49,15 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
             raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
         run = functools.partial(module.apply, {"params": params, **aux}, *inputs, rngs=rngs, **call.mode(train))
-        with linen.intercept_methods(_interceptor(module, call, axis_name)):
-            if not train or not aux:
-                return run(), aux
-            output, updates = run(mutable=list(aux))
+        try:
+            with linen.intercept_methods(_interceptor(module, call, axis_name)):
+                if not train or not aux:
+                    return run(), aux
+                output, updates = run(mutable=list(aux))
+        except errors.InvalidRngError as error:
+            if not train:
+                note_on_evaluation(error, "call make_rng")
+            raise
         return output, {**aux, **updates}
 
     def init(key: Any, *specs: Any) -> tuple[Any, Any]:
