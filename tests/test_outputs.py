@@ -596,8 +596,8 @@ def wide(output, label):
         ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
         ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),
         (
-            {"loss": {**LOSSES, "a": jfit.losses.get("cross_entropy", ignore_index=0)}},
-            "the loss of output 'a' has ignore_index=0",
+            {"loss": {**LOSSES, "a": jfit.losses.get("cross_entropy", ignore_index=0)}, "micro_batches": 2},
+            "micro_batches is 2, but one of several losses has an ignore_index",
         ),
         (
             {"loss": {"a": lambda o, y: wide(o, y), "b": squared}},

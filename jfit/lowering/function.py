@@ -15,7 +15,7 @@ from jfit.lowering.function_rows import FunctionRows
 from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
-from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names
+from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
 
@@ -51,7 +51,8 @@ def from_function(
             - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are
               averaged); or the name of one of `jfit.losses`, such as "cross_entropy".  `output` is what `apply` returns.
             - A dict of these by output name, `{"a": "cross_entropy", "b": fn}`, with labels by the same names.  Their sum is
-              minimized, and each is logged as "a_loss", "b_loss".
+              minimized, and each is logged as "a_loss", "b_loss".  If one of them has an `ignore_index`, each is the mean
+              over the labels of the batch that it does not ignore.
             - `loss(output, batch)`: a second parameter named `batch` or `inputs` gets a dict of the inputs by argument name,
               and the label if there is one.  Labels are then not required.
 
@@ -108,7 +109,7 @@ def from_function(
         names,
         adapter.terms.labels(),
         rows.plan,
-        traits=frozenset({"loss_per_batch"} if loss_per_batch else ()),
+        traits=frozenset(("loss_per_batch",) * loss_per_batch + ("batch_means",) * adapter.terms.batch_means),
         structure=adapter.structure,
         verify=rows.verify,
         bind=adapter.bind,
@@ -265,13 +266,17 @@ class _Adapter:
         params: Params,
         aux: Aux,
         axis_name: str | None = None,
+        separate: bool = False,
     ) -> RowLosses | None:
-        """Compute the losses of the rows, see `Model.joint_loss`."""
+        """Compute the losses of the rows, see `Model.joint_loss`.
+
+        With `separate`, no value of the batch as a whole is used: for the analysis of which rows affect each other.
+        """
         inputs, rows = {k: jnp.asarray(v) for k, v in inputs.items()}, self.rows(inputs)
         if not self.terms.has_labels(self._batch(inputs)):
             return None
         if not self.gather or axis_name is None:
-            return self._joint_loss(outputs, inputs, weight, params, aux)
+            return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else axis_name, separate)
 
         def all_rows(x: Array) -> Array:
             return jax.lax.all_gather(x, axis_name, tiled=True) if x.shape[:1] == (rows,) else x
@@ -284,8 +289,19 @@ class _Adapter:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
 
     def _joint_loss(
-        self, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, params: Params, aux: Aux
+        self,
+        outputs: Sequence[Array],
+        inputs: Inputs,
+        weight: Array | None,
+        params: Params,
+        aux: Aux,
+        axis_name: str | None = None,
+        separate: bool = False,
     ) -> RowLosses:
+        def total(values: Array) -> Array:
+            summed = jnp.sum(weighted(values, weight))
+            return summed if axis_name is None else jax.lax.psum(summed, axis_name)
+
         batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
@@ -296,7 +312,7 @@ class _Adapter:
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
         )
-        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT))
+        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT), None if separate else total)
 
     def output(self, term: Term, name: str = "output") -> Output:
         """The `Output` of a loss of one output and its label."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ class FunctionRows:
             outputs, new_aux = self.adapter.apply(*constants, inputs, key=jax.random.key(0), train=train)
             results, size = list(outputs), self.adapter.rows(inputs)
             if self._labelled(inputs):
-                results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, constants[0], new_aux))
+                results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, constants[0], new_aux, separate=True))
             rows = [x for x in results if x.shape[:1] == (size,)]
             shared = [x for x in results if x.shape[:1] != (size,)]
             return rows, [*shared, *([_plain(x) for x in new_aux.values()] if train else [])]
@@ -125,7 +126,8 @@ class FunctionRows:
             return Coupling("dependent", "the loss is one scalar for the batch (loss_per_batch=True)")
         batch = {n: specs[n] for n in self._names(specs)}
         arguments = (outputs, batch, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
-        closed, losses = jax.make_jaxpr(adapter.joint_loss, return_shape=True)(*arguments)
+        joint_loss = functools.partial(adapter.joint_loss, separate=True)
+        closed, losses = jax.make_jaxpr(joint_loss, return_shape=True)(*arguments)
         known: list[Layout] = [batch_rows(size)] * (len(batch) + 1)
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
         names = ["the loss", "the weight in the loss", *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1))]

@@ -109,6 +109,9 @@ class LossInputs(NamedTuple):
     aux: Any = None
 
 
+Total = Callable[[Array], Array]  # (rows,) -> Σ weight·value over the rows of all devices
+
+
 class LossTerms:
     """The loss of a function as a sum of terms.
 
@@ -119,7 +122,7 @@ class LossTerms:
         label: name of the label.
 
     Raises:
-        ValueError: unknown names in `loss_weights`, or several terms of which one ignores labels.
+        ValueError: unknown names in `loss_weights`, or no term.
     """
 
     def __init__(self, loss: Any, loss_weights: Any = None, per_batch: bool = False, label: str = "label") -> None:
@@ -135,16 +138,12 @@ class LossTerms:
             self.terms = (Term(None, function, form_of(function)),)
         if not self.terms:
             raise ValueError("loss is empty, expected a loss for at least one output")
-        self._check_ignored()
 
-    def _check_ignored(self) -> None:
+    @property
+    def batch_means(self) -> bool:
+        """Whether the terms are means over different positions of the batch, because one of several ignores labels."""
         ignoring = [t for t in self.terms if isinstance(t.loss, Loss) and t.loss.ignore_index is not None]
-        if ignoring and len(self.terms) > 1:
-            raise ValueError(
-                f"the loss of output {ignoring[0].output!r} has ignore_index={ignoring[0].loss.ignore_index}, so that its mean "  # type: ignore[attr-defined]
-                "is over other positions than those of the other outputs, which the sum of several losses does not support; "
-                "pass one function loss(outputs, label) that returns the loss of each row"
-            )
+        return len(self.terms) > 1 and bool(ignoring)
 
     @property
     def promised(self) -> bool:
@@ -185,7 +184,9 @@ class LossTerms:
         return label if alone or label is None else _subtree(label, str(term.output))
 
     # -------------------------------------------------------------------------------- values
-    def row_losses(self, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None) -> RowLosses:
+    def row_losses(
+        self, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None, total: Total | None = None
+    ) -> RowLosses:
         """Compute the loss of each row.
 
         Args:
@@ -193,6 +194,8 @@ class LossTerms:
             weight: row weights (rows,) or None; only losses with a keyword for them get them.
             rows: number of rows of the batch.
             label_weight: weight of each position of a row, (rows, positions, ...), or None.
+            total: sums the values of rows over the batch on all devices, for means over positions (`batch_means`); None: the
+                losses are only traced for the analysis of rows, and are not divided by the numbers of positions.
 
         Raises:
             ValueError: a label is missing, or a loss does not have one value per row (with `per_batch`: is no scalar).
@@ -207,15 +210,19 @@ class LossTerms:
                 "loss_per_batch=True: the loss is one scalar for the batch, to which row weights cannot be applied; leave out "
                 "the weights, or return the loss of each row"
             )
-        total, counts, logged = jnp.zeros(()), jnp.zeros(()), {}
+        losses_of_rows, counts, logged = jnp.zeros(()), jnp.zeros(()), {}
         for at, term in enumerate(self.terms):
             losses, each, more = self.of_term(term, values, weight, rows, label_weight)
             prefix = "" if term.output is None else f"{term.output}_"
             logged |= {f"{term.output}_loss": (losses, each)} if self.by_name else {}
             logged |= {f"{prefix}{name}": value for name, value in more.items()}
             scaled = losses if term.scale == 1 else losses * jnp.float32(term.scale)
-            total, counts = (total + scaled, counts) if at else (scaled, each)
-        return RowLosses(total, counts, logged)
+            if self.batch_means and total is not None:
+                # so that the mean over the rows is Σ losses / Σ counted positions of this term
+                ones = jnp.ones_like(each)
+                scaled, each = scaled * (total(ones) / jnp.maximum(total(each), 1e-30)), ones
+            losses_of_rows, counts = (losses_of_rows + scaled, counts) if at else (scaled, each)
+        return RowLosses(losses_of_rows, counts, logged)
 
     def of_term(
         self, term: Term, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None

@@ -182,8 +182,9 @@ class Model(NamedTuple):
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws", "loss_per_batch"}: the graph contains convolutions; it contains operators
-            that draw random numbers, some of them in evaluation too; the loss is one scalar for the batch.
+        traits: subset of {"convolution", "draws", "loss_per_batch", "batch_means"}: the graph contains convolutions; it
+            contains operators that draw random numbers, some of them in evaluation too; the loss is one scalar for the batch;
+            it is a sum of means over different positions of the batch.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.

@@ -153,6 +153,11 @@ def train_step(
             f"micro_batches is {micro_batches}, but with loss_per_batch=True the loss is one scalar for the batch, which is "
             "not the sum of the losses of its parts; set micro_batches=1, or return the loss of each row"
         )
+    if micro_batches > 1 and "batch_means" in model.traits:
+        raise ValueError(
+            f"micro_batches is {micro_batches}, but one of several losses has an ignore_index, so that they are means over "
+            "different positions of the whole batch; set micro_batches=1"
+        )
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), reduce or all_reduce()
     settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
