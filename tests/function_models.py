@@ -42,7 +42,9 @@ class Case:
         apply: the network, `apply(params, *inputs, key=, train=, aux=)` with the keywords it takes, as for `jfit.fit`.
         params, aux: initial values, pytrees.
         inputs: arrays by name, in the order of the arguments of `apply`.
-        label: labels, axis 0 the rows.
+        label: labels, a pytree of arrays whose axis 0 is the rows.
+        labelled: whether `label` is part of the data; else it is only for `sums` and `metrics`.
+        model: the argument of `jfit.fit`, a module of a framework that has its values.  Default: `apply`.
         loss: the argument of `jfit.fit`.
         sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`.  Default: from `loss`, which is
             then a function of the user or of optax.
@@ -67,14 +69,18 @@ class Case:
     weight: np.ndarray | None = None
     coupled: bool = False
     evaluated: bool = True
+    labelled: bool = True
+    model: Any = None
 
     @property
     def rows(self) -> int:
-        return len(self.label)
+        return len(jax.tree.leaves(self.label)[0])
 
     @property
     def data(self) -> Any:
         """The data as the users of `fit` pass it: a tuple if there is one input, else a dict."""
+        if not self.labelled:
+            return dict(self.inputs)
         if len(self.inputs) == 1:
             arrays = (*self.inputs.values(), self.label)
             return arrays if self.weight is None else (*arrays, self.weight)
@@ -123,9 +129,11 @@ def case(name: str, *, coupled: bool = False, random: bool = False) -> Callable[
 def by_fit(one: Case, **options: Any) -> jfit.Run:
     """Train with `jfit.fit`, and evaluate on the same rows after each epoch."""
     settings = {"optimizer": one.optimizer, "batch_size": BATCH, "num_epoch": EPOCHS, "shuffle": False, "progress": False}
-    settings |= {"loss": one.loss, "params": one.params, "aux": one.aux}
+    settings |= {"loss": one.loss}
+    if one.model is None:
+        settings |= {"params": one.params, "aux": one.aux}
     settings |= {"eval_data": one.data if one.evaluated else None, **one.fit, **options}
-    return jfit.fit(one.apply, settings.pop("train_data", one.data), **settings)
+    return jfit.fit(one.apply if one.model is None else one.model, settings.pop("train_data", one.data), **settings)
 
 
 def result_of(run: jfit.Run) -> Result:
@@ -176,7 +184,7 @@ def by_hand(
         gradient, (total, count, outputs, new) = jax.grad(mean, has_aux=True)(params)
         changes, new_state = one.optimizer.update(gradient, state, params)
         old, new = (params, aux, state), (optax.apply_updates(params, changes), new, new_state)
-        return *jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old), (total, count, jnp.concatenate(outputs))
+        return *jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old), (total, count, joined(jnp, outputs))
 
     params, aux = jax.tree.map(jnp.asarray, (one.params, one.aux))
     state, history = one.optimizer.init(params), []
@@ -196,6 +204,11 @@ def by_hand(
             values |= {f"val_{k}": v for k, v in scored.items()}
         history.append(values)
     return Result(history, params, aux)
+
+
+def joined(module: Any, parts: Any) -> Any:
+    """Concatenate pytrees of arrays along the rows, with the functions of numpy or jax.numpy."""
+    return jax.tree.map(lambda *x: module.concatenate(x), *parts)
 
 
 def take(arrays: Any, rows: Any) -> Any:
@@ -229,7 +242,7 @@ def values_by_hand(one: Case, results: list[Any]) -> dict[str, float]:
     """Loss and metrics over batches: [(sum of losses, sum of weights, outputs, labels, row weights)]."""
     totals, counts, outputs, labels, weights = zip(*results, strict=True)
     used = np.concatenate(weights) > 0
-    output, label = np.concatenate(jax.device_get(outputs))[used], np.concatenate(labels)[used]
+    output, label = (take(joined(np, jax.device_get(parts)), used) for parts in (outputs, labels))
     values = {"loss": float(sum(np.float64(t) for t in totals) / sum(np.float64(c) for c in counts))}
     return values | {name: float(metric(output, label)) for name, metric in one.metrics.items()}
 
@@ -591,19 +604,92 @@ def _(rng):
 
 @case("variational autoencoder", random=True)
 def _(rng):
+    """Several outputs, a loss without labels, and values that it logs."""
     x, latent = (floats(rng, ROWS, FEATURES) > 0).astype("float32"), 2
 
     def apply(p, x, *, key, train):
         mean, log_var = jnp.split(mlp(p["encoder"], x), 2, axis=1)
         noise = jax.random.normal(key, mean.shape) if train else jnp.zeros_like(mean)
-        return jnp.concatenate([mlp(p["decoder"], mean + jnp.exp(log_var / 2) * noise), mean, log_var], 1)
+        return {"logits": mlp(p["decoder"], mean + jnp.exp(log_var / 2) * noise), "posterior": (mean, log_var)}
 
-    def bound(output, label):
-        logits, mean, log_var = jnp.split(output, [FEATURES, FEATURES + latent], axis=1)
-        return SIGMOID(logits, label).sum(1) + (jnp.exp(log_var) + mean**2 - 1 - log_var).sum(1) / 2
+    def divergence(output, module=jnp):
+        mean, log_var = output["posterior"]
+        return (module.exp(log_var) + mean**2 - 1 - log_var).sum(1) / 2
 
-    params = {"encoder": layers(rng, FEATURES, 6, 2 * latent), "decoder": layers(rng, latent, 6, FEATURES)}
-    return Case(apply=apply, params=params, inputs={"x": x}, label=x, loss=bound, optimizer=optax.adam(0.02))
+    def bound(outputs, batch):
+        error = SIGMOID(outputs["logits"], batch["x"]).sum(1)
+        return error + divergence(outputs), {"error": error, "kl": divergence(outputs)}
+
+    def error(output, x):
+        return FEATURES * sk.log_loss(x.reshape(-1), expit(output["logits"].astype("float64")).reshape(-1))
+
+    return Case(
+        apply=apply,
+        params={"encoder": layers(rng, FEATURES, 6, 2 * latent), "decoder": layers(rng, latent, 6, FEATURES)},
+        inputs={"x": x},
+        label=x,
+        labelled=False,
+        loss=bound,
+        sums=lambda o, x, w: (bound(o, {"x": x})[0] @ w, w.sum()),
+        optimizer=optax.adam(0.02),
+        metrics={"error": error, "kl": lambda output, _: divergence(output, np).mean()},
+    )
+
+
+@case("several inputs and outputs by name")
+def _(rng):
+    x, y = blobs(rng)
+    inputs = {"values": x, "use": (rng.random(ROWS) < 0.8).astype("float32")}
+    label = {"class": y, "sum": x.sum(1, keepdims=True)}
+
+    def apply(p, x):
+        h = jnp.tanh(mlp(p["body"], x["values"])) * x["use"][:, None]
+        return {"class": h @ p["class"], "sum": h @ p["sum"]}
+
+    def sums(output, label, weight):
+        losses = INTEGER(output["class"], label["class"]) + 0.5 * ((output["sum"] - label["sum"]) ** 2)[:, 0]
+        return losses @ weight, weight.sum()
+
+    metrics = {
+        "class_loss": lambda o, y: sk.log_loss(y["class"], softmax(o["class"].astype("float64"), 1), labels=range(CLASSES)),
+        "sum_loss": lambda o, y: squared_error(o["sum"], y["sum"]),
+        "class_accuracy": lambda o, y: argmax_accuracy(o["class"], y["class"]),
+        "sum_mae": lambda o, y: sk.mean_absolute_error(y["sum"], o["sum"]),
+    }
+    return Case(
+        apply=apply,
+        params={"body": layers(rng, FEATURES, 6), "class": floats(rng, 6, CLASSES), "sum": floats(rng, 6, 1)},
+        inputs={"x": inputs},
+        label=label,
+        loss={"class": "cross_entropy", "sum": "mse"},
+        sums=sums,
+        fit={"loss_weights": {"sum": 0.5}, "eval_metric": {"class": "acc", "sum": jfit.metrics.get("mae", average="micro")[0]}},
+        metrics=metrics,
+    )
+
+
+def normalized(x):
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+@case("contrastive loss, one scalar per batch", coupled=True)
+def _(rng):
+    inputs = {"one": floats(rng, ROWS, FEATURES), "other": floats(rng, ROWS, FEATURES)}
+
+    def scalar(outputs):
+        scores = outputs[0] @ outputs[1].T / 0.5
+        return -(jnp.diagonal(jax.nn.log_softmax(scores)) + jnp.diagonal(jax.nn.log_softmax(scores.T))).mean()
+
+    return Case(
+        apply=lambda p, one, other: (normalized(mlp(p, one)), normalized(mlp(p, other))),
+        params=layers(rng, FEATURES, 6, FEATURES),
+        inputs=inputs,
+        label=np.zeros(ROWS, "float32"),
+        labelled=False,
+        loss=scalar,
+        sums=lambda output, _, w: (scalar(output) * w.sum(), w.sum()),
+        fit={"loss_per_batch": True},
+    )
 
 
 @case("contrastive loss", coupled=True)
@@ -811,9 +897,10 @@ class NnxNet(nnx.Module):
         return self.last(nnx.relu(h))
 
 
-def nnx_case(rng, **options):
+def nnx_case(rng, module=False, **options):
     x, y = blobs(rng)
-    graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0), **options), nnx.Param, ...)
+    net = NnxNet(nnx.Rngs(0), **options)
+    graph, params, rest = nnx.split(net, nnx.Param, ...)
 
     def apply(params, x, *, aux, train):
         net = nnx.merge(graph, params, aux)
@@ -827,6 +914,7 @@ def nnx_case(rng, **options):
         inputs={"x": x},
         label=y,
         loss=INTEGER,
+        model=net if module else None,
         metrics=ACCURACY,
     )
 
@@ -839,6 +927,11 @@ def _(rng):
 @case("Flax nnx, batch normalization", coupled=True)
 def _(rng):
     return nnx_case(rng, norm=True)
+
+
+@case("Flax nnx, batch normalization, module", coupled=True)
+def _(rng):
+    return nnx_case(rng, norm=True, module=True)
 
 
 @case("Flax nnx, dropout", random=True)
@@ -855,25 +948,25 @@ class LinenNet(linen.Module):
         return linen.Dense(CLASSES)(x)
 
 
-@case("Flax linen, batch normalization and dropout", coupled=True, random=True)
+@case("Flax linen, batch normalization and dropout, module", coupled=True, random=True)
 def _(rng):
     x, y = blobs(rng)
     variables = LinenNet().init(jax.random.key(0), x[:1], False)
 
     def apply(params, x, *, aux, key, train):
-        collections = {"params": params, "batch_stats": aux}
         if not train:
-            return LinenNet().apply(collections, x, False), aux
-        output, new = LinenNet().apply(collections, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
-        return output, new["batch_stats"]
+            return LinenNet().apply({"params": params, **aux}, x, False), aux
+        return LinenNet().apply({"params": params, **aux}, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
 
     return Case(
         apply=apply,
         params=variables["params"],
-        aux=variables["batch_stats"],
+        aux={"batch_stats": variables["batch_stats"]},
+        model=LinenNet(),
         inputs={"x": x},
         label=one_hot(y),
         loss=SOFTMAX,
+        fit={"params": variables},
         metrics={"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))},
     )
 
@@ -927,7 +1020,7 @@ class EqxNet(eqx.Module):
         return self.last(jax.nn.relu(h)), state
 
 
-@case("Equinox, batch normalization with state", coupled=True)
+@case("Equinox, batch normalization with state, module", coupled=True)
 def _(rng):
     x, y = blobs(rng)
     net, state = eqx.nn.make_with_state(EqxNet)(jax.random.key(3))
@@ -937,7 +1030,8 @@ def _(rng):
         net = eqx.nn.inference_mode(eqx.combine(p, static), not train)
         return jax.vmap(net, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(x, aux)
 
-    return Case(apply=apply, params=params, aux=state, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+    model = (net, state)
+    return Case(apply=apply, params=params, aux=state, model=model, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
 
 
 @case("Haiku, dropout", random=True)
@@ -959,7 +1053,7 @@ def _(rng):
     )
 
 
-@case("Haiku, batch normalization with state", coupled=True)
+@case("Haiku, batch normalization with state, module", coupled=True)
 def _(rng):
     x, y = blobs(rng)
 
@@ -967,12 +1061,14 @@ def _(rng):
         h = hk.BatchNorm(True, True, 0.9, eps=1e-2)(hk.Linear(6, with_bias=False)(x), train)
         return hk.Linear(CLASSES)(jax.nn.relu(h))
 
-    net = hk.without_apply_rng(hk.transform_with_state(network))
+    net = hk.transform_with_state(network)
     params, state = net.init(jax.random.key(0), x[:1], True)
     return Case(
-        apply=lambda p, x, *, aux, train: net.apply(p, aux, x, train),
+        apply=lambda p, x, *, aux, train: net.apply(p, aux, None, x, train),
         params=params,
         aux=state,
+        model=net,
+        fit={"params": params, "aux": state},
         inputs={"x": x},
         label=y,
         loss=INTEGER,

@@ -23,6 +23,8 @@ STEPS = EPOCHS * 3
 INDEPENDENT = [name for name, entry in CASES.items() if not entry.coupled]
 EXACT = [name for name in INDEPENDENT if not CASES[name].random]  # the same numbers on any number of devices
 HOST_METRIC = "binary logits"  # the exact area under the curve needs the outputs of whole batches on the host
+SCALAR_LOSS = "contrastive loss, one scalar per batch"  # has no value for a micro-batch
+TREES = "several inputs and outputs by name"
 LANGUAGE = "language model, T = V, labels -100 ignored"
 
 
@@ -83,17 +85,20 @@ def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
     one = CASES[name].build()
 
     def with_garbage(x):
-        garbage = np.full_like(x[:4], np.nan) if x.dtype.kind == "f" else x[:4]
-        return np.concatenate([x, garbage])
+        return np.concatenate([x, np.full_like(x[:4], np.nan) if x.dtype.kind == "f" else x[:4]])
 
-    arrays = {name: with_garbage(x) for name, x in one.inputs.items()} | {"label": np.concatenate([one.label, one.label[:4]])}
     weight = np.ones(one.rows, "float32") if one.weight is None else one.weight
-    data = jfit.data.ArrayData(arrays, weight=np.concatenate([weight, np.zeros(4, "float32")]), shuffle=False)
+    inputs, weight = jax.tree.map(with_garbage, dict(one.inputs)), np.concatenate([weight, np.zeros(4, "float32")])
+    label = jax.tree.map(lambda x: np.concatenate([x, x[:4]]), one.label)
+    if isinstance(one.data, tuple):
+        data = (*inputs.values(), label, weight)
+    else:
+        data = jfit.data.ArrayData({**inputs, **({"label": label} if one.labelled else {})}, weight=weight, shuffle=False)
     assert_close(by_fit(one, train_data=data), by_hand(name))
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("name", starting_with(LANGUAGE, [n for n in CASES if n != HOST_METRIC]))
+@pytest.mark.parametrize("name", starting_with(LANGUAGE, [n for n in CASES if n not in (HOST_METRIC, SCALAR_LOSS)]))
 def test_micro_batches_compute_the_same_update(name):
     """The same as the whole batch, but for random numbers, batch statistics and other aux, which each part has its own of."""
     count = one_of(name, 2, 4)
@@ -108,10 +113,7 @@ def test_steps_per_call_change_no_bit(name):
 
 
 def batches_of(one):
-    rows = [slice(low, low + BATCH) for low in range(0, one.rows, BATCH)]
-    if isinstance(one.data, tuple):
-        return [tuple(x[part] for x in one.data) for part in rows]
-    return [{name: x[part] for name, x in one.data.items()} for part in rows]
+    return [models.take(one.data, slice(low, low + BATCH)) for low in range(0, one.rows, BATCH)]
 
 
 @pytest.mark.repetitions(1)
@@ -142,8 +144,16 @@ def test_batch_statistics_and_random_numbers_are_those_of_each_device(name):
     assert_close(by_fit(CASES[name].build(), devices=2), by_hand(name, devices=2))
 
 
+@pytest.mark.slow
+def test_a_contrastive_loss_of_gathered_outputs_does_not_depend_on_the_number_of_devices():
+    name = "contrastive loss"
+    run = by_fit(CASES[name].build(), devices=2, gather_outputs=True, eval_data=None)
+    expected = by_hand(name)
+    assert_close(run, expected._replace(epochs=[{"loss": row["loss"]} for row in expected.epochs]))
+
+
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("name", starting_with("Flax linen, batch normalization and dropout", CASES))
+@pytest.mark.parametrize("name", starting_with("Flax linen, batch normalization and dropout, module", CASES))
 def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
     one = CASES[name].build()
     by_fit(one, callbacks=[checkpointing(tmp_path, every=1, keep=None)])
@@ -162,14 +172,15 @@ def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("name", starting_with("DQN, target network in aux", CASES))
+@pytest.mark.parametrize("name", starting_with("DQN, target network in aux", [n for n in CASES if n != TREES]))
 def test_a_loop_of_training_steps_computes_what_fit_does(name):
     """Batches of their true size, in a loop of the user around the jitted step."""
     one = CASES[name].build()
     optimizer = jfit.optim.get(one.fit.get("optimizer", one.optimizer), **one.fit.get("optimizer_params", {}))
     options = {k: v for k, v in one.fit.items() if k in ("schedule", "frozen", "clip_norm", "micro_batches")}
-    model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params, aux=one.aux)
-    arrays = {**one.inputs, "label": one.label}
+    scalar = one.fit.get("loss_per_batch", False)
+    model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params, aux=one.aux, loss_per_batch=scalar)
+    arrays = {**one.inputs, **({"label": one.label} if one.labelled else {})}
     state = jfit.init_state(model, optimizer, arrays, frozen=options.get("frozen", ()))
     step, losses = jax.jit(jfit.train_step(model, optimizer, **options)), []
     for low in [*range(0, one.rows, BATCH)] * EPOCHS:
