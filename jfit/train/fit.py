@@ -189,7 +189,8 @@ def fit(
             averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
         log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
             `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some dispatches later, without waiting
-            for the devices.  Metrics that run on the host, or are arrays, are left out.  Default: no steps are recorded.
+            for the devices.  Metrics that run on the host, or are arrays, are left out.  Each recorded step adds about 100
+            bytes to the checkpoints.  Default: no steps are recorded.
         profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
             subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
