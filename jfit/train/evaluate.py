@@ -487,7 +487,7 @@ class InferenceModel:
         model, params, aux = split_trained(model, params, aux)
         of_loss = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
         self.model = as_model(model, loss=loss, params=params, aux=aux, predict=True, **of_loss)
-        if self.model.module is not None:  # a module has values of its own
+        if self.model.module is not None:  # a module contains its values
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:
             raise ValueError(

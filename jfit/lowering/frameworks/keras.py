@@ -95,7 +95,7 @@ class _Built:
         if losses:
             raise ValueError(
                 f"the Keras model {model.name!r} adds {len(losses)} losses (regularizers or add_loss), which fit would leave "
-                "out; remove them from the layers, and use weight decay (optimizer='adamw') or a loss= of your own"
+                "out; remove them from the layers, and use weight decay (optimizer='adamw'), or add them in loss="
             )
         pairs = zip(model.non_trainable_variables, new, strict=True)
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}

@@ -72,7 +72,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
 
 
 def _interceptor(module: Any, call: Call, axis_name: str | None) -> Callable[..., Any]:
-    """Sees every call of a layer while the module is traced: sets the device axis of BatchNorm, checks the mode of layers."""
+    """Return an interceptor of the calls of layers, which sets the device axis of BatchNorm and checks the modes of layers."""
 
     def intercept(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         layer, kind = context.module, type(context.module).__name__
