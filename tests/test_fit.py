@@ -247,7 +247,7 @@ def test_a_run_has_a_readable_repr(run, tmp_path):
     assert repr(run).startswith("<Run: 3 epochs, 67 parameters, loss ")
     assert "val_accuracy" in repr(run)
     page = run._repr_html_()
-    assert "<table>" in page and "&lt;Run: 3 epochs" in page
+    assert "<table>" in page and "Run of 3 epochs" in page
     pytest.importorskip("matplotlib")
     run.plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
