@@ -10,7 +10,7 @@ from jfit.graph import html
 from jfit.lowering.model import count_parameters
 from jfit.train.plotting import is_score
 
-_NOT_SETTINGS = ("metric_choice", "ignores_base_lr")  # what `fit` found out
+_NOT_SETTINGS = ("columns", "eval_every", "metric_choice", "ignores_base_lr")  # what `fit` found out, and options of the data
 _TIMES = ("time", "samples_per_second")
 
 
