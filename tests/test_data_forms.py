@@ -642,6 +642,18 @@ def test_data_on_the_devices_is_copied_once():
         assert peak < (copies + 0.5) * 2**20 or isinstance(given_, list)
 
 
+def test_a_memory_map_is_copied_once_to_the_devices(tmp_path, small_limits):
+    data = ArrayData({"x": mapped(tmp_path, np.ones((4096, 64))), "label": np.zeros(4096, "int32")})
+    model = from_function(linear, loss="cross_entropy", params=PARAMS)
+    tracemalloc.start()
+    try:
+        resident = DeviceBatches(model, data, jax.devices()[:1], 64).arrays["x"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert data.mapped == {"x"} and peak < 1.5 * 2**20 and np.asarray(resident).all()  # 1 MiB in float32
+
+
 def test_arrays_of_the_user_are_not_shared_with_devices():
     x = np.zeros((4096, 64), "float32")
     data = ArrayData({"x": x, "label": np.zeros(4096, "int32")})
