@@ -160,7 +160,7 @@ def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
 
 
 def test_invalid_models_raise():
-    fails("model is 3; expected a Symbol, a jfit.Model, or a pure function", TypeError, net=3)
+    fails("model is 3; expected a Symbol, a jfit.Model, .*or a pure function", TypeError, net=3)
     fails("a function as model needs loss=", TypeError, net=lambda params, x: x)
 
 
