@@ -195,8 +195,8 @@ def fit(
             subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as
             {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
-            (before clipping), and to the reported losses of training, evaluation and `run.score`.  Frozen parameters have
-            none.  Default: no regularizers.
+            (before clipping), and to the reported losses of training, evaluation and `run.score`; `jfit.score` and runs of
+            `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
