@@ -326,6 +326,7 @@ def test_reduce_on_plateau_has_the_rates_of_optax(patience, cooldown):
     assert run.base_lr < 0.3
 
 
+@pytest.mark.slow
 def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
     def settings(epochs: int) -> dict[str, Any]:
         plateau = jfit.callbacks.reduce_on_plateau("loss", min_delta=10.0, patience=2, factor=0.5)
@@ -413,7 +414,7 @@ def test_regularizers_are_added_to_the_gradient_and_to_the_reported_losses_as_in
         "eval_data": linear_data(),
         "progress": False,
     }
-    for extra in ({}, {"micro_batches": 2}, {"devices": 2}, {"eval_batch_size": 20, "data_on_device": False}):
+    for extra in ({"eval_batch_size": 20, "data_on_device": False}, {"micro_batches": 2, "devices": 2}):
         run = jfit.fit(linear_model(), linear_data(), **settings | extra)
         for name, value in run.params.items():
             np.testing.assert_allclose(value, params[name], rtol=2e-5, atol=1e-6)
