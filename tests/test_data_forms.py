@@ -27,6 +27,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
 FRAME = pd.DataFrame({"a": X[:, 0], "b": X[:, 1].astype("float64"), "c": X[:, 2], "y": Y})
+RATE = {"learning_rate": 0.5}
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros((1, 2))}
 
 
@@ -51,7 +52,7 @@ fit = functools.partial(
     num_epoch=2,
     eval_metric=None,
     progress=False,
-    optimizer_params={"learning_rate": 0.5},
+    optimizer_params=RATE,
 )
 
 
@@ -139,6 +140,22 @@ def test_a_run_remembers_its_columns_and_their_order(trained, caplog):
     with pytest.raises(ValueError, match="no column 'b', one of the 3 feature columns"):
         run.predict(FRAME[["a", "c"]])
     np.testing.assert_array_equal(jfit.predict(linear, FRAME, params=run.params, label="y"), run.predict(X))
+
+
+def test_a_saved_run_remembers_its_columns(tmp_path):
+    run = fit(FRAME, label="y", num_epoch=1)
+    run.save(tmp_path)
+    loaded = jfit.Run.load(tmp_path, from_function(linear, loss="cross_entropy", params=PARAMS))
+    np.testing.assert_array_equal(loaded.predict(FRAME[["c", "y", "b", "a"]]), run.predict(X))
+
+
+def test_columns_of_several_axes_are_the_dict_that_a_function_takes(trained):
+    def of_parts(params, parts):
+        return jnp.concatenate([parts["left"], parts["right"]], 1) @ params["w"] + params["b"]
+
+    options = {"loss": "cross_entropy", "params": PARAMS, "batch_size": 8, "num_epoch": 2, "progress": False}
+    run = jfit.fit(of_parts, {"left": X[:, :2], "right": X[:, 2:], "y": Y}, label="y", optimizer_params=RATE, **options)
+    np.testing.assert_allclose(run.params["w"], trained.params["w"], rtol=1e-5)
 
 
 def test_the_label_column_may_have_the_name_of_the_label(trained):
