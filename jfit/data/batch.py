@@ -340,7 +340,7 @@ class Names(NamedTuple):
         return [] if whole else unknown
 
     def log_extra(self, arrays: Iterable[str]) -> None:
-        """Log one line if there are arrays that are no input of the graph, because they are not used."""
+        """Log one line that names the arrays that are ignored because the model does not take them, if there are any."""
         names = self.extra(arrays)
         if names:
             logging.getLogger("jfit").warning(

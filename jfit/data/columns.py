@@ -98,7 +98,7 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
     if len(names.inputs) > 1:
         raise ValueError(
             f"the model has the inputs {quoted(names.inputs)}, but the data has no column {quoted(missing)} (its columns are "
-            f"{quoted(rest)}); rename the columns, or pass x as a dict such as "
+            f"{quoted(rest)}); rename the columns, or pass (x, y) with x as a dict, such as "
             f'({{"{missing[0]}": df[["a", "b"]], ...}}, df["label"]).'
         )
     features = _features(rest, names, columns)

@@ -191,8 +191,8 @@ def is_row(element: Any, names: Names, labels: Sequence[str] = ()) -> bool:
 
     Args:
         element: element of an iterable of rows or batches.
-        names: the inputs of the graph.
-        labels: other keys of labels, if elements are dicts.
+        names: names of the model's inputs and labels.
+        labels: keys of dict elements that are labels too, in addition to those in `names`.
 
     Returns:
         bool.

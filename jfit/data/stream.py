@@ -182,7 +182,10 @@ class StreamData:
             raise ValueError(_too_short(self.source, epoch, number, self.steps_per_epoch))
 
     def _continued(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch that begins where the last one ended; those before `start` are read and dropped."""
+        """Yield the batches of an epoch of an iterable that is not restarted: they follow the last batch of the previous epoch.
+
+        The first `start` batches, which were trained before a resumed run stopped, are read and dropped.
+        """
         steps = self.steps_per_epoch
         assert steps is not None
         if self._next > epoch * steps + start and self._epoch_start is not None and self._epoch_start[0] == epoch:

@@ -364,7 +364,7 @@ class _Adapter:
         return joint or bool(result.logged), tuple(result.logged)
 
     def _outputs(self, labels: Sequence[str]) -> tuple[Output, ...]:
-        """The `Output`s, for a batch with these labels."""
+        """Return an `Output` for each output of the model, for batches that have the labels of these names."""
         tree, outputs = self.structure.outputs, []
         assert tree is not None
         terms = {t.output: t for t in self.terms.terms if t.form.second == "label" and not t.form.extras}

@@ -33,7 +33,7 @@ class FunctionRows:
         self._tested: dict[Any, bool] = {}  # shapes of single rows, mode -> result of the test on a batch
 
     def plan(self, specs: Specs) -> Plan:
-        """See `Model.plan`.  Without the labels, the plan is for prediction."""
+        """Return shapes and row layouts of the outputs, see `Model.plan`; without labels in `specs`, those of a prediction."""
         # Inside pmap results of operations would have a sharding, and specs none; Equinox compares those of old and new states.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
             return self._plan_of(specs)

@@ -127,7 +127,10 @@ def regularized(
 
 
 def by_exact_name(regularizers: Mapping[str, Regularizer] | None, model: Model, trainable: Params) -> dict[str, Regularizer]:
-    """Replace patterns by the trainable parameters that match, so that the same ones are penalized in evaluation."""
+    """Replace each pattern by the names of the trainable parameters that match.
+
+    Evaluation then penalizes the same parameters as training, and no frozen ones.
+    """
     found = regularized(regularizers or {}, list(trainable), model.tables)
     return {glob.escape(name): _Sum(functions) for name, functions in found.items()}
 
@@ -166,7 +169,10 @@ def penalty(regularizers: Mapping[str, Regularizer], params: Params, tables: Col
 
 
 def penalty_and_gradients(regularizers: Mapping[str, Regularizer], trainable: Params, tables: Collection[str]) -> Any:
-    """Return (penalty, its gradients by name) for the trainable parameters; only penalized ones have a gradient."""
+    """Return (sum of the penalties, its gradients by parameter name); only penalized parameters have a gradient.
+
+    `tables` are the names of the embedding tables with row-sparse gradients: a regularizer that matches one raises.
+    """
     names = regularized(regularizers, list(trainable), tables)
     chosen = {name: trainable[name] for name in names}
     return jax.value_and_grad(lambda params: penalty(regularizers, params))(chosen)

@@ -182,12 +182,12 @@ class Sums(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Sums of losses and metrics over micro-batches and devices.
+    """Sums of the losses and metrics of one batch, added over its micro-batches and devices.
 
     Attributes:
         loss: (Σ weight · loss, Σ weight) over the rows, two float32 scalars.
         metrics: for each metric the sums of one batch, as `Metric.stats` returns them.
-        logged: name -> sums as in `loss` of each value that the loss of the model logs.
+        logged: name -> (Σ weight · value, Σ weight) of each value that the loss function returned to be logged.
 
     Example:
         >>> import jax.numpy as jnp

@@ -74,7 +74,7 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
 
 
 def _grown(sums: Array, value: Array, count: Array) -> Array:
-    """Add a batch to (sum, rounding error of the sum, sum of the weights)."""
+    """Add the weighted sum `value` and sum of weights `count` of a batch to (sum, its rounding error, sum of weights)."""
     total, lost, counted = sums
     # Kahan summation: the rounding error of each addition is subtracted from the next value.
     part = value - lost

@@ -447,7 +447,7 @@ def _steps_per_call(
 ) -> int:
     if steps == "auto":
         maximum = auto_steps_per_call(model, params, batch_size) if isinstance(data, ArrayData) else 1
-        if isinstance(data, ArrayData) and data.mapped:  # the batches of a dispatch are in the memory of the host
+        if isinstance(data, ArrayData) and data.mapped:  # the host then reads the batches of one dispatch only
             maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * batch_size), 1, maximum))
     elif isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
         raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')

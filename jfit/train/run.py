@@ -99,9 +99,10 @@ class Run:
 
     @property
     def params(self) -> Any:
-        """Current parameters: dict name -> array; for a function, a pytree with the structure of the one passed to `fit`.
+        """Current parameters: a dict name -> array; for a function or module, a pytree of the structure that it takes.
 
-        With `ema=` of `fit` these are the averages, which `score` and `predict` use; `raw_params` are the trained parameters.
+        With `fit(ema=...)` they are the moving averages, which `score` and `predict` use; `raw_params` are the parameters
+        without averaging.
         """
         return self._tree("params", averaged(self.state).params)
 

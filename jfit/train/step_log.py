@@ -83,7 +83,7 @@ class StepLog:
         return first
 
     def pop(self, behind: int) -> list[_Entry]:
-        """Remove and return all entries but those of the last `behind` dispatches, which the devices may not have finished."""
+        """Remove and return all entries but those of the last `behind` dispatches, which may still be running."""
         result = []
         while self._queue and self._queue[0].dispatch <= self._dispatches - behind:
             result.append(self._queue.popleft())

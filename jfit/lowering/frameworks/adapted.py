@@ -67,7 +67,7 @@ class Call(NamedTuple):
     required: frozenset[str]
 
     def mode(self, train: bool) -> dict[str, bool]:
-        """Keyword arguments that set the mode: those of `MODES` that the call takes."""
+        """Keyword arguments that select training or evaluation mode: those of `MODES` that `__call__` of the module accepts."""
         return {name: train == value for name, value in MODES.items() if name in self.names}
 
 

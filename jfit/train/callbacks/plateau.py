@@ -22,7 +22,8 @@ def reduce_on_plateau(
 
     After each epoch, `waited` is 0 if the value is better than the best one by more than `min_delta`, else it grows by 1.
     During a cooldown it is 0 too.  Otherwise, if `waited >= patience`, the base rate becomes max(factor * base rate, min_lr),
-    `waited` becomes 0, and a cooldown of `cooldown` epochs begins.  A schedule of the run starts from the reduced base rate.
+    `waited` becomes 0, and a cooldown of `cooldown` epochs begins.  A learning-rate
+    schedule is not restarted: it goes on, computed from the reduced base rate.
 
     Args:
         monitor: name of the value in the logs of an epoch: "val_loss", "val_accuracy", "loss", ...
@@ -38,14 +39,15 @@ def reduce_on_plateau(
         Reductions are logged to `logging.getLogger("jfit")` at level INFO, and visible as "lr" in the history.
 
     Raises:
-        ValueError: an argument is out of range.  During training: the first epoch logs no value of this name, or an array; or
-            the optimizer is an optax instance with its own learning rate, or the schedule ignores the base learning rate.
+        ValueError: an argument is out of range.  During training: the first epoch has no value of this name, or it is an
+            array; or the optimizer is an optax instance with its own learning rate, or the schedule ignores the base
+            learning rate.
 
     Example:
         >>> reduce_on_plateau("val_loss", factor=0.5, patience=3).name
         'reduce_on_plateau(val_loss)'
 
-    Source: `optax.contrib.reduce_on_plateau` and torch's ReduceLROnPlateau (whose `patience` is one less), with an absolute
+    Source: `optax.contrib.reduce_on_plateau` and torch's ReduceLROnPlateau (with `patience - 1` there), with an absolute
     threshold; Keras' ReduceLROnPlateau is equal without a cooldown, and its cooldown is one epoch shorter.
     """
     if not (0 < factor < 1 and patience >= 1 and min_delta >= 0 and cooldown >= 0 and min_lr >= 0):

@@ -167,7 +167,8 @@ def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
             calls.log(session, event, values)
         return state
 
-    # Not both "log" and "step_log": a "log" event may follow values of later steps, and Weights & Biases drops earlier steps.
+    # Only one of "log" and "step_log": a "log" event may come after the "step_log" event of a later step, and Weights & Biases
+    # ignores values of a step before the last one that it has.
     within = "log" if every is None else "step_log"
     return as_callback(Callback(on=on, events=("fit_start", within, "epoch_end", "fit_end"), every=every, name=name))
 
