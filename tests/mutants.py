@@ -37,8 +37,11 @@ lowering/interpret.py: lowering lowering_rows
 lowering/model.py: model lowering step
     jnp.where(weight > 0, losses, 0) * weight) => jnp.where(weight > 0, losses, 0))
     jnp.tile(jnp.repeat(weight, rows.after), rows.before) => jnp.tile(jnp.repeat(weight, rows.before), rows.after)
-lowering/function.py: model
-    key if key is None or axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name)) => key
+lowering/function.py: model outputs coupling
+    jax.lax.all_gather(x, axis_name, tiled=True) if x.shape[:1] == (rows,) else x => x
+    device = None if axis_name is None else jax.lax.axis_index(axis_name) => device = None
+lowering/joint.py: outputs
+    losses * jnp.float32(term.scale) => losses
 lowering/build.py: lowering model
     if "N" in layout else int(node.name in states) => if "N" in layout else 0
 ops/loss.py: ops_nn ops_gradients
@@ -60,8 +63,9 @@ optim/schedules.py: schedules
 metrics/core.py: metrics metrics_oracles
     jnp.where(each > 0, values, jnp.zeros((), values.dtype)) => values
 data/arrays.py: data data_properties
-    np.array([self.seed & _MASK64, epoch & _MASK64], np.uint64) => np.array([epoch & _MASK64, self.seed & _MASK64], np.uint64)
     array.max() <= high) => array.max() < high)
+data/shuffle.py: data data_properties
+    np.array([seed & _MASK64, epoch & _MASK64], np.uint64) => np.array([epoch & _MASK64, seed & _MASK64], np.uint64)
 data/stream.py: data iterators feed
     self._mid_epoch = resets => self._mid_epoch = False
 data/ndarray_iter.py: iterators data
@@ -75,7 +79,7 @@ step/slices.py: step step_properties totals
     (jnp.arange(1, count), jax.tree.map => (jnp.arange(count - 1), jax.tree.map
     (shard.weight > 0) | (shard.metric_weight > 0) => shard.weight > 0
 step/totals.py: totals step
-    part = loss_sum - lost => part = loss_sum
+    part = value - lost => part = value
 parallel/devices.py: parallel devices
     step = count * multiple => step = count
 train/loop.py: loop fit
@@ -84,7 +88,13 @@ train/batches.py: feed fit_inputs fit
     weight = row_weight if weight is None else weight * row_weight => weight = row_weight
     return batch, count - filled * self._rows_separable => return batch, count
 train/history.py: history
-    (self._epochs, self._points) == (other._epochs, other._points) => self._epochs == other._epochs
+    self._tables() == other._tables() => self._epochs == other._epochs
+optim/averaging.py: conveniences
+    (d * old + (1 - d) * wide(w)) => (d * old + wide(w))
+data/weights.py: data_forms
+    else (factor * weight).astype(np.float32) => else factor.astype(np.float32)
+train/callbacks/plateau.py: conveniences
+    elif waited >= patience: => elif waited > patience:
 train/callbacks/stopping.py: callbacks
     gain > min_delta => gain >= min_delta
 """
