@@ -50,6 +50,8 @@ def from_function(
 
             - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are
               averaged); or the name of one of `jfit.losses`, such as "cross_entropy".  `output` is what `apply` returns.
+              If the names of the first two parameters are `y_true` and `y_pred`, as in Keras, the label is passed first.  A
+              `keras.losses.Loss` is used without its reduction.
             - A dict of these by output name, `{"a": "cross_entropy", "b": fn}`, with labels by the same names.  Their sum is
               minimized, and each is logged as "a_loss", "b_loss".  If one of them has an `ignore_index`, each is the mean
               over the labels of the batch that it does not ignore.

@@ -22,6 +22,7 @@ from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
 EXTRAS = ("params", "aux")
+LABEL_FIRST = ("y_true", "y_pred")  # names of the first two parameters of a loss that takes the label first
 
 
 class Form(NamedTuple):
@@ -31,11 +32,13 @@ class Form(NamedTuple):
         second: what its second parameter is: "label", "batch", or "" if there is none.
         extras: those of "params" and "aux" that it takes, by keyword.
         weights: those of "weight" and "mask" that it takes, see `weight_keywords`.
+        label_first: whether it is called as `loss(label, output)`, as the losses of Keras and scikit-learn.
     """
 
     second: str = "label"
     extras: frozenset[str] = frozenset()
     weights: frozenset[str] = frozenset()
+    label_first: bool = False
 
 
 def form_of(loss: Callable[..., Any]) -> Form:
@@ -54,7 +57,7 @@ def form_of(loss: Callable[..., Any]) -> Form:
     alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
     second = "" if alone else "batch" if positional[1:2] and positional[1] in BATCH else "label"
     extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
-    return Form(second, frozenset(extras), weight_keywords(loss))
+    return Form(second, frozenset(extras), weight_keywords(loss), tuple(positional[:2]) == LABEL_FIRST)
 
 
 def weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
@@ -234,6 +237,7 @@ class LossTerms:
 
         def call(output: Any, second: Any, weight: Any, rows: int) -> tuple[Array, Mapping[str, Any]]:
             arguments = (output,) if term.form.second == "" else (output, second)
+            arguments = arguments[::-1] if term.form.label_first else arguments
             result = term.loss(*arguments, **extras, **row_weight_arguments(term.form.weights, weight, rows))
             losses, logged = _split(result)
             return jnp.asarray(losses), logged

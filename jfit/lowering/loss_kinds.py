@@ -21,6 +21,8 @@ from jfit.lowering.losses import known_loss
 ROWS = 32  # of the random outputs
 MAX_SIZE = 64  # longer axes of the random outputs are cut to this length
 MAY_BE_IGNORED = (-1, -100, 0)  # labels that losses commonly ignore
+UNUSUAL = 255  # the label that segmentation data sets ignore, -1 as an unsigned byte
+MAX_OTHERS = 32  # number of other label values that are tried
 TOLERANCE = 1e-3
 
 
@@ -75,13 +77,28 @@ def are_elements(output: tuple[int, ...], label: tuple[int, ...]) -> bool:
     return output == label or output == (*label, 1) or label == (*output, 1)
 
 
-def kind_of(loss: Callable[[Any, Any], Any], output: jax.ShapeDtypeStruct, label: jax.ShapeDtypeStruct) -> LossKind:
+def not_classes(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Where labels are not class indices from 0 to classes - 1; NaN and fractions are not."""
+    return ~((labels >= 0) & (labels < classes) & (np.trunc(labels) == labels))
+
+
+def other_values(labels: np.ndarray, classes: int) -> tuple[int, ...]:
+    """The whole numbers in labels that are no class indices, at most `MAX_OTHERS` of them."""
+    others = np.unique(labels[not_classes(labels, classes)])
+    others = others[np.isfinite(others) & (np.trunc(others) == others)]
+    return tuple(int(v) for v in others[:MAX_OTHERS])
+
+
+def kind_of(
+    loss: Callable[[Any, Any], Any], output: jax.ShapeDtypeStruct, label: jax.ShapeDtypeStruct, others: Sequence[int] = ()
+) -> LossKind:
     """Recognize a loss by its gradient at random outputs.
 
     Args:
         loss: `loss(output, label) -> losses`, an array.
         output: shape and dtype of the output.
         label: shape and dtype of the label.
+        others: label values that are no class indices, to find out whether the loss ignores them.
 
     Returns:
         `LossKind`; `UNKNOWN` if the loss is not recognized or raises an error for these shapes.
@@ -96,26 +113,43 @@ def kind_of(loss: Callable[[Any, Any], Any], output: jax.ShapeDtypeStruct, label
         return UNKNOWN
     rng = np.random.default_rng(0)
     scores = rng.uniform(0.15, 0.85, _small(output.shape)).astype(np.float32)
-    program = jax.jit(jax.grad(lambda o, y: jnp.sum(loss(o, y))))
 
-    def gradient(labels: np.ndarray) -> np.ndarray:
+    def summed(o: Any, y: Any) -> tuple[Any, Any]:
+        losses = loss(o, y)
+        return jnp.sum(losses), jnp.max(jnp.abs(losses))
+
+    program = jax.jit(jax.grad(summed, has_aux=True))
+
+    def both(labels: np.ndarray) -> tuple[np.ndarray, float]:
         with jax.ensure_compile_time_eval():  # the caller may be tracing a step
             # sync: a small program, once before training
-            return np.asarray(counters.read(program(scores, labels.astype(label.dtype))), np.float64)
+            gradient, largest = counters.read(program(scores, labels.astype(label.dtype)))
+            return np.asarray(gradient, np.float64), float(largest)
 
     try:
         return (_of_classes if classes else _of_elements)(
-            gradient, scores.astype(np.float64), _small(label.shape), label.dtype, rng
+            _Probe(both), scores.astype(np.float64), _small(label.shape), label.dtype, rng, others
         )
     except Exception:  # an error of the user's loss: the program of the step raises it, where its cause can be read
         return UNKNOWN
+
+
+class _Probe(NamedTuple):
+    """The gradient of a loss at fixed outputs, as a function of the labels; `both` also returns the largest absolute loss."""
+
+    both: Callable[[np.ndarray], tuple[np.ndarray, float]]
+
+    def __call__(self, labels: np.ndarray) -> np.ndarray:
+        return self.both(labels)[0]
 
 
 def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (ROWS, *(min(n, MAX_SIZE) for n in shape[1:]))
 
 
-def _of_classes(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtype: Any, rng: Any) -> LossKind:
+def _of_classes(
+    gradient: _Probe, scores: np.ndarray, shape: tuple[int, ...], dtype: Any, rng: Any, others: Sequence[int]
+) -> LossKind:
     """Kind of a loss whose labels are class indices of this shape."""
     classes = scores.shape[-1]
     labels = rng.integers(1 if classes > 2 else 0, classes, shape)  # not 0, which the loss may ignore
@@ -124,22 +158,35 @@ def _of_classes(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtype
     if kind.task is None:
         return kind
     candidates = [c for c in MAY_BE_IGNORED if c or classes > 2]
-    return kind._replace(ignored=_ignored(gradient, labels, candidates, dtype))
+    ignored = _ignored(gradient, labels, candidates, dtype)
+    unusual = [v for v in others if v not in candidates]
+    if unusual:
+        # The label of a loss with one_hot(label) may be any number outside of the classes: its loss is then 0, by mistake.
+        mistakes = _ignored(gradient, labels, [classes, classes + 7], dtype)
+        ignored += _ignored(gradient, labels, [v for v in unusual if not mistakes or v == UNUSUAL], dtype)
+    return kind._replace(ignored=ignored)
 
 
-def _ignored(gradient: Any, labels: np.ndarray, candidates: Sequence[int], dtype: Any) -> tuple[int, ...]:
-    """The candidates that make the gradient 0 where they are the label, and only there."""
+def _ignored(gradient: _Probe, labels: np.ndarray, candidates: Sequence[int], dtype: Any) -> tuple[int, ...]:
+    """The candidates that make the gradient 0 where they are the label, and only there, and the loss 0."""
     if jnp.issubdtype(dtype, jnp.unsignedinteger) or jnp.issubdtype(dtype, jnp.bool_):
         candidates = [c for c in candidates if c >= 0]
     at, ignored = np.arange(labels.size) % 2 == 0, []
     for candidate in candidates:
-        found = gradient(np.where(at.reshape(labels.shape), candidate, labels)).reshape(labels.size, -1)
-        if not found[at].any() and found[~at].any(axis=1).all():
+        found, mixed = gradient.both(np.where(at.reshape(labels.shape), candidate, labels))
+        found = found.reshape(labels.size, -1)
+        if found[at].any() or not found[~at].any(axis=1).all():
+            continue
+        # The gradient of reading an array out of its bounds is 0, too.  A mean over no position is NaN.
+        largest = gradient.both(np.full(labels.shape, candidate))[1]
+        if largest == 0 or (np.isnan(largest) and np.isfinite(mixed)):
             ignored.append(candidate)
     return tuple(ignored)
 
 
-def _of_elements(gradient: Any, scores: np.ndarray, shape: tuple[int, ...], dtype: Any, rng: Any) -> LossKind:
+def _of_elements(
+    gradient: _Probe, scores: np.ndarray, shape: tuple[int, ...], dtype: Any, rng: Any, others: Sequence[int]
+) -> LossKind:
     """Kind of a loss whose labels, of this shape, have one value per output."""
     wide = scores.ndim > 1 and scores.shape[-1] > 1
     labels = np.eye(scores.shape[-1])[rng.integers(0, scores.shape[-1], scores.shape[:-1])] if wide else np.ones(scores.shape)

@@ -422,11 +422,32 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     """
     if isinstance(loss, str):
         return get(loss)
+    if _is_of_keras(loss):
+        return _of_keras(loss)
     if not callable(loss):
         raise TypeError(
             f"loss is {loss!r}; expected a function loss(output, label) or one of the names {', '.join(map(repr, LOSSES))}"
         )
     return loss
+
+
+def _is_of_keras(loss: Any) -> bool:
+    return any(c.__name__ == "Loss" and c.__module__.partition(".")[0] == "keras" for c in type(loss).__mro__)
+
+
+def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
+    """The losses of single rows of a `keras.losses.Loss`, whose own call reduces them to one number."""
+    reduction = getattr(loss, "reduction", None)
+    if reduction not in (None, "none", "mean", "mean_with_sample_weight", "sum_over_batch_size"):
+        raise ValueError(
+            f"loss is a Keras {type(loss).__name__} with reduction={reduction!r}, but fit minimizes the mean of the losses of "
+            "the rows; leave out reduction="
+        )
+
+    def keras_loss(y_true: Any, y_pred: Any) -> Any:
+        return loss.call(y_true, y_pred)
+
+    return keras_loss
 
 
 # ------------------------------------------------------------------------------------------------ losses of rows

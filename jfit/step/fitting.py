@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.lowering.loss_kinds import LossKind, kind_of
+from jfit.lowering.loss_kinds import LossKind, are_classes, kind_of, other_values
 from jfit.lowering.model import Model, Output, specs_of
 from jfit.metrics import OutputMetric, create, sized
 from jfit.metrics.by_output import located
@@ -106,7 +106,10 @@ def _target(model: Model, out: Output, output: Any, label: Any, inputs: Mapping[
     kind, loss = LossKind(out.task, out.scores, ignored), out.loss
     if out.task is None and loss is not None and out.label is not None:
         name = out.label
-        kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, label)
+        others = ()
+        if values is not None and are_classes(output.shape, label.shape):
+            others = other_values(values, output.shape[-1])
+        kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, label, others)
         kind = kind._replace(ignored=tuple(dict.fromkeys((*ignored, *kind.ignored))))
     return target_of(kind, output, label, values)
 
