@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from fit_support import bits, blobs, mlp, same, train
 
 import jfit
+from jfit.train.plotting import is_score
 
 
 def linear_model(params: dict[str, Any] | None = None) -> jfit.Model:
@@ -125,9 +127,11 @@ def test_the_average_of_a_sparse_table_is_that_of_a_dense_one_and_batches_of_wei
 
 
 def test_decay_is_checked_and_may_be_a_function():
-    for decay in (1.0, -0.1, True):
+    for decay in (1.0, -0.1, True, "0.9", {"decay": None}):
         with pytest.raises(ValueError, match="from 0 to below 1"):
             train(ema=decay)
+    with pytest.raises(ValueError, match="ema has 'dekay'; expected a dict with 'decay' and 'debias'"):
+        train(ema={"dekay": 0.9})
     with pytest.raises(ValueError, match="wrap it once"):
         train(optimizer=jfit.optim.ema("sgd"), optimizer_params=None, ema=0.9)
     run = train(ema=lambda t: jnp.where(t == 14, 0.0, 0.9))  # the last of 14 updates forgets all others
@@ -272,6 +276,47 @@ def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monito
         jfit.callbacks.checkpointing("a", keep_best=-1)
 
 
+def test_the_loss_of_an_output_is_minimized_whatever_the_name_of_the_output(tmp_path):
+    for name in ("acc_loss", "val_acc_loss", "auc_mse", "r2_rmse", "val_f1_perplexity", "acc_cross-entropy", "recall_nll-loss"):
+        assert not is_score(name)
+    for name in ("acc", "val_accuracy", "loss_accuracy", "a_top_k_accuracy_3", "mse_roc_auc", "acc_r2", "err_f1"):
+        assert is_score(name)
+    keep = jfit.callbacks.checkpointing(tmp_path, keep_best=1, monitor="val_acc_loss")
+
+    def replay(event: Any) -> None:
+        event.logs["val_acc_loss"] = [0.5, 0.3, 0.9][event.epoch]
+
+    train(data=blobs(8), num_epoch=3, callbacks=[replay, keep])
+    assert jfit.checkpoint.best(tmp_path).name == "step-00000002"
+
+
+def test_a_checkpoint_of_run_save_does_not_hide_the_best_one(tmp_path):
+    settings: dict[str, Any] = {"data": blobs(8), "num_epoch": 2, "checkpoint": tmp_path / "a", "checkpoint_best": "val_loss"}
+    run = train(callbacks=[Replayed([0.3, 0.5])], **settings)
+    run.save(tmp_path / "a")
+    run.save(tmp_path / "b")
+    assert jfit.Run.load(tmp_path / "a", which="best").position["step"] == 1
+    with pytest.raises(FileNotFoundError, match=r"does not exist: .* run.save wrote the newest one into another folder"):
+        jfit.Run.load(tmp_path / "b", which="best")
+
+
+def test_a_run_resumed_into_another_folder_copies_the_best_checkpoints(tmp_path, caplog, monkeypatch):
+    a, b = tmp_path / "a", tmp_path / "b"
+    settings: dict[str, Any] = {"data": blobs(8), "checkpoint_best": "val_loss", "callbacks": [Replayed([0.3, 0.5, 0.4, 0.6])]}
+    train(num_epoch=2, checkpoint=a, **settings)
+    train(num_epoch=4, checkpoint=b, resume=a, **settings)
+    assert saved(b) == [1, 3, 4] and saved(a) == [1, 2]
+    assert jfit.Run.load(b, which="best").position["step"] == 1
+    assert bits(jfit.checkpoint.load_arrays(jfit.checkpoint.best(b))) == bits(jfit.checkpoint.load_arrays(a / "step-00000001"))
+    shutil.rmtree(a / "step-00000001")
+    train(num_epoch=4, checkpoint=tmp_path / "c", resume=a, **settings)
+    assert jfit.checkpoint.best(tmp_path / "c").name == "step-00000003"
+    assert "one of the best checkpoints of this run, was deleted" in caplog.text
+    monkeypatch.chdir(tmp_path)
+    train(num_epoch=3, checkpoint="a", resume=a, **settings)  # the same folder: its checkpoints are of this run
+    assert saved(a) == [2, 3] and not (a / "earlier-1").exists()
+
+
 # ------------------------------------------------------------------------------------------------ schedules
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("steps", [10, 137])
@@ -364,6 +409,14 @@ def test_profile_traces_whole_dispatches_of_the_steps_and_changes_nothing(tmp_pa
             with pytest.raises(RuntimeError, match="disk"):
                 train(profile=(0, stop), directory=tmp_path, callbacks=[callback])
         assert [kind for kind, _ in calls] == ["start", "stop"]
+
+
+def test_a_profile_of_steps_that_training_does_not_have_is_logged(tmp_path, caplog):
+    sentence = "no trace was written: training had none of these steps, and ended after 2 updates"
+    train(data=blobs(8), profile=(1000, 1010), directory=tmp_path)
+    assert [sentence in record.message for record in caplog.records] == [True] and "profile=(1000, 1010)" in caplog.text
+    train(data=blobs(8), profile=(0, 1), directory=tmp_path)
+    assert len(caplog.records) == 1
 
 
 def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):

@@ -277,6 +277,19 @@ def test_a_notebook_gets_at_most_ten_updates_per_second_and_always_the_last(monk
     assert "299" in notebook.shown[-1][2].splitlines()[-1]
 
 
+def test_the_text_of_a_long_run_takes_linear_time_and_live_tables_have_its_last_epochs(monkeypatch):
+    calls, columns = [], History.columns
+    monkeypatch.setattr(History, "columns", lambda self, *args: calls.append(1) or columns(self, *args))
+    history = rows(loss=[1.0] * 100)
+    assert len(history.table().splitlines()) == 101 and len(calls) == 1
+    calls.clear()
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(100, log=()), seconds=0.003)
+    text = notebook.shown[-1][2].splitlines()
+    assert len(text) == 63 and text[2] == "... 40 more" and text[3].split()[0] == "40" and text[-1].split()[0] == "99"
+    assert len(calls) <= 4 * len(notebook.shown)  # a few for each update, not one for each epoch
+
+
 def test_the_live_table_shows_where_training_stopped_and_batches_of_unknown_number(monkeypatch):
     notebook = Notebook(monkeypatch)
     events = [one._replace(num_batches=None) for one in events_of(1)]

@@ -72,7 +72,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     Source: Polyak and Juditsky 1992, Acceleration of stochastic approximation by averaging; Kingma and Ba 2015,
     https://arxiv.org/abs/1412.6980 (correction of the bias).
     """
-    if not callable(decay) and (isinstance(decay, bool) or not 0 <= decay < 1):
+    if not callable(decay) and not _in_range(decay):
         raise ValueError(f"ema: decay is {decay!r}; it must be a number from 0 to below 1, such as 0.999, or a function")
     inner = get(optimizer)
     if inner.name.startswith("ema("):
@@ -108,6 +108,13 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         name=f"ema({inner.name})",
         multiplied=inner.multiplied,
     )
+
+
+def _in_range(decay: Any) -> bool:
+    try:
+        return not isinstance(decay, (bool, str)) and bool(0 <= decay < 1)
+    except (TypeError, ValueError):  # not a number
+        return False
 
 
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:

@@ -270,7 +270,7 @@ def best(directory: str | os.PathLike[str]) -> Path:
         pathlib.Path of the checkpoint with the best monitored value.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or the best one was deleted.
+        FileNotFoundError: there is no checkpoint, or the best one was deleted or is in another folder.
         ValueError: the run did not keep its best checkpoints.
 
     Example:
@@ -281,15 +281,23 @@ def best(directory: str | os.PathLike[str]) -> Path:
         >>> best(folder).name
         'step-00000001'
     """
-    record = load_meta(directory).get("best")
-    if not record or not record["checkpoints"]:
+    meta = load_meta(directory)
+    # The callback that keeps the best checkpoints writes "best"; a checkpoint of `Run.save` has the list in its state only.
+    states = [state for name, state in meta.get("callbacks", []) if name.startswith("checkpointing(")]
+    checkpoints = (
+        meta["best"]["checkpoints"] if meta.get("best") else [entry for state in states[:1] for entry in state["best"]]
+    )
+    if not checkpoints:
         raise ValueError(
             f"checkpoint: the run in {directory} did not keep its best checkpoints; pass checkpoint_best= to fit, such as "
             '"val_loss", or jfit.callbacks.checkpointing(..., keep_best=1)'
         )
-    path = path_of(directory, record["checkpoints"][0][1])
+    path = path_of(directory, checkpoints[0][1])
     if not path.is_dir():
-        raise FileNotFoundError(f"checkpoint: {path}, the best checkpoint according to {_META} of the newest one, was deleted.")
+        raise FileNotFoundError(
+            f"checkpoint: {path}, the best checkpoint according to {_META} of the newest one, does not exist: it was deleted, "
+            "or run.save wrote the newest one into another folder than checkpoint= of fit, which has the best one."
+        )
     return path
 
 

@@ -274,7 +274,7 @@ def fit(
     settings = replace(settings, ignores_base_lr=schedule is not None and schedule.absolute)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
     if ema is not None:
-        optimizer = optim.ema(optimizer, **(ema if isinstance(ema, Mapping) else {"decay": ema}))
+        optimizer = _with_average(optimizer, ema)
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(model, data))
     settings = replace(
         settings,
@@ -338,7 +338,7 @@ def fit(
     source = checkpoint if resume is True else resume or None
     if resume:
         run.resume_from(source)
-    if checkpoint is not None and (source is None or Path(source) != Path(checkpoint)):
+    if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
         checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
     return run.go()
 
@@ -463,6 +463,13 @@ def _check_heads(model: Model) -> None:
             f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
             "a SoftmaxOutput, a RegressionOutput or MakeLoss to the network, or pass a function as model with loss="
         )
+
+
+def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
+    options = ema if isinstance(ema, Mapping) else {"decay": ema}
+    if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
+        raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
+    return optim.ema(optimizer, **options)
 
 
 def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str, best: str | None) -> list[Any]:

@@ -274,9 +274,17 @@ class History:
                 0      1.0000
                 1      0.5000
         """
-        return "\n".join([self.header(), *(self.row(i) for i in range(len(self)))]) if self._epochs else "(no epochs yet)"
+        return self._text(len(self))
 
     __str__ = table
+
+    def _text(self, count: int = _MOST_SHOWN) -> str:
+        """Return the table of the last `count` epochs as text, after the number of the others."""
+        if not self._epochs:
+            return "(no epochs yet)"
+        names, hidden = self._text_columns(None), len(self) - count
+        lines = [self.header(names)] + [f"... {hidden:,} more"] * (hidden > 0)
+        return "\n".join([*lines, *(self.row(i, names) for i in range(max(hidden, 0), len(self)))])
 
     def __repr__(self) -> str:
         return f"History({len(self._epochs)} epochs, {len(self._points)} log points)"

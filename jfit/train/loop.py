@@ -147,7 +147,7 @@ class Loop:
                 raise
             finally:
                 if self.profiler is not None:
-                    self.profiler.close()
+                    self.profiler.close(self.step)  # also after errors and Ctrl-C
             self._notify_all("fit_end", {})
 
     def _notify_after_error(self) -> None:

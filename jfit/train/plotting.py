@@ -9,8 +9,10 @@ from typing import Any
 
 from jfit.formats.atomic import atomic_write
 
-# Metrics whose name contains one of these are at most 1, the best value; all others are losses or errors.
+# Metrics whose name contains one of _SCORES are at most 1, the best value; all others are losses or errors.  The end of a name
+# decides first, because values of one output begin with its name: "acc_loss" is the loss of the output "acc".
 _SCORES = ("acc", "f1", "mcc", "pcc", "auc", "precision", "recall", "top_k", "pearson", "r2")
+_ERRORS = ("loss", "mse", "mae", "rmse", "msle", "mape", "error", "err", "entropy", "perplexity", "torch", "caffe")
 _NOT_PLOTTED = {"epoch", "batch", "step", "time", "samples_per_second", "lr"}
 
 
@@ -18,10 +20,10 @@ def is_score(name: str) -> bool:
     """Return whether larger values of a metric are better, by its name.
 
     Example:
-        >>> is_score("val_accuracy"), is_score("mse")
-        (True, False)
+        >>> is_score("val_accuracy"), is_score("mse"), is_score("val_acc_loss")
+        (True, False, False)
     """
-    return any(part in name for part in _SCORES)
+    return any(part in name for part in _SCORES) and not name.endswith(_ERRORS)
 
 
 def draw(history: Any, path: str | Path | None, axes: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class StepProfiler:
             )
         self.start, self.stop = span
         self.folder = Path(directory) / "profile"
-        self._running = False
+        self._running = self._started = False
 
     def gap(self, step: int) -> int:
         """Number of steps from `step` (updates done) to the next start or stop, where a dispatch must end."""
@@ -48,16 +49,23 @@ class StepProfiler:
                 counters.wait(report)  # sync: once, so that the trace does not contain earlier steps
             self.folder.mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(str(self.folder))
-            self._running = True
+            self._running = self._started = True
 
     def after(self, step: int, report: Any) -> None:
         """Stop the profiler if `step` updates are the end of the range; `report` is that of the last dispatch."""
         if self._running and step >= self.stop:
             counters.wait(report)  # sync: once, so that the trace contains all steps
-            self.close()
+            self.close(step)
 
-    def close(self) -> None:
-        """Stop the profiler and write the trace, if it is running; also after errors and Ctrl-C."""
+    def close(self, step: int) -> None:
+        """Stop the profiler and write the trace, if it is running; log if no step was traced until the update `step`."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()
+        elif not self._started:
+            logging.getLogger("jfit").warning(
+                "profile=(%d, %d): no trace was written: training had none of these steps, and ended after %d updates",
+                self.start,
+                self.stop,
+                step,
+            )

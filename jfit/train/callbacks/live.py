@@ -53,7 +53,7 @@ class LiveTable:
         self.updated = now
         status = self._progress(event) if event.kind != "fit_end" else _stopped(event)
         parts = [self.choice and f"<p>{html.escape(self.choice)}</p>", len(self.history) and self.history._repr_html_(), status]
-        text = "\n".join([self.choice] * bool(self.choice) + [self.history.table()])
+        text = "\n".join([self.choice] * bool(self.choice) + [self.history._text()])
         self._update({"text/html": "".join(filter(None, parts)), "text/plain": text})
 
     def _update(self, data: dict[str, str]) -> None:

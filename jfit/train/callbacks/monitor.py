@@ -12,7 +12,8 @@ def maximizes(owner: str, monitor: str, mode: str) -> bool:
     Args:
         owner: name of the callback, with which error messages begin.
         monitor: name of the monitored value.
-        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
 
     Raises:
         ValueError: `mode` is another value.

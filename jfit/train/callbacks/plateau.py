@@ -32,7 +32,8 @@ def reduce_on_plateau(
         min_delta: minimum improvement, at least 0.  nan is never an improvement.
         cooldown: number of epochs after a reduction in which missing improvement is not counted.
         min_lr: lower bound of the base learning rate.
-        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
 
     Returns:
         A `Callback`; its state (best value, epochs waited, rest of the cooldown) is saved in checkpoints, as the rate is.

@@ -1,9 +1,13 @@
 """Callback that saves checkpoints during training."""
 
+import logging
 import math
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
+from jfit.formats.atomic import atomic_dir
 from jfit.train import checkpoint
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
@@ -31,7 +35,8 @@ def checkpointing(
         keep_best: number of checkpoints to keep in addition: those of the epochs with the best values of `monitor`.  With a
             number of steps as `every`, the end of an epoch is saved if it is one of these.
         monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
-        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
@@ -71,7 +76,7 @@ class _BestKept:
         self.monitor, self.maximize = monitor, maximize
 
     def on(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        best, due = state["best"], event.kind == "step" or self.per_epoch
+        best, due = self._present(state), event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
             value = monitored("checkpointing", event, self.monitor, required=not best)
             # the checkpoint of this step is overwritten if the last "step" event saved it
@@ -80,6 +85,24 @@ class _BestKept:
                 best = sorted([*best, [value, event.step]], key=self._rank)[: self.number]
             due |= any(step == event.step for _, step in best)
         return self._save(event, state, best) if due else state
+
+    def _present(self, state: dict[str, Any]) -> list[list[Any]]:
+        """Return the entries whose checkpoints exist, after copying those of the folder from which the run was resumed."""
+        present = []
+        for entry in state["best"]:
+            path = checkpoint.path_of(self.directory, entry[1])
+            if not path.is_dir():
+                source = Path(state["last"]).parent / path.name
+                if not source.is_dir():
+                    logging.getLogger("jfit").warning(
+                        "%s, one of the best checkpoints of this run, was deleted; it is not among its best ones any more",
+                        source,
+                    )
+                    continue
+                with atomic_dir(path) as folder:
+                    shutil.copytree(source, folder, dirs_exist_ok=True)
+            present.append(entry)
+        return present
 
     def _rank(self, entry: list[Any]) -> tuple[float, int]:
         return (-entry[0] if self.maximize else entry[0]), entry[1]

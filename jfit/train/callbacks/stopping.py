@@ -23,7 +23,8 @@ def early_stopping(
             are not evaluated (`eval_every=` of `fit`) have no evaluation value.
         min_delta: an epoch is an improvement if the value is better than the best one by more than this; at least 0.  nan is
             never an improvement.
-        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like, else minimize).
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
         restore_best: whether the run ends with the state of the best epoch; a copy of the state is kept on the host.
 
     Returns:
