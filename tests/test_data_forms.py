@@ -20,6 +20,7 @@ from jfit.data import ArrayData, Rows
 from jfit.data import arrays as arrays_module
 from jfit.data import as_data as any_data
 from jfit.data.shuffle import block_permutation, permutation
+from jfit.data.weights import ClassWeights
 from jfit.lowering.function import from_function
 from jfit.train.batches import DeviceBatches
 
@@ -201,6 +202,10 @@ def test_columns_that_cannot_be_used_raise_with_their_name(change, options, mess
 def test_a_label_name_needs_data_with_names():
     with pytest.raises(ValueError, match="label='y' names a column, but the data is a tuple"):
         fit((X, Y), label="y")
+    for stream in ([(X, Y)], iter([(X, Y)]), Pairs(), [jfit.data.Batch({"x": X, "label": Y})]):
+        kind = "RowBatches" if isinstance(stream, Pairs) else type(stream).__name__
+        with pytest.raises(ValueError, match=f"label='y' names a column, but the {kind} yielded a"):
+            fit(stream, label="y")
     double = FRAME.rename(columns={"b": "a"})
     with pytest.raises(ValueError, match="several columns 'a'"):
         fit(double, label="y")
@@ -417,6 +422,13 @@ def test_an_endless_stream_with_a_state_resumes_without_reading_earlier_epochs(t
 # --------------------------------------------------------------------------------------- validation_split and eval_every
 
 
+def test_validation_split_evaluates_all_of_its_rows_with_steps_per_epoch():
+    fraction: Any = np.float32(0.4)
+    run = fit((X, Y), validation_split=fraction, steps_per_epoch=1, num_epoch=1)
+    assert run.history.epochs[0]["val_loss"] == pytest.approx(run.score((X[24:], Y[24:]))["loss"], rel=1e-6)
+    fit((X, Y), validation_split=0.1, steps_per_epoch=4, num_epoch=1)  # one batch of evaluation rows
+
+
 def test_validation_split_evaluates_the_last_rows():
     weight = np.linspace(0.5, 1, 40)
     run = fit((X, Y, weight), validation_split=0.33)  # floor(40 * 0.67) = 26 rows are trained
@@ -539,6 +551,36 @@ def test_weights_that_cannot_be_applied_raise():
         fit([(X, Y)], sample_weight=np.ones(40))
 
 
+def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
+    data = ArrayData({"x": X, "label": Y})
+    one, two = (fit(data, class_weight=WEIGHTS, num_epoch=1) for _ in range(2))
+    assert data.weight is None and same(one, two) and same(one, fit((X, Y), class_weight=WEIGHTS, num_epoch=1))
+    stream = jfit.data.StreamData([(X, Y)], jfit.data.Names.of(["x"], ["label"]))
+    with pytest.raises(ValueError, match="class_weight= is passed with a StreamData"):
+        fit(stream, class_weight=WEIGHTS)
+    for source in (data, stream):
+        for name, value in {"label": "y", "sample_weight": np.ones(40), "steps_per_epoch": 1}.items():
+            with pytest.raises(ValueError, match=f"{name}= is passed with a {type(source).__name__}, which is converted"):
+                fit(source, **{name: value})
+
+
+@pytest.mark.parametrize("labels", [Y + 1, Y + 0.5, np.full((40, 2), 0.5), np.eye(3)[Y + 1]])
+def test_class_weights_of_jax_labels_without_a_weight_make_the_loss_not_finite(labels):
+    weights = ClassWeights(WEIGHTS, "label")
+    labels = jnp.asarray(np.asarray(labels, "float32"))
+    bad = np.isinf(np.asarray(weights.of_rows(labels, None)))
+    assert bad.tolist() == (Y == 1).tolist() if labels.max() > 1.5 or labels.shape[-1] == 3 else bad.all()
+    if labels.shape == (40,):
+        with pytest.warns(UserWarning, match="the loss is not finite since step 0"):
+            fit([(X, labels)], class_weight=WEIGHTS, num_epoch=1)
+
+
+@pytest.mark.parametrize("value", [None, "a", 1j])
+def test_class_weights_that_are_no_numbers_raise(value):
+    with pytest.raises(ValueError, match=re.escape(f"class_weight[0] is {value!r}, expected a finite weight of at least 0")):
+        fit((X, Y), class_weight={0: value, 1: 1.0})
+
+
 # ---------------------------------------------------------------------------------------------------------------- resume
 
 
@@ -593,10 +635,19 @@ def test_labels_and_values_on_the_disk_are_checked_when_they_are_read(tmp_path, 
     y[300] = 7
     with pytest.raises(ValueError, match=r"row [0-9]+ is 7, expected classes 0..1"):
         fit((np.zeros((400, 3)), mapped(tmp_path, y)), data_on_device=False)
+    with pytest.raises(ValueError, match=r"labels on disk: .*row 300 is 7, expected classes 0..1"):
+        fit((np.zeros((400, 3)), mapped(tmp_path, y)))
+    fit((np.zeros((400, 3)), mapped(tmp_path, y), np.arange(400) != 300), num_epoch=1)  # a row without weight
     x = np.zeros((400, 3))
     x[300, 1] = 1e300
     with pytest.raises(ValueError, match=r"input 'x' \(float64\) contains 1e\+300"):
         fit((mapped(tmp_path, x), y * 0), data_on_device=False)
+
+
+def test_a_small_part_of_a_memory_map_does_not_share_memory_with_the_file(tmp_path, small_limits):
+    x = mapped(tmp_path, np.ones((400, 3), "float32"))
+    few = ArrayData({"x": x, "label": jnp.zeros(400)}).part(slice(390, None))
+    assert few.private == {"label"} and np.shares_memory(few.arrays["x"], x)
 
 
 def test_a_large_memory_map_is_shuffled_in_blocks(tmp_path, small_limits):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, quoted, to_named
-from jfit.data.columns import Columns, column_names, is_frame, select
+from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
+from jfit.data.columns import Columns, column_names, is_frame, label_without_columns, select
 from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
 from jfit.data.trees import split_weight
@@ -75,6 +75,8 @@ def as_data(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
     if isinstance(data, (ArrayData, StreamData)):
+        explicit = None if isinstance(label, Columns) else label
+        _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     columns = Columns.of(label)
@@ -89,8 +91,11 @@ def as_data(
         options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
         if _indexable_rows(data, by_rows, names, columns):
             keys = _used_keys(data, names, columns)
-            return StreamData(RowBatches(data, batch_size, keys=keys, shuffle=shuffle, seed=seed), names, **options)
-        return StreamData(data, names, batch_size=batch_size, by_rows=by_rows, **options)
+            stream = StreamData(RowBatches(data, batch_size, keys=keys, shuffle=shuffle, seed=seed), names, **options)
+        else:
+            stream = StreamData(data, names, batch_size=batch_size, by_rows=by_rows, **options)
+        stream.needs_columns = columns is not label
+        return stream
     arrays, weight, columns = _arrays(data, names, columns, explicit=columns is not label)
     if sample_weight is not None:
         if weight is not None:
@@ -104,6 +109,16 @@ def as_data(
     if is_frame(data) and len(names.inputs) == 1 and columns is not None:
         converted.private.add(names.inputs[0])  # `select` copied its columns
     return converted
+
+
+def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
+    """Raise if an option is passed with data that is converted already, which would ignore it."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}= is passed with a {type(data).__name__}, which is converted already and would ignore it; pass the "
+                f"arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
+            )
 
 
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:
@@ -157,11 +172,7 @@ def _arrays(
         arrays, columns = select(data, names, columns)
         return arrays, None, columns
     if explicit:
-        name = quoted(columns.label or () if columns else ())
-        raise ValueError(
-            f"label={name} names a column, but the data is a {type(data).__name__}; expected a DataFrame, a dict of columns, "
-            "or rows or batches that are dicts."
-        )
+        raise ValueError(label_without_columns(columns, f"the data is a {type(data).__name__}"))
     if isinstance(data, Batch):
         weight = _shared_weight(data) if names.require_labels else None  # predict ignores weights
         return dict(data.inputs), weight, None

@@ -232,7 +232,8 @@ class ArrayData:
         weight = None if self.weight is None else self.weight[rows]
         options = {"shuffle": self.shuffle, "seed": self.seed, "steps_per_epoch": self.steps_per_epoch}
         result = ArrayData({name: array[rows] for name, array in self.arrays.items()}, weight=weight, **options)
-        result.columns, result.private = self.columns, result.private | self.private
+        result.columns = self.columns
+        result.private |= self.private - self.mapped  # a small part of a memory map is a view of the file
         return result
 
     def _block_sizes(self) -> tuple[int, int] | None:

@@ -44,6 +44,14 @@ class Columns(NamedTuple):
         raise ValueError(f"label is {label!r}, expected the name of a column or a list of names of columns.")
 
 
+def label_without_columns(columns: Columns | None, found: str) -> str:
+    """Error message for an argument `label=` with data that has no named columns; `found` describes the data."""
+    name = quoted(columns.label or () if columns else ())
+    return (
+        f"label={name} names a column, but {found}; expected a DataFrame, a dict of columns, or rows or batches that are dicts."
+    )
+
+
 def is_frame(value: Any) -> bool:
     """Return whether a value is a DataFrame (pandas, polars or an object with the same methods)."""
     return all(hasattr(value, name) for name in ("columns", "dtypes", "to_numpy", "__getitem__"))

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from jfit.data.batch import Batch, Names, is_mxnet_iter
-from jfit.data.columns import Columns, select
+from jfit.data.columns import Columns, label_without_columns, select
 from jfit.data.elements import to_batch
 from jfit.data.positions import decode, encode
 from jfit.data.row_batches import collated, is_row
@@ -38,6 +38,7 @@ class StreamData:
 
     Attributes:
         class_weights: `ClassWeights` that multiply the row weights of every batch, or None.
+        needs_columns: whether a batch that is no dict is an error, because the user passed the names of its label columns.
 
     Raises:
         ValueError: the source is endless and `steps_per_epoch` is None, or it has fewer batches than `steps_per_epoch`.
@@ -66,6 +67,7 @@ class StreamData:
         self.source, self.names, self.train_pad = source, names, train_pad
         self.batch_size, self.by_rows, self.columns = batch_size, by_rows, columns
         self.class_weights: ClassWeights | None = None
+        self.needs_columns = False
         self.steps_per_epoch = steps_per_epoch
         self._is_factory = callable(source) and not hasattr(source, "__iter__") and not hasattr(source, "as_numpy_iterator")
         self._passes_epoch = self._is_factory and _takes_argument(source)
@@ -362,6 +364,9 @@ class StreamData:
     def _named(self, element: Any) -> Any:
         """Rename the columns of a dict to the inputs of the graph, and log once those that are not used."""
         arrays = element.inputs if isinstance(element, Batch) else element
+        if self.needs_columns and not isinstance(element, Mapping):
+            found = f"the {_kind(self.source)} yielded a {type(element).__name__}"
+            raise ValueError(label_without_columns(self.columns, found))
         if not isinstance(arrays, Mapping):
             return element
         if self.columns is not None and arrays is element:

@@ -36,7 +36,8 @@ class ClassWeights:
         for key, value in weights.items():
             if isinstance(key, bool) or not isinstance(key, (int, np.integer)) or key < 0:
                 raise ValueError(f"class_weight has the key {key!r}, expected class indices: integers of at least 0.")
-            if not np.isfinite(value) or value < 0:
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, np.complexfloating)
+            if not number or not np.isfinite(value) or value < 0:
                 raise ValueError(f"class_weight[{key}] is {value!r}, expected a finite weight of at least 0.")
         self.label, self.ignore = label, ignore
         self.table = np.full(max(weights) + 1, np.nan, np.float32)
@@ -52,7 +53,8 @@ class ClassWeights:
         """Return the row weights, (rows,) float32.
 
         Args:
-            labels: labels of the rows.  Those that are jax arrays are not checked: reading them would block the host.
+            labels: labels of the rows.  Those that are jax arrays are not checked, because reading them would block the host:
+                a row whose class has no weight gets the weight inf, so that the loss is not finite.
             weight: row weights without the class weights; None: all 1.
             where: prefix of error messages, such as "batch 3: ".
 
@@ -67,8 +69,14 @@ class ClassWeights:
                 "weights instead: sample_weight, or (x, y, weight)."
             )
         if device:
-            classes = jnp.argmax(labels, axis=1) if one_hot else labels.reshape(-1).astype(jnp.int32)
-            factor = jnp.asarray(self.table)[jnp.clip(classes, 0, len(self.table) - 1)]
+            flat = jnp.argmax(labels, axis=1) if one_hot else labels.reshape(-1)
+            classes = flat.astype(jnp.int32)
+            inside = jnp.clip(classes, 0, len(self.table) - 1)
+            valid = (inside == classes) & (classes.astype(flat.dtype) == flat)
+            factor = jnp.where(valid, jnp.asarray(self.table)[inside], jnp.nan)
+            if one_hot:
+                factor = jnp.where((labels.max(axis=1) == 1) & ((labels != 0).sum(axis=1) == 1), factor, jnp.nan)
+            factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
             if self.ignore is not None:
                 factor = jnp.where(classes == int(self.ignore), 1.0, factor)
             return factor if weight is None else factor * jnp.asarray(weight)

@@ -336,7 +336,15 @@ class DeviceBatches:
         self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
         put = {name: place_shared if name in data.private else place for name in data.arrays}
-        self.arrays = {name: put[name](data.whole(name), devices) for name in data.arrays}  # a map is freed before the next
+        on_disk = data.mapped.intersection(data.arrays, model.labels)  # their labels have not been checked
+        checks = BatchLabels(model, plan_of(model, first_batch(model, data, batch_size))) if on_disk else None
+        self.arrays = {}
+        for name in data.arrays:
+            array = data.whole(name)
+            if checks is not None and name in on_disk:
+                checks.check(Batch({name: array}, data.weight, data.weight), "labels on disk")
+            self.arrays[name] = put[name](array, devices)
+            del array  # a memory map is freed before the next
         self.weight = None if data.weight is None else place(data.weight, devices)
 
     def epoch_data(self, order: np.ndarray, first: int = 0) -> dict[str, Any]:

@@ -264,7 +264,7 @@ def fit(
     batches = data.num_batches(batch_size)
     probe = first_batch(model, data, batch_size)
     model = model.bound(probe)
-    add_class_weights(model, data, class_weight)
+    data = add_class_weights(model, data, class_weight, train_data)
 
     # optimizer, schedule, metrics
     learning_rate = (optimizer_params or {}).get("learning_rate")

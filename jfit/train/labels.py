@@ -67,11 +67,11 @@ class BatchLabels:
 
     Args:
         model: the `Model` whose outputs and labels are checked.
+        plan: output shapes of the model; None: those for the first batch.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._plan: Plan | None = None
+    def __init__(self, model: Model, plan: Plan | None = None) -> None:
+        self.model, self._plan = model, plan
         self._names = {
             o.label for o in model.outputs if o.class_axis is not None or o.label_range is not None or _recognizable(model, o)
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ import numpy as np
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.lowering.model import Model
+
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any) -> None:
@@ -25,7 +28,7 @@ def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, 
             raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")
     if validation_split is None:
         return
-    if isinstance(validation_split, bool) or not isinstance(validation_split, (int, float)) or not 0 < validation_split < 1:
+    if isinstance(validation_split, bool) or not isinstance(validation_split, _NUMBERS) or not 0 < validation_split < 1:
         raise ValueError(f"validation_split is {validation_split!r}; expected a fraction between 0 and 1, such as 0.1")
     if eval_data is not None:
         raise ValueError(
@@ -59,22 +62,36 @@ def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[Ar
             f"validation_split={fraction} of {data.num_rows} rows leaves {count} rows to train and {data.num_rows - count} to "
             "evaluate; expected at least one of each"
         )
-    return data.part(slice(0, count)), data.part(slice(count, None))
+    held_back = data.part(slice(count, None))
+    held_back.steps_per_epoch = None  # all of its rows are evaluated
+    return data.part(slice(0, count)), held_back
 
 
-def add_class_weights(model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float] | None) -> None:
+def add_class_weights(
+    model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float] | None, passed: Any = None
+) -> ArrayData | StreamData:
     """Multiply the row weights of training data by the weights of the classes of the rows.
 
     Args:
         model: the `Model`, which must have one label, a class.
-        data: the training data, changed in place.
+        data: the training data.
         class_weight: the argument of `fit`; None: no change.
+        passed: the argument `train_data` of `fit`.
+
+    Returns:
+        The training data with these weights: arrays are a shallow copy, so that an `ArrayData` that the user passed stays the
+        same.
 
     Raises:
-        ValueError: the label is not a class, or a class has no weight.
+        ValueError: the label is not a class, a class has no weight, or the user passed a `StreamData`.
     """
     if class_weight is None:
-        return
+        return data
+    if isinstance(data, StreamData) and data is passed:
+        raise ValueError(
+            "class_weight= is passed with a StreamData, whose batches would keep these weights in later runs; pass the source "
+            "of the StreamData as train_data instead"
+        )
     outputs = [o for o in model.outputs if o.label is not None]
     if len({o.label for o in outputs}) != 1 or any(o.task == "values" for o in outputs):
         labels = ", ".join(model.labels) or "none"
@@ -85,9 +102,11 @@ def add_class_weights(model: Model, data: ArrayData | StreamData, class_weight: 
         )
     weights = ClassWeights(class_weight, outputs[0].label or "", outputs[0].ignore_label)
     if isinstance(data, ArrayData):
+        data = copy.copy(data)
         data.set_weight(weights.of_rows(data.whole(weights.label), data.weight))
     else:
         data.weight_classes(weights)
+    return data
 
 
 def data_position(dispatcher: Any, epoch: int) -> Any | None:
