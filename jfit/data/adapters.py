@@ -15,7 +15,7 @@ from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_name
 from jfit.data.columns import Columns, column_names, is_frame, label_without_columns, select
 from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
-from jfit.data.trees import split_weight
+from jfit.data.trees import is_argument, split_weight
 
 
 def as_data(
@@ -176,7 +176,8 @@ def _arrays(
     if isinstance(data, Batch):
         weight = _shared_weight(data) if names.require_labels else None  # predict ignores weights
         return dict(data.inputs), weight, None
-    if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")):
+    whole = not names.require_labels and is_argument(names.structure, data)
+    if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")) or whole:
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(

@@ -334,7 +334,7 @@ class Names(NamedTuple):
         """Names of arrays that are no input of the graph."""
         if self.structure is None:
             return [n for n in arrays if n not in self.all]
-        known = (*self.structure.arguments, self.structure.label, LABEL_WEIGHT)
+        known = (*self.structure.arguments, *self.structure.optional, self.structure.label, LABEL_WEIGHT)
         unknown = [n for n in arrays if str(n).split("/")[0] not in known]  # leaves of pytrees are named x/ids
         whole = len(self.structure.arguments) == 1 and len(unknown) == len(list(arrays))  # the dict is the argument
         return [] if whole else unknown

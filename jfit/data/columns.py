@@ -97,7 +97,8 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
     by_name = all(n in rest for n in names.inputs) and (not frame or len(names.inputs) > 1)
     if by_name:
         others = rest if frame else [n for n in rest if n not in names.inputs]  # a dict may have more columns than inputs
-        inputs = {n: _column(data, n) for n in names.inputs}
+        optional = () if names.structure is None else names.structure.optional
+        inputs = {n: _column(data, n) for n in (*names.inputs, *(n for n in optional if frame and n in rest))}
         extra = {} if frame else {n: data[n] for n in others}
         if frame:
             names.log_extra([*names.labels, *rest])

@@ -35,16 +35,28 @@ def named_arrays(structure: Structure, value: Any, what: str) -> dict[str, Any] 
     names = structure.arguments if what == "x" else (structure.label,)
     if value is None:
         return {}
-    if isinstance(value, Mapping) and all(_base(k, names) for k in value):
+    optional = structure.optional if what == "x" else ()
+    if isinstance(value, Mapping) and all(_base(k, (*names, *optional)) for k in value) and any(_base(k, names) for k in value):
         return _join(_leaves(structure, str(k), v) for k, v in value.items())
     sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    several = sequence and what == "x" and len(value) > len(names) and _are_arrays([v for v in value if v is not None])
+    if several and len(value) <= len(names) + len(structure.by_position):
+        pairs = zip((*names, *structure.by_position), value, strict=False)
+        return _join(_leaves(structure, n, v) for n, v in pairs if v is not None)
+    if several and "key" in structure.optional and len(value) == len(names) + 1:
+        raise ValueError(
+            f"x has {len(value)} arrays, and the function has the inputs {names} and the argument 'key', which may be a PRNG "
+            f"key or data; pass x as a dict by argument name, such as {{{names[0]!r}: ..., 'key': ...}}, or pass the names of "
+            f"the inputs, as in jfit.Model.from_function(model, inputs=({names[0]!r}, ...), ...)"
+        )
     if len(names) != 1:
         if not sequence or len(value) != len(names):
             return None
         return _join(_leaves(structure, n, v) for n, v in zip(names, value, strict=True))
     if sequence and len(value) == 1 and _is_array(value[0]) and np.ndim(value[0]):
         value = value[0]  # a list of the arguments, of which there is one
-    return _leaves(structure, names[0], value, is_array=isinstance(value, list))  # a list has one entry per row
+    rows = isinstance(value, list) and not _are_arrays(value)
+    return _leaves(structure, names[0], value, is_array=rows)  # a list of numbers or strings has one entry per row
 
 
 def named_batch(structure: Structure, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,9 +70,33 @@ def named_batch(structure: Structure, arrays: Mapping[str, Any]) -> dict[str, An
         ['x/ids', 'label']
     """
     names = (*structure.arguments, structure.label)
+    if any(n in structure.reserved for n in arrays) and any(_base(k, names) for k in arrays):
+        name = next(n for n in arrays if n in structure.reserved)
+        raise ValueError(
+            f"the data has {name!r}, but jfit passes the argument {name!r} of the model itself (a PRNG key, row weights or "
+            "state), not from the data; rename the array or leave it out, or pass the names of the inputs, as in "
+            f"jfit.Model.from_function(model, inputs={(*structure.arguments, name)}, ...)"
+        )
     if len(structure.arguments) == 1 and arrays and not any(_base(k, names) for k in arrays):
         return _leaves(structure, structure.arguments[0], arrays)
+    names = (*names, *structure.optional)
     return _join(_leaves(structure, k, v) if k in names else {k: v} for k, v in arrays.items())
+
+
+def is_argument(structure: Structure | None, value: Any) -> bool:
+    """Return whether a tuple is the only argument of a function: whether it has the arrays that it had in the first batch.
+
+    Example:
+        >>> structure = Structure(("x",))
+        >>> first, structure.outputs = named_arrays(structure, (np.zeros(2), np.ones(2)), "x"), Tree(0)
+        >>> is_argument(structure, (np.zeros(3), np.ones(3))), is_argument(structure, (first, np.ones(2)))
+        (True, False)
+    """
+    if structure is None or structure.outputs is None or len(structure.arguments) != 1:
+        return False
+    first = structure.inputs.get(structure.arguments[0])
+    names = Tree(jax.tree.map(lambda _: 0, value, is_leaf=_is_leaf)).names
+    return first is not None and not jax.tree_util.treedef_is_leaf(first.treedef) and first.names == names
 
 
 def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +148,7 @@ def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight:
 def expected_names(structure: Structure, arrays: Mapping[str, Any], labels: tuple[str, ...]) -> tuple[Any, Any]:
     """Return the names of (inputs, labels) that a batch must have: those of the leaves it has, or else of the arguments."""
     inputs = [n for a in structure.arguments for n in _of(a, arrays) or [a]]
+    inputs += [n for a in structure.optional for n in _of(a, arrays)]
     extra = (LABEL_WEIGHT,) if LABEL_WEIGHT in arrays else ()
     return tuple(inputs), (*(_of(structure.label, arrays) or labels), *extra)
 
@@ -139,7 +176,8 @@ def _leaves(structure: Structure, name: str, tree: Any, is_array: bool = False) 
     if structure.outputs is None:  # the first batch
         structure.inputs[name] = shape
     first = structure.inputs.setdefault(name, shape)
-    if first.treedef != shape.treedef:
+    leaf = jax.tree_util.treedef_is_leaf
+    if first.names != shape.names or leaf(first.treedef) != leaf(shape.treedef):  # a list may become a tuple
         raise ValueError(
             f"{name!r} has the arrays {_shown(shape)}, expected {_shown(first)} as in the first batch; pass the same structure "
             "(dict, tuple or NamedTuple, with the same names) for every batch, in training, evaluation and prediction"
@@ -156,6 +194,10 @@ def _shown(tree: Tree) -> str:
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") or hasattr(value, "__array__") or hasattr(value, "asnumpy") or hasattr(value, "to_numpy")
+
+
+def _are_arrays(values: list[Any] | tuple[Any, ...]) -> bool:
+    return all(_is_array(v) and np.ndim(v) for v in values)
 
 
 def _is_leaf(value: Any) -> bool:

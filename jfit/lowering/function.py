@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.lowering.arguments import Arguments, arguments_of_function
 from jfit.lowering.function_rows import FunctionRows
 from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
@@ -97,12 +98,47 @@ def from_function(
     """
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
-    names = tuple(inputs) if inputs else _positional(apply)
-    keywords = frozenset(inspect.signature(apply).parameters) - set(names)
-    adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, names, label, keywords)
+    call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
+    terms = LossTerms(loss, loss_weights, loss_per_batch, label)
+    adapter = _Adapter(apply, terms, params, aux, init, label, call)
     adapter.gather = gather_outputs
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
+    return _model_of(adapter)
+
+
+def from_adapted(
+    apply: Callable[..., Any],
+    call: Arguments,
+    *,
+    loss: Any,
+    params: Any = None,
+    aux: Any = None,
+    init: Callable[..., Any] | None = None,
+    label: str = "label",
+    loss_weights: Any = None,
+    loss_per_batch: bool = False,
+    gather_outputs: bool = False,
+) -> Model:
+    """Make a `Model` of a function that was made of a module, as `from_function` does.
+
+    Args:
+        apply: `apply(params, *values, ...)` with a value for each input and optional input of the module, None if a batch does
+            not have it.
+        call: the arguments of the module.
+        loss, params, aux, label, loss_weights, loss_per_batch, gather_outputs: as for `from_function`.
+        init: as for `from_function`, with specs as `values` above.
+
+    Returns:
+        The `Model`.
+    """
+    adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, label, call)
+    adapter.gather, adapter.of_module = gather_outputs, True
+    return _model_of(adapter)
+
+
+def _model_of(adapter: _Adapter) -> Model:
+    per_batch, names = adapter.terms.per_batch, adapter.names
     rows = FunctionRows(adapter)
     return Model(
         adapter.init,
@@ -111,7 +147,7 @@ def from_function(
         names,
         adapter.terms.labels(),
         rows.plan,
-        traits=frozenset(("loss_per_batch",) * loss_per_batch + ("batch_means",) * adapter.terms.batch_means),
+        traits=frozenset(("loss_per_batch",) * per_batch + ("batch_means",) * adapter.terms.batch_means),
         structure=adapter.structure,
         verify=rows.verify,
         bind=adapter.bind,
@@ -121,12 +157,20 @@ def from_function(
 class _Adapter:
     """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps their structure."""
 
-    def __init__(self, fn, terms, params, aux, init_fn, names, label, keywords) -> None:
-        self.fn, self.terms, self.init_fn, self.names, self.label, self.keywords = fn, terms, init_fn, names, label, keywords
+    def __init__(self, fn, terms, params, aux, init_fn, label, call) -> None:
+        self.fn, self.terms, self.init_fn, self.names, self.label, self.call = fn, terms, init_fn, call.inputs, label, call
+        names = self.names
+        keywords = self.keywords = frozenset(inspect.signature(fn).parameters) - set(names)
+        self.of_module = False  # whether `fn` takes None for optional inputs that a batch does not have
         self.initial = (params, aux)
         self.weights = weight_keywords(fn) & keywords
         self.gather = False  # whether losses are computed from the rows of all devices
         self.structure = Structure(names, label)
+        self.structure.optional, self.structure.by_position, self.structure.reserved = (
+            call.optional,
+            call.by_position,
+            call.reserved,
+        )
         # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
         # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
@@ -137,7 +181,7 @@ class _Adapter:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
-            params = self.init_fn(key, *(self._argument(n, specs) for n in self.names))
+            params = self.init_fn(key, *self._arguments(specs)[: None if self.of_module else len(self.names)])
             if "aux" in self.keywords and type(params) is tuple:  # not a NamedTuple of parameters
                 params, aux = params
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
@@ -194,8 +238,11 @@ class _Adapter:
         extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
             extra["aux"] = _tree_of("aux", self.structure.known("aux"), aux)
-        arguments = [jax.tree.map(lambda x: cast(jnp.asarray(x)), self._argument(n, inputs)) for n in self.names]
-        result = self.fn(jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arguments, **extra)
+        values = jax.tree.map(lambda x: cast(jnp.asarray(x)), self._arguments(inputs))
+        arguments, named = (values, {}) if self.of_module else self.call.bind(values)
+        result = self.fn(
+            jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arguments, **{**extra, **named}
+        )
         if "aux" not in self.keywords:
             return result, dict(aux)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -213,7 +260,7 @@ class _Adapter:
     # -------------------------------------------------------------------------------- names
     def data_names(self, inputs: Mapping[str, Any]) -> list[str]:
         """Names of the data inputs: the arguments, or the leaves of their pytrees."""
-        return [n for argument in self.names for n in _leaves_of(argument, inputs)]
+        return [n for argument in (*self.names, *self.call.optional) for n in _leaves_of(argument, inputs)]
 
     def label_names(self, inputs: Mapping[str, Any]) -> list[str]:
         """Names of the labels of a batch: the label, or the leaves of its pytree."""
@@ -247,7 +294,19 @@ class _Adapter:
 
     def _batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs and the label as the user's pytrees."""
-        return {n: self._argument(n, inputs) for n in (*self.names, self.label) if _leaves_of(n, inputs)}
+        names = (*self.names, *self.call.optional, self.label)
+        return {n: self._argument(n, inputs) for n in names if _leaves_of(n, inputs)}
+
+    def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The arguments, then the optional arguments, None for those that the batch does not have."""
+        missing = [n for n in self.names if not _leaves_of(n, inputs)]
+        if missing:
+            raise ValueError(
+                f"input {missing[0]!r} is missing; the model takes {self.names}, found {tuple(inputs)}; the parameters need "
+                "its shape: pass a batch, as in jfit.init_state(model, optimizer, batch)"
+            )
+        optional = [self._argument(n, inputs) if _leaves_of(n, inputs) else None for n in self.call.optional]
+        return [*(self._argument(n, inputs) for n in self.names), *optional]
 
     def _argument(self, name: str, inputs: Mapping[str, Any]) -> Any:
         """The array or pytree of an argument or label; nested dicts if its structure is not known."""
@@ -414,15 +473,6 @@ def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
         return structure.unflatten(leaves)
     except ValueError as error:
         raise ValueError(f"{kind} {error}") from None
-
-
-def _positional(fn: Callable[..., Any]) -> tuple[str, ...]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds and p.default is p.empty]
-    names = tuple(n for n in arguments[1:] if n not in ("key", "train", "aux", "axis_name", "row_ids"))
-    if not names:
-        raise ValueError("apply takes (params, inputs...), but no input was found in its signature; pass inputs=('x',)")
-    return names
 
 
 def _output_tree(tree: Any) -> Tree:

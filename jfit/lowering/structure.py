@@ -78,6 +78,9 @@ class Structure:
         outputs: `Tree` of the outputs; None until the first batch is known.
         labels: names of the labels of the first batch with labels.
         inputs: argument name or label name -> `Tree` of its arrays, from the first batch.
+        optional: names of the arguments with a default, which are data if a batch has them.
+        by_position: those of them that arrays in a list after the arguments are.
+        reserved: names of arguments of the function that are no data, such as the PRNG key.
 
     Args:
         arguments: names of the arguments of the function that are data.
@@ -96,6 +99,9 @@ class Structure:
         self.aux: Tree | None = None
         self.outputs: Tree | None = None
         self.labels: tuple[str, ...] = ()
+        self.optional: tuple[str, ...] = ()
+        self.by_position: tuple[str, ...] = ()
+        self.reserved: frozenset[str] = frozenset()
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

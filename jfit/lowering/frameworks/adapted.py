@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jfit.lowering.arguments import Arguments, arguments_of
 
 # keyword of a call -> its value in training mode; in evaluation it is the opposite
 MODES = {
@@ -18,8 +19,6 @@ MODES = {
     "use_running_average": False,
     "inference": False,
 }
-# arguments of a call that are no inputs
-RESERVED = frozenset({*MODES, "self", "key", "rng", "rngs", "state"})
 
 
 class Adapted(NamedTuple):
@@ -27,65 +26,49 @@ class Adapted(NamedTuple):
 
     Attributes:
         framework: name of the framework, for messages, such as "flax.nnx".
-        apply: pure function `apply(params, *inputs, key, train, aux, axis_name) -> (output, new aux)`.
-        inputs: names of the inputs.
+        apply: pure function `apply(params, *inputs, key, train, aux, axis_name) -> (output, new aux)`; optional inputs are None
+            if a batch does not have them.
+        call: the arguments of the module.
         restore: `restore(params, aux) -> module`: a new module with these values, in evaluation mode.
         params: pytree of the initial parameters; None if `init` makes them.
         aux: pytree of the initial auxiliary states; None if `init` makes them.
         init: `init(key, *specs) -> (params, aux)`, or None.
 
     Example:
-        >>> Adapted("jax", lambda params, x, **_: (x * params, ()), ("x",), lambda params, aux: params, 2.0, ()).inputs
+        >>> double = lambda x: 2 * x
+        >>> Adapted("jax", double, call_of(double), lambda params, aux: params, 2.0, ()).call.inputs
         ('x',)
     """
 
     framework: str
     apply: Callable[..., Any]
-    inputs: tuple[str, ...]
+    call: Arguments
     restore: Callable[[Any, Any], Any]
     params: Any = None
     aux: Any = None
     init: Callable[..., Any] | None = None
 
 
-class Call(NamedTuple):
-    """The arguments of the call of a module.
-
-    Attributes:
-        inputs: names of the positional arguments without default that are data.
-        names: names of all arguments.
-        required: names of the arguments without default.
-
-    Example:
-        >>> call = call_of(lambda x, *, train=False, key: x)
-        >>> call.inputs, call.mode(train=True), "key" in call.names
-        (('x',), {'train': True}, True)
-    """
-
-    inputs: tuple[str, ...]
-    names: frozenset[str]
-    required: frozenset[str]
-
-    def mode(self, train: bool) -> dict[str, bool]:
-        """Keyword arguments that select training or evaluation mode: those of `MODES` that `__call__` of the module accepts."""
-        return {name: train == value for name, value in MODES.items() if name in self.names}
-
-
-def call_of(fn: Callable[..., Any], skip: int = 0) -> Call:
-    """Read the arguments of a function or method.
+def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str] = (), skip: int = 0) -> Arguments:
+    """Read the arguments of a bound method of a module.
 
     Args:
-        fn: the function; its argument `self` is no input.
+        fn: the method.
+        inputs: names of the inputs that the user passed, or None.
+        reserved: names of the arguments that its framework passes, in addition to those of `MODES`.
         skip: number of positional arguments before the inputs.
 
     Returns:
-        `Call`.  A function of `*args` has one input, "x".
+        `Arguments`.  A function of `*args` has one input, "x".
     """
-    parameters = list(inspect.signature(fn).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"][skip:]
-    required = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    inputs = tuple(p.name for p in positional if p.name in required and p.name not in RESERVED)
-    return Call(inputs or ("x",), frozenset(p.name for p in parameters), frozenset(required))
+    call = arguments_of(fn, {*MODES, *reserved}, skip, None if inputs is None else tuple(inputs))
+    return call if call.inputs else call._replace(inputs=("x",))
+
+
+def mode(call: Arguments, train: bool) -> dict[str, bool]:
+    """Keyword arguments that select training or evaluation mode: those of `MODES` that the module accepts."""
+    data = (*call.inputs, *call.optional)
+    return {name: train == value for name, value in MODES.items() if name in call.names and name not in data}
 
 
 def one_row(specs: Any) -> Any:

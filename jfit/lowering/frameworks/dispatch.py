@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jfit.lowering.frameworks import equinox, haiku, keras, linen, nnx
 from jfit.lowering.frameworks.adapted import Adapted
-from jfit.lowering.function import from_function
+from jfit.lowering.function import from_adapted
 from jfit.lowering.model import Model
 
 # (package, name of the class), found among the base classes of an object -> its adapter
@@ -59,7 +59,9 @@ def _has_parameters(module: Any) -> bool:
     return any(jnp.issubdtype(getattr(x, "dtype", int), jnp.inexact) for x in jax.tree.leaves(module))
 
 
-def from_module(module: Any, *, loss: Any = None, params: Any = None, aux: Any = None, **options: Any) -> Model:
+def from_module(
+    module: Any, *, loss: Any = None, params: Any = None, aux: Any = None, inputs: Sequence[str] | None = None, **options: Any
+) -> Model:
     """Make a `Model` of a module of a JAX framework and a per-example loss.
 
     Args:
@@ -68,6 +70,8 @@ def from_module(module: Any, *, loss: Any = None, params: Any = None, aux: Any =
         loss: as for `Model.from_function`; None: the model can only predict.
         params: initial parameters, a pytree with the structure that `run.params` has; default: those of the module.
         aux: initial auxiliary states (batch statistics, other variables), likewise.
+        inputs: names of the inputs.  Default: the arguments of its call without default, and those with a default that a batch
+            has, but not those for the mode, random numbers or state.
         options: further arguments of `Model.from_function`.
 
     Returns:
@@ -89,9 +93,9 @@ def from_module(module: Any, *, loss: Any = None, params: Any = None, aux: Any =
             f"{type(module).__module__}.{type(module).__qualname__} is no module of a framework that jfit supports; "
             "expected one of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters with loss= and params="
         )
-    adapted = adapt(module, params, aux)
+    adapted = adapt(module, params, aux, inputs)
     values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
-    model = from_function(adapted.apply, loss=no_loss if loss is None else loss, inputs=adapted.inputs, **values, **options)
+    model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
     return model._replace(module=adapted)
 
 

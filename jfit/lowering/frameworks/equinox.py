@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, unsupported_sync
 
 NAME = "Equinox"
 
 
-def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert an Equinox module, or a pair (module, state), to the arguments of `Model.from_function`.
 
     The module is called for one row; `jax.vmap` maps it over the batch, with the axis name of its BatchNorm layers ("batch" if
@@ -24,6 +24,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         params: initial parameters, as `equinox.filter(module, equinox.is_inexact_array)` returns them; default: those of
             the module.
         aux: initial `equinox.nn.State`; default: that of the pair.
+        inputs: names of the inputs that the user passed, or None.
 
     Returns:
         `Adapted`.
@@ -40,8 +41,11 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
             f"the Equinox module {type(net).__name__} has no floating-point arrays to train; if it is a function of params, "
             "such as one of eqx.filter_jit, pass params="
         )
-    call, stateful = call_of(type(net).__call__), isinstance(module, tuple)
-    inputs = call.inputs if not stateful or "state" in call.names else call.inputs[:-1]  # the last argument is the state
+    stateful = isinstance(module, tuple)
+    call = call_of(net.__call__, inputs, {"key", "state"} if stateful else {"key"})
+    if stateful and "state" not in call.names and inputs is None:
+        call = call._replace(inputs=call.inputs[:-1])  # the last argument is the state
+    takes_key = "key" in call.names and "key" not in call.inputs
     axis = _axis_name(eqx, net)
 
     def apply(
@@ -57,23 +61,23 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         if axis_name is not None:
             model = _synchronized(eqx, model, (axis, axis_name))
 
-        def one(key: Any, state: Any, *row: Any) -> Any:
-            options: dict[str, Any] = {**call.mode(train), **({"key": key} if "key" in call.names else {})}
+        def one(key: Any, state: Any, row: Any, named: Any) -> Any:
+            options: dict[str, Any] = {**mode(call, train), **named, **({"key": key} if takes_key else {})}
             if not stateful:
                 return model(*row, **options), state
             return model(*row, state=state, **options) if "state" in call.names else model(*row, state, **options)
 
         keys = None
-        if train and key is not None and "key" in call.names:
+        if train and key is not None and takes_key:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)
-        axes = (None if keys is None else 0, None, *[0] * len(inputs))
-        return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *inputs)
+        axes = (None if keys is None else 0, None, 0, 0)
+        return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *call.bind(inputs))
 
     def restore(params: Any, aux: Any) -> Any:
         model = eqx.nn.inference_mode(eqx.combine(params, static))
         return (model, aux) if stateful else model
 
-    return Adapted(NAME, apply, inputs, restore, initial("params", NAME, own_params, params), initial("aux", NAME, state, aux))
+    return Adapted(NAME, apply, call, restore, initial("params", NAME, own_params, params), initial("aux", NAME, state, aux))
 
 
 def _norms(eqx: Any) -> Callable[[Any], list[Any]]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, note_on_evaluation, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, mode, note_on_evaluation, one_row, unsupported_sync
 
 NAME = "Haiku"
 
 
-def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a pair of `hk.transform` or `hk.transform_with_state` to the arguments of `Model.from_function`.
 
     Without values it is initialized from the data, with one row of zeros: `pair.init(key, zeros, is_training=True)`.  In
@@ -23,20 +23,22 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         module: the pair (init, apply).
         params: its parameters; default: initialized from the data.
         aux: its state; default: empty if `params` is passed.
+        inputs: names of the inputs that the user passed, or None.
 
     Returns:
         `Adapted`.
     """
     stateful = type(module).__name__ == "TransformedWithState"
     takes_rng = "rng" in inspect.signature(module.apply).parameters
-    call = call_of(module.apply, skip=1)
+    call = call_of(module.apply, inputs, skip=1 + stateful + takes_rng)
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None:
             raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
+        args, named = call.bind(inputs)
         rng = (key if train else None,) if takes_rng else ()
         try:
-            result = module.apply(params, *((aux,) if stateful else ()), *rng, *inputs, **call.mode(train))
+            result = module.apply(params, *((aux,) if stateful else ()), *rng, *args, **named, **mode(call, train))
         except ValueError as error:
             if not train and "PRNGKey" in str(error):
                 note_on_evaluation(error, "call hk.next_rng_key")
@@ -44,10 +46,10 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         return result if stateful else (result, aux)
 
     def init(key: Any, *specs: Any) -> tuple[Any, Any]:
-        zeros = one_row(specs)
-        values = jax.jit(lambda key, *zeros: module.init(key, *zeros, **call.mode(train=True)))(key, *zeros)
+        args, named = call.bind(one_row(specs))
+        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, True)))(key, *args, **named)
         return values if stateful else (values, {})
 
     if params is not None and aux is None:
         aux = {}
-    return Adapted(NAME, apply, call.inputs, lambda params, aux: module, params, aux, None if params is not None else init)
+    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, None if params is not None else init)

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, one_row, unsupported_sync
 
 NAME = "Keras"
 SEED = "seed_generator_state"  # name of the variable of a keras.random.SeedGenerator
 
 
-def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a Keras model to the arguments of `Model.from_function`.
 
     A model without variables is built from the data, on a copy if Keras can copy it.  In training, the state of the i-th seed
@@ -25,6 +25,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         module: the model; its variables are not changed.
         params: dict of initial values of the trainable variables; default: those of the model.
         aux: dict of initial values of the other variables, without those of seed generators, likewise.
+        inputs: names of the inputs that the user passed, or None.
 
     Returns:
         `Adapted`.
@@ -39,12 +40,12 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
             f"the backend of Keras is {keras.config.backend()!r}, but jfit trains JAX programs; set the environment variable "
             "KERAS_BACKEND=jax before the first import of keras"
         )
-    model = _Built(module, params, aux)
+    model = _Built(module, params, aux, inputs)
     if module.built and module.variables:
         own_params, own_aux = model.values()
         values = initial("params", NAME, own_params, params), initial("aux", NAME, own_aux, aux)
-        return Adapted(NAME, model.apply, model.inputs, model.restore, *values)
-    return Adapted(NAME, model.apply, model.inputs, model.restore, init=model.init)
+        return Adapted(NAME, model.apply, model.call, model.restore, *values)
+    return Adapted(NAME, model.apply, model.call, model.restore, init=model.init)
 
 
 class _Built:
@@ -55,11 +56,20 @@ class _Built:
         params, aux: initial values, or None.
     """
 
-    def __init__(self, model: Any, params: Any, aux: Any) -> None:
+    def __init__(self, model: Any, params: Any, aux: Any, names: Any) -> None:
         self.model, self.user_model, self.passed = model, model, (params, aux)
         inputs = getattr(model, "inputs", None) or ()
-        self.call = call_of(type(model).call)
-        self.inputs = tuple(x.name for x in inputs) if len(inputs) > 1 else self.call.inputs[:1]
+        self.call = call_of(model.call, names)._replace(by_position=())
+        if inputs or type(model).__module__.startswith("keras."):  # not a subclass
+            names = tuple(x.name for x in inputs) if len(inputs) > 1 else self.call.inputs[:1]
+            self.call = self.call._replace(inputs=names, optional=())
+        elif len(self.call.inputs) > 1:
+            raise TypeError(
+                f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}, but Keras builds and calls "
+                "models with one argument; write call(self, inputs), where inputs is a list or dict of the arrays, and pass "
+                "the same list or dict as x"
+            )
+        self.inputs = self.call.inputs
         self.is_dict = isinstance(getattr(model, "input", None), dict) if inputs else False
 
     def init(self, key: Any, *specs: Any) -> tuple[Any, Any]:
@@ -70,7 +80,8 @@ class _Built:
             except (NotImplementedError, TypeError):  # a subclass without get_config
                 self.model = self.user_model
             with jax.ensure_compile_time_eval():  # `init` is traced for its shapes first, but variables keep their values
-                self.model(self._packed(one_row(specs)))
+                args, named = self.call.bind(one_row(specs))
+                self.model(self._packed(args), **named)
         values = zip(("params", "aux"), self.values(), self.passed, strict=True)
         params, aux = (initial(kind, NAME, own, passed) for kind, own, passed in values)
         return params, aux
@@ -90,8 +101,9 @@ class _Built:
         names, model = _names(self.model), self.model
         others = _with_seeds(model.non_trainable_variables, names, aux, key if train else None)
         trainable = [params[names[id(v)]] for v in model.trainable_variables]
-        options = {**self.call.mode(train), "return_losses": True}
-        output, new, losses = model.stateless_call(trainable, others, self._packed(inputs), **options)
+        options = {**mode(self.call, train), "return_losses": True}
+        args, named = self.call.bind(inputs)
+        output, new, losses = model.stateless_call(trainable, others, self._packed(args), **named, **options)
         if losses:
             raise ValueError(
                 f"the Keras model {model.name!r} adds {len(losses)} losses (regularizers or add_loss), which fit would leave "

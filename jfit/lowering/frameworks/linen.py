@@ -8,14 +8,15 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import MODES, Adapted, Call, call_of, note_on_evaluation, one_row, unsupported_sync
+from jfit.lowering.arguments import Arguments
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, mode, note_on_evaluation, one_row, unsupported_sync
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
 FLAGS = {"Dropout": "deterministic", "BatchNorm": "use_running_average"}
 
 
-def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a `flax.linen.Module` to the arguments of `Model.from_function`.
 
     Without values it is initialized from the data, with one row of zeros: `module.init(key, zeros, train=False)`.  In training,
@@ -26,6 +27,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         module: the module; if it is bound, its variables are the initial values.
         params: the collection "params", or a dict of all collections; default: initialized from the data.
         aux: dict of the other collections; default: none if `params` is passed.
+        inputs: names of the inputs that the user passed, or None.
 
     Returns:
         `Adapted`.
@@ -36,7 +38,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
     if module.scope is not None:
         module, bound = module.unbind()
         params = bound if params is None else params
-    call = call_of(type(module).__call__)
+    call = call_of(module.__call__, inputs)
     if params is not None:
         params = unfreeze(params)
         if aux is None and isinstance(params, Mapping) and "params" in params:
@@ -48,7 +50,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         if axis_name is not None and "batch_stats" not in aux:
             raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
-        run = functools.partial(module.apply, {"params": params, **aux}, *inputs, rngs=rngs, **call.mode(train))
+        args, named = call.bind(inputs)
+        run = functools.partial(module.apply, {"params": params, **aux}, *args, rngs=rngs, **named, **mode(call, train))
         try:
             with linen.intercept_methods(_interceptor(module, call, axis_name)):
                 if not train or not aux:
@@ -61,24 +64,24 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         return output, {**aux, **updates}
 
     def init(key: Any, *specs: Any) -> tuple[Any, Any]:
-        zeros = one_row(specs)
-        variables = dict(jax.jit(functools.partial(module.init, **call.mode(train=False)))(key, *zeros))
+        args, named = call.bind(one_row(specs))
+        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train=False)))(key, *args, **named))
         return variables.pop("params", {}), variables
 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call.inputs, restore, params, aux, None if params is not None else init)
+    return Adapted(NAME, apply, call, restore, params, aux, None if params is not None else init)
 
 
-def _interceptor(module: Any, call: Call, axis_name: str | None) -> Callable[..., Any]:
+def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:
     """Return an interceptor of the calls of layers, which sets the device axis of BatchNorm and checks the modes of layers."""
 
     def intercept(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         layer, kind = context.module, type(context.module).__name__
         if kind not in FLAGS or context.method_name != "__call__":
             return next_call(*args, **kwargs)
-        if not call.mode(True) and layer is not module:
+        if not mode(call, True) and layer is not module:
             passed = kwargs.get(FLAGS[kind], args[1] if len(args) > 1 else None)
             if (getattr(layer, FLAGS[kind]) if passed is None else passed) is not True:
                 raise ValueError(_no_mode(module, layer, FLAGS[kind]))

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, unsupported_sync
 
 NAME = "Flax nnx"
 
 
-def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
+def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a `flax.nnx.Module` to the arguments of `Model.from_function`.
 
     In training, every random stream of the module is reseeded in each step with `nnx.reseed`; the key of the stream `name` is
@@ -22,6 +22,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
         module: the module.  It is not changed.
         params: `nnx.State` of initial parameters; default: those of the module.
         aux: `nnx.State` of the initial other variables, such as batch statistics; default: those of the module.
+        inputs: names of the inputs that the user passed, or None.
 
     Returns:
         `Adapted`.
@@ -30,7 +31,9 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
 
     graphdef, own_params, streams, own_aux = nnx.split(module, nnx.Param, nnx.RngState, ...)
     tags = {node.tag for _, node in nnx.iter_graph(module) if isinstance(node, nnx.RngStream)}
-    call = call_of(type(module).__call__)
+    call = call_of(module.__call__, inputs, {"rngs"})
+    # An optional `rngs` would replace the streams of the module, whose keys are documented.
+    takes_rngs = "rngs" in call.names - {*call.inputs} and ("rngs" in call.required or not tags)
 
     def merged(params: Any, aux: Any, train: bool) -> Any:
         copy = nnx.merge(graphdef, params, streams, aux, copy=True)  # the variables of a split belong to the user's module
@@ -39,21 +42,22 @@ def adapt(module: Any, params: Any = None, aux: Any = None) -> Adapted:
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         copy = merged(params, aux, train)
-        options: dict[str, Any] = {**call.mode(train)}
+        options: dict[str, Any] = mode(call, train)
         if axis_name is not None:
             _synchronize(nnx, copy, axis_name)
         if train and key is not None:
             nnx.reseed(copy, policy="match_shape", **{tag: _stream_key(key, tag) for tag in tags})
-        if "rngs" in call.names and (train or "rngs" in call.required):
+        if takes_rngs and (train or "rngs" in call.required):
             options["rngs"] = nnx.Rngs(jax.random.key(0) if key is None else key)
-        output = copy(*inputs, **options)
+        args, named = call.bind(inputs)
+        output = copy(*args, **named, **options)
         nnx.pop(copy, nnx.Intermediate)  # values that `sow` stored; with them the state would have another structure
         return output, nnx.split(copy, nnx.Param, nnx.RngState, ...)[3]
 
     return Adapted(
         NAME,
         apply,
-        call.inputs,
+        call,
         lambda params, aux: merged(params, aux, train=False),
         initial("params", NAME, own_params, params),
         initial("aux", NAME, own_aux, aux),

@@ -1,0 +1,186 @@
+"""Which arguments of functions and modules are data: those with a default, keyword-only ones, and names such as `key`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import jfit
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when keras is first imported
+
+RNG = np.random.default_rng(0)
+X, M = RNG.normal(size=(12, 4)).astype("float32"), RNG.normal(size=(12, 1)).astype("float32")
+Y, W = X @ RNG.normal(size=(4, 2)).astype("float32"), RNG.normal(size=(4, 2)).astype("float32")
+OPTIONS: Any = {"loss": "mse", "num_epoch": 1, "batch_size": 6, "shuffle": False, "progress": False, "eval_metric": None}
+OPTIONS |= {"optimizer": optax.sgd(0.1)}
+
+
+def masked(w, x, mask):
+    return x @ w * (1 if mask is None else mask)
+
+
+def by_hand(mask):
+    """The weights after one epoch of gradient descent, written by hand."""
+    w = jnp.asarray(W)
+    for rows in (slice(0, 6), slice(6, 12)):
+        part = None if mask is None else mask[rows]
+        w = w - 0.1 * jax.grad(lambda w, r=rows, m=part: ((masked(w, X[r], m) - Y[r]) ** 2).mean())(w)
+    return np.asarray(w)
+
+
+def function(p, x, mask=None):
+    return masked(p["w"], x, mask)
+
+
+class Nnx(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.asarray(W))
+
+    def __call__(this, x, mask=None):
+        return masked(this.w[...], x, mask)
+
+
+class Linen(linen.Module):
+    @linen.compact
+    def __call__(this, x, mask=None):
+        return masked(this.param("w", lambda key: jnp.asarray(W)), x, mask)
+
+
+class Equinox(eqx.Module):
+    w: jax.Array
+
+    def __call__(this, x, mask=None):
+        return masked(this.w, x, mask)
+
+
+def haiku(x, mask=None):
+    return masked(hk.get_parameter("w", (4, 2), init=lambda *_: jnp.asarray(W)), x, mask)
+
+
+MODELS = {
+    "function": lambda: (function, {"params": {"w": W}}),
+    "nnx": lambda: (Nnx(), {}),
+    "linen": lambda: (Linen(), {}),
+    "equinox": lambda: (Equinox(jnp.asarray(W)), {}),
+    "haiku": lambda: (hk.transform(haiku), {}),
+}
+
+
+def weights(run):
+    return np.asarray(next(iter(run.named_params.values())))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_argument_with_a_default_is_passed_if_the_data_has_it(name):
+    model, options = MODELS[name]()
+    run = jfit.fit(model, {"x": X, "mask": M, "label": Y}, **options, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.predict({"x": X, "mask": M}), run.predict(X) * M, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.predict(X), X @ weights(run), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.score((X, Y))["loss"], ((X @ weights(run) - Y) ** 2).mean(), rtol=1e-5)
+
+
+BATCHES = [{"x": X[rows], "mask": M[rows], "label": Y[rows]} for rows in (slice(0, 6), slice(6, 12))]
+FORMS = {"list": ([X, M], Y), "tuple": ((X, M), Y), "dict": ({"x": X, "mask": M}, Y), "stream": BATCHES}
+
+
+@pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
+def test_an_argument_with_a_default_is_passed_by_position_and_by_name(data):
+    run = jfit.fit(function, data, params={"w": W}, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+
+
+def test_a_keyword_only_argument_without_default_is_an_input():
+    def scaled(p, x, *, scale):
+        return x @ p["w"] * scale
+
+    for data in ({"x": X, "scale": M, "label": Y}, ([X, M], Y)):
+        np.testing.assert_allclose(
+            weights(jfit.fit(scaled, data, params={"w": W}, **OPTIONS)), by_hand(M), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_inputs_may_have_names_that_other_frameworks_reserve():
+    class Attention(Nnx):
+        def __call__(self, state, key):
+            return masked(self.w[...], state, key)
+
+    class Stateless(Equinox):
+        def __call__(self, state, *, rng):
+            return masked(self.w, state, rng)
+
+    run = jfit.fit(Attention(), {"state": X, "key": M, "label": Y}, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+    run = jfit.fit(Stateless(jnp.asarray(W)), {"state": X, "rng": M, "label": Y}, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+
+
+def test_key_of_a_function_is_data_if_the_batch_has_it():
+    def attention(p, query, key):
+        return masked(p["w"], query, key)
+
+    run = jfit.fit(attention, {"query": X, "key": M, "label": Y}, params={"w": W}, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"'key', which may be a PRNG key or data; pass x as a dict .* inputs="):
+        jfit.fit(attention, ([X, M], Y), params={"w": W}, **OPTIONS)
+    options = {k: v for k, v in OPTIONS.items() if k != "loss"}
+    model = jfit.Model.from_function(attention, loss="mse", params={"w": W}, inputs=("query", "key"))
+    np.testing.assert_allclose(weights(jfit.fit(model, ([X, M], Y), **options)), by_hand(M), rtol=1e-5, atol=1e-6)
+
+
+def test_an_array_with_the_name_of_an_argument_that_jfit_passes_is_refused():
+    def excluded(p, x, *, mask):
+        return x @ p["w"] * mask[:, None]
+
+    with pytest.raises(ValueError, match=r"the data has 'mask', but jfit passes the argument 'mask' of the model itself"):
+        jfit.fit(excluded, {"x": X, "mask": M, "label": Y}, params={"w": W}, **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_predict_takes_the_structure_that_fit_took(kind):
+    run = jfit.fit(lambda p, pair: masked(p["w"], *pair), (kind((X, M)), Y), params={"w": W}, **OPTIONS)
+    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
+    for data in ([X, M], (X, M), ((X, M),), ([X, M], Y)):
+        np.testing.assert_allclose(run.predict(data), masked(weights(run), X, M), rtol=1e-5, atol=1e-6)
+
+
+def test_a_keras_model_of_several_arguments_is_refused():
+    import keras
+
+    class Two(keras.Model):
+        def call(self, u, v):
+            return u * v
+
+    with pytest.raises(TypeError, match=r"Two.call has the arguments u, v, but Keras .* one argument"):
+        jfit.fit(Two(), ([X, M], Y), **OPTIONS)
+
+
+def test_a_state_of_an_unbuilt_module_needs_a_batch():
+    with pytest.raises(
+        ValueError, match=r"input 'inputs' is missing; .* pass a batch, as in jfit.init_state\(model, optimizer, batch\)"
+    ):
+        jfit.init_state(jfit.Model.from_module(linen.Dense(2), loss="mse"), "sgd")
+
+
+def test_the_streams_of_an_nnx_module_are_used_if_rngs_is_optional():
+    import zlib
+
+    net = nnx.Sequential(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    run = jfit.fit(net, (X, Y), **{**OPTIONS, "batch_size": 12})
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.split(jax.random.key(0))[1], 0), 0)
+    nnx.reseed(net, default=jax.random.fold_in(key, zlib.crc32(b"default")))
+    loss, gradient = nnx.value_and_grad(lambda net: ((net(X) - Y) ** 2).mean())(net)
+    nnx.update(net, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(net, nnx.Param), gradient))
+    np.testing.assert_allclose(run.history.epochs[0]["loss"], loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(nnx.state(net, nnx.Param)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
