@@ -54,6 +54,7 @@ def test_the_average_is_that_of_a_hand_loop_with_optax(debias):
         assert not np.allclose(value, run.raw_params[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_averaging_does_not_change_the_training_and_steps_per_call_do_not_change_the_average():
     plain, one, many = train(), train(ema=0.9, steps_per_call=1), train(ema=0.9, steps_per_call=5)
     assert bits(plain.state.params) == bits(one.state.params)

@@ -347,6 +347,7 @@ def test_endless_streams_go_on_where_the_last_epoch_ended():
     assert same(fit(Loader(), steps_per_epoch=2, num_epoch=3), fit(Loader(), num_epoch=2))
 
 
+@pytest.mark.slow
 def test_finite_streams_and_arrays_are_cut():
     five = list(batches(0, 5))
     assert same(fit(five, steps_per_epoch=2), fit(five[:2]))
@@ -481,6 +482,7 @@ def trained_by_hand(order):
     return params
 
 
+@pytest.mark.slow
 def test_class_weights_multiply_the_weights_of_rows():
     by_hand = trained_by_hand(permutation(40, 0, 0))
     run = fit((X, Y), class_weight=WEIGHTS, num_epoch=1)

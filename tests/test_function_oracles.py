@@ -58,6 +58,7 @@ def bits_of(run):
     return {**bits(run.state), "epochs": result_of(run).epochs}
 
 
+@pytest.mark.repetitions(16)  # CI runs all of them
 @pytest.mark.parametrize("name", CASES)
 def test_fit_computes_the_numbers_of_the_training_by_hand(name):
     expected = by_hand(name)
@@ -97,6 +98,7 @@ def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
     assert_close(by_fit(one, train_data=data), by_hand(name))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", starting_with(LANGUAGE, [n for n in CASES if n not in (HOST_METRIC, SCALAR_LOSS)]))
 def test_micro_batches_compute_the_same_update(name):
@@ -137,6 +139,7 @@ def test_eight_devices_change_nothing(name):
     assert_close(by_fit(CASES[name].build(), devices=8), by_hand(name))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.filterwarnings("ignore:the rows of a batch:UserWarning")
 @pytest.mark.parametrize("name", starting_with("Flax nnx, dropout", [n for n in CASES if n not in EXACT]))

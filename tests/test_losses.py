@@ -165,6 +165,7 @@ def test_the_mean_is_over_the_positions_that_are_not_ignored(seed, rows, share):
     assert run.score((x, label))["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_ignored_positions_do_not_depend_on_devices_and_micro_batches(devices, micro_batches, rng):

@@ -243,6 +243,7 @@ def test_a_module_trains_as_in_plain_code_of_its_framework(trained):
     np.testing.assert_allclose(run.predict(X), plain.evaluate(params, aux, X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("make", MODULES)
 def test_fewer_rows_than_a_batch_are_not_padded_for_batch_statistics(make):
@@ -282,6 +283,7 @@ def equinox_dropout():
     return Plain(module, params, (), apply, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [nnx_dropout, equinox_dropout])
 def test_dropout_in_padded_batches_draws_the_masks_of_batches_without_padding(make):
     plain = make()
@@ -317,6 +319,7 @@ def test_run_model_is_the_trained_module_and_the_module_passed_is_unchanged(trai
     assert abs(fresh - output).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 def test_a_resumed_run_of_a_module_equals_an_uninterrupted_one(trained, tmp_path):
     plain, run = trained
@@ -331,6 +334,7 @@ def test_a_resumed_run_of_a_module_equals_an_uninterrupted_one(trained, tmp_path
     assert loaded.score((X, Y)) == again.score((X, Y), "auto")
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 def test_score_predict_lr_find_and_fit_of_a_run_take_modules(trained):
     plain, run = trained
@@ -350,6 +354,7 @@ def test_synchronized_batch_statistics_of_two_devices_are_those_of_one(make):
     assert_close((two.params, two.aux), (one.params, one.aux), 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [haiku_module, keras_is_slow])
 def test_statistics_that_cannot_be_synchronized_are_refused(make):
     with pytest.raises(ValueError, match=r"sync_batch_stats=True: .* so jfit cannot average batch statistics of this"):
@@ -363,6 +368,7 @@ def test_a_module_without_batch_normalization_is_not_synchronized():
 
 
 # ------------------------------------------------------------------------------------------------ parameters
+@pytest.mark.slow
 def test_optax_masks_and_frozen_names_see_the_tree_of_the_module():
     mask = lambda params: jax.tree.map(lambda x: x.ndim == 2, params)  # noqa: E731
     optimizer = optax.chain(optax.sgd(0.1), optax.masked(optax.set_to_zero(), mask))

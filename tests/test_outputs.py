@@ -207,6 +207,7 @@ def test_losses_and_labels_may_be_nested_as_the_outputs():
     assert tuples.history.epochs[-1].keys() >= {"0_loss", "1_loss", "0_accuracy"}
 
 
+@pytest.mark.slow
 def test_metrics_by_output_name():
     metric = {"a": ["acc", lambda y, o: float((o.argmax(1) == y).mean())], "b": "mse"}
     run = fit(two_heads, (X, Y), (X, Y), loss=LOSSES, eval_metric=metric, batch_size=ROWS)
@@ -310,6 +311,7 @@ def test_a_loss_of_one_scalar_for_the_batch(data_on_device):
     assert run.score(data, batch_size=ROWS)["loss"] == pytest.approx(float(loss(X @ run.params["w"], data[1])[0]), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", ["by name", "of the batch"])
 def test_joint_losses_that_combine_rows_are_not_padded(form):
@@ -480,6 +482,7 @@ def weighted_mean(params, batch, ignored=None):
     return (losses * each).sum() / each.sum(), {}
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("ignored", [None, 0])
 @pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False, "steps_per_call": 2}])
@@ -500,6 +503,7 @@ def test_tokens_are_weighted_in_loss_and_metrics(options, ignored):
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_token_weights_in_streams_steps_and_predictions():
     data = (TEXT, NEXT, EACH)
     run = fit(tokens, [tuple(v[i : i + BATCH] for v in data) for i in range(0, ROWS, BATCH)], loss="cross_entropy")

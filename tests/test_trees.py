@@ -375,6 +375,7 @@ def test_typed_keys_are_state_that_is_not_trained(optimizer, devices, tmp_path):
     assert_same(data_of(again.params["key"]), data_of(params["key"]), 0, 0)
 
 
+@pytest.mark.slow
 def test_typed_keys_survive_padding_micro_batches_and_early_stopping():
     apply, params, aux = with_keys()
     stop = jfit.callbacks.early_stopping("loss", patience=1)
