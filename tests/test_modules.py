@@ -450,6 +450,94 @@ def test_random_numbers_in_evaluation_raise_an_error_with_a_note(make):
     assert "jfit: in evaluation no PRNG key is passed" in error.value.__notes__[0]
 
 
+@pytest.mark.parametrize("make", [linen_module, haiku_module])
+def test_values_of_initialized_modules_are_checked_and_auxiliary_states_alone_are_used(make):
+    plain = make()
+    shifted = jax.tree.map(lambda x: x + 7, plain.aux)
+    model = jfit.Model.from_module(plain.module, loss=cross_entropy, aux=shifted)
+    specs = {model.inputs[0]: jax.ShapeDtypeStruct((4, 5), "float32")}
+    params, aux = model.init(INIT_KEY, specs)
+    assert_close((model.structure.params.unflatten(params), model.structure.aux.unflatten(aux)), (plain.params, shifted), 1e-6)
+    wrong = jax.tree.map(lambda x: jnp.concatenate([x, x]), plain.params)
+    state = {"aux": plain.aux}
+    for values, message in (
+        ({"params": {}, **state}, "params= has other names than the params of the .* missing"),
+        ({"params": {**plain.params, "Dense_9": {"kernel": X}}, **state}, "unknown .'Dense_9/kernel'."),
+        ({"params": wrong, **state}, r"params= has an array .* of shape \(.*, but the .* module has one of shape \(.*8"),
+        ({"params": plain.params}, "the auxiliary state of the .* module is missing: .*mean"),
+        ({"params": plain.params, "aux": jax.tree.map(lambda x: jnp.ones(4), plain.aux)}, "aux= has an array"),
+        ({"aux": {}}, "the auxiliary state of the .* module is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(plain.module, **values)
+    with pytest.raises(ValueError, match=r"the auxiliary state of the .* module is missing"):
+        jfit.predict(plain.module, X, params=plain.params)
+    with pytest.raises(ValueError, match=r"params= has an array 'bias/value' of shape \(6,\)"):
+        module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+        train(module, params=jax.tree.map(lambda x: jnp.concatenate([x, x]), nnx.state(module)))
+
+
+class HeadInTraining(linen.Module):
+    """Has more parameters if it is initialized in training mode."""
+
+    @linen.compact
+    def __call__(self, x, train: bool):
+        output = linen.Dense(3, name="last")(x)
+        return output + linen.Dense(3, name="head")(x) if train else output
+
+
+def test_params_of_a_linen_module_that_was_initialized_in_training_mode():
+    module = HeadInTraining()
+    run = train(module, num_epoch=1, params=module.init(INIT_KEY, X[:1], train=True))
+    assert sorted(run.params) == ["head", "last"]
+
+
+class Dropout(linen.Module):
+    """Has the name of a layer of linen, but no mode."""
+
+    @linen.compact
+    def __call__(self, x):
+        return 2 * x
+
+
+def test_layers_of_users_may_have_names_of_linen_layers():
+    run = train(linen.Sequential([Dropout(), linen.Dense(3)]), num_epoch=1)
+    assert np.isfinite(run.history.column("loss")[0])
+
+
+def test_from_module_takes_names_of_inputs_and_refuses_init():
+    module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+    assert jfit.Model.from_module(module, loss="mse", inputs=("x",)).inputs == ("x",)
+    with pytest.raises(TypeError, match=r"from_module takes no init=.* pass params= and aux="):
+        jfit.Model.from_module(module, loss="mse", init=lambda key, x: {})
+
+
+class Frozen(nnx.Module):
+    def __init__(self, **modes):
+        self.norm = nnx.BatchNorm(5, rngs=nnx.Rngs(0), use_running_average=modes["norm"])
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0), deterministic=modes["drop"])
+        self.last = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.last(self.drop(self.norm(x)))
+
+
+def test_nnx_layers_in_evaluation_mode_stay_in_it_among_layers_in_training_mode():
+    def trained(norm, drop):
+        model = jfit.Model.from_module(Frozen(norm=norm, drop=drop), loss="mse")
+        params, aux = model.init(INIT_KEY, {})
+        (output,), aux = model.apply(params, aux, {"x": X}, key=RUN_KEY, train=True)
+        return output, aux["norm/mean/value"]
+
+    output, mean = trained(norm=False, drop=True)
+    np.testing.assert_allclose(output, Frozen(norm=False, drop=True)(X), rtol=1e-5)  # no dropout
+    assert (mean != 0).all()
+    output, mean = trained(norm=True, drop=False)
+    assert (mean == 0).all() and not np.allclose(output, Frozen(norm=True, drop=True)(X))
+    output, mean = trained(norm=True, drop=True)  # all layers in evaluation mode: all are trained
+    assert (mean != 0).all() and not np.allclose(output, Frozen(norm=False, drop=True)(X))
+
+
 # ------------------------------------------------------------------------------------------------ tables
 @pytest.mark.parametrize("make", [nnx_module, linen_module, equinox_module, haiku_module, keras_is_slow])
 def test_summary_counts_the_parameters_of_a_module_and_shows_its_outputs(make):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jfit.lowering.arguments import Arguments, arguments_of
+from jfit.lowering.model import flatten_names
 
 # keyword of a call -> its value in training mode; in evaluation it is the opposite
 MODES = {
@@ -90,7 +91,57 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
             f"{kind}= has another structure than the {kind} of the {framework} module: found {actual}, expected {expected}; "
             f"leave out {kind}= to start from the values of the module, or pass a tree such as run.{kind} of its run"
         )
+    if kind == "params":
+        check_arrays(framework, [{kind: own}], {kind: passed})
     return passed
+
+
+def check_arrays(framework: str, alternatives: Iterable[Mapping[str, Any]], passed: Mapping[str, Any]) -> None:
+    """Compare the values that the user passed as `params=` and `aux=` with those of the module, by name and shape.
+
+    Args:
+        framework: name of the framework, for messages.
+        alternatives: {"params": pytree, "aux": pytree} of the module, for example as initialized in both modes.
+        passed: the user's pytrees by the same names, all or some.  A dimension of aux that is 1 in the module may have any
+            size, because modules are initialized with one row.
+
+    Raises:
+        ValueError: the values match none of the alternatives; the message is about the first one.
+    """
+    message = None
+    for values in alternatives:
+        messages = [_difference(kind, framework, _shapes(tree), _shapes(values[kind])) for kind, tree in passed.items()]
+        if not any(messages):
+            return
+        message = message or next(filter(None, messages))
+    raise ValueError(message)
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(getattr(x, "shape", ())) for name, x in flatten_names(tree)[0].items()}
+
+
+def _difference(kind: str, framework: str, actual: dict[str, Any], expected: dict[str, Any]) -> str | None:
+    """How the shapes that were passed differ from those of the module, as a sentence; None if they do not."""
+    missing, unknown = [n for n in expected if n not in actual], [n for n in actual if n not in expected]
+    if missing and not actual and kind == "aux":
+        return (
+            f"the auxiliary state of the {framework} module is missing: {missing[:5]}; params= needs it too, pass aux=, or "
+            "leave out both to start from values of the module"
+        )
+    if missing or unknown:
+        return (
+            f"{kind}= has other names than the {kind} of the {framework} module: missing {missing[:5]}, unknown {unknown[:5]}; "
+            f"leave out {kind}= to start from values of the module, or pass a tree such as run.{kind} of its run"
+        )
+    for name, shape in expected.items():
+        pairs = list(zip(actual[name], shape, strict=False))
+        if len(shape) != len(actual[name]) or not all(a == b or (kind == "aux" and b == 1) for a, b in pairs):
+            return (
+                f"{kind}= has an array {name!r} of shape {actual[name]}, but the {framework} module has one of shape {shape}; "
+                f"pass {kind}= of this module, or data of the shape for which they were made"
+            )
+    return None
 
 
 def note_on_evaluation(error: Exception, draw: str) -> None:

@@ -72,13 +72,13 @@ def from_module(
         aux: initial auxiliary states (batch statistics, other variables), likewise.
         inputs: names of the inputs.  Default: the arguments of its call without default, and those with a default that a batch
             has, but not those for the mode, random numbers or state.
-        options: further arguments of `Model.from_function`.
+        options: further arguments of `Model.from_function`, but not `init`.
 
     Returns:
         The `Model`.  `model.module.restore(params, aux)` returns a new module with these values.
 
     Raises:
-        TypeError: `module` is no module of a supported framework.
+        TypeError: `module` is no module of a supported framework, or `init` is passed.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -92,6 +92,10 @@ def from_module(
         raise TypeError(
             f"{type(module).__module__}.{type(module).__qualname__} is no module of a framework that jfit supports; "
             "expected one of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters with loss= and params="
+        )
+    if "init" in options:
+        raise TypeError(
+            "from_module takes no init=, because a module has its own initial values; pass params= and aux= for other values"
         )
     adapted = adapt(module, params, aux, inputs)
     values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, mode, note_on_evaluation, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import (
+    Adapted,
+    call_of,
+    check_arrays,
+    mode,
+    note_on_evaluation,
+    one_row,
+    unsupported_sync,
+)
 
 NAME = "Haiku"
 
@@ -22,19 +31,25 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     Args:
         module: the pair (init, apply).
         params: its parameters; default: initialized from the data.
-        aux: its state; default: empty if `params` is passed.
+        aux: its state; default: empty if `params` is passed, or else initialized from the data.
         inputs: names of the inputs that the user passed, or None.
 
     Returns:
-        `Adapted`.
+        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the pair.
     """
     stateful = type(module).__name__ == "TransformedWithState"
     takes_rng = "rng" in inspect.signature(module.apply).parameters
     call = call_of(module.apply, inputs, skip=1 + stateful + takes_rng)
+    if params is not None and aux is None:
+        aux = {}
+    unchecked = [] if params is None else [{"params": _plain(params), "aux": _plain(aux)}]
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None:
             raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
+        if unchecked:
+            check_arrays(NAME, [shapes(*inputs)], unchecked[0])
+            unchecked.clear()
         args, named = call.bind(inputs)
         rng = (key if train else None,) if takes_rng else ()
         try:
@@ -45,11 +60,24 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             raise
         return result if stateful else (result, aux)
 
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+    def drawn(key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
         values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, True)))(key, *args, **named)
         return values if stateful else (values, {})
 
-    if params is not None and aux is None:
-        aux = {}
+    def shapes(*inputs: Any) -> dict[str, Any]:
+        params, aux = jax.eval_shape(drawn, jax.random.key(0), *inputs)
+        return {"params": params, "aux": aux}
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        params, own = drawn(key, *specs)
+        if aux is not None:
+            check_arrays(NAME, [{"aux": own}], {"aux": _plain(aux)})
+        return params, own if aux is None else aux
+
     return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, None if params is not None else init)
+
+
+def _plain(tree: Any) -> Any:
+    """Dicts in place of Haiku's immutable mappings, whose paths have no names."""
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()} if isinstance(tree, Mapping) else tree

@@ -9,7 +9,16 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, mode, note_on_evaluation, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import (
+    MODES,
+    Adapted,
+    call_of,
+    check_arrays,
+    mode,
+    note_on_evaluation,
+    one_row,
+    unsupported_sync,
+)
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -26,14 +35,14 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     Args:
         module: the module; if it is bound, its variables are the initial values.
         params: the collection "params", or a dict of all collections; default: initialized from the data.
-        aux: dict of the other collections; default: none if `params` is passed.
+        aux: dict of the other collections; default: none if `params` is passed, or else initialized from the data.
         inputs: names of the inputs that the user passed, or None.
 
     Returns:
-        `Adapted`.
+        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the module.
     """
     from flax import errors, linen
-    from flax.core import unfreeze
+    from flax.core import meta, unfreeze
 
     if module.scope is not None:
         module, bound = module.unbind()
@@ -44,11 +53,16 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         if aux is None and isinstance(params, Mapping) and "params" in params:
             aux = {name: values for name, values in params.items() if name != "params"}
             params = params["params"]
-        aux = {} if aux is None else unfreeze(aux)
+        aux = {} if aux is None else aux
+    aux = None if aux is None else unfreeze(aux)
+    unchecked = [] if params is None else [meta.unbox({"params": params, "aux": aux})]
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None and "batch_stats" not in aux:
             raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
+        if unchecked:
+            check_arrays(NAME, (shapes(training, *inputs) for training in (False, True)), unchecked[0])
+            unchecked.clear()
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
         args, named = call.bind(inputs)
         run = functools.partial(module.apply, {"params": params, **aux}, *args, rngs=rngs, **named, **mode(call, train))
@@ -63,10 +77,20 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             raise
         return output, {**aux, **updates}
 
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train=False)))(key, *args, **named))
+        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
         return variables.pop("params", {}), variables
+
+    def shapes(train: bool, *inputs: Any) -> dict[str, Any]:
+        params, aux = jax.eval_shape(functools.partial(drawn, train), jax.random.key(0), *inputs)
+        return meta.unbox({"params": params, "aux": aux})
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        params, own = drawn(False, key, *specs)
+        if aux is not None:
+            check_arrays(NAME, [meta.unbox({"aux": own})], meta.unbox({"aux": aux}))
+        return params, own if aux is None else aux
 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
@@ -77,9 +101,12 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:
     """Return an interceptor of the calls of layers, which sets the device axis of BatchNorm and checks the modes of layers."""
 
+    from flax import linen
+
     def intercept(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        layer, kind = context.module, type(context.module).__name__
-        if kind not in FLAGS or context.method_name != "__call__":
+        layer = context.module
+        kind = next((name for name in FLAGS if isinstance(layer, getattr(linen, name))), None)
+        if kind is None or context.method_name != "__call__":
             return next_call(*args, **kwargs)
         if not mode(call, True) and layer is not module:
             passed = kwargs.get(FLAGS[kind], args[1] if len(args) > 1 else None)

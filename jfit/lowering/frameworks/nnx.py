@@ -10,12 +10,14 @@ import jax
 from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, unsupported_sync
 
 NAME = "Flax nnx"
+MODE_ATTRIBUTES = ("deterministic", "use_running_average")  # of layers, True in evaluation mode
 
 
 def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a `flax.nnx.Module` to the arguments of `Model.from_function`.
 
-    In training, every random stream of the module is reseeded in each step with `nnx.reseed`; the key of the stream `name` is
+    In training, layers that are in evaluation mode stay in it if other layers of the module are in training mode.  Every random
+    stream of the module is reseeded in each step with `nnx.reseed`; the key of the stream `name` is
     fold_in(key, crc32(name)), where `key` is the key of the step.
 
     Args:
@@ -32,12 +34,16 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     graphdef, own_params, streams, own_aux = nnx.split(module, nnx.Param, nnx.RngState, ...)
     tags = {node.tag for _, node in nnx.iter_graph(module) if isinstance(node, nnx.RngStream)}
     call = call_of(module.__call__, inputs, {"rngs"})
+    fixed = _fixed_modes(nnx, module)
     # An optional `rngs` would replace the streams of the module, whose keys are documented.
     takes_rngs = "rngs" in call.names - {*call.inputs} and ("rngs" in call.required or not tags)
 
     def merged(params: Any, aux: Any, train: bool) -> Any:
         copy = nnx.merge(graphdef, params, streams, aux, copy=True)  # the variables of a split belong to the user's module
         (copy.train if train else copy.eval)()
+        for path, layer in nnx.iter_modules(copy) if fixed else ():
+            for name in fixed.get(path, ()):
+                setattr(layer, name, True)
         return copy
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
@@ -62,6 +68,21 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         initial("params", NAME, own_params, params),
         initial("aux", NAME, own_aux, aux),
     )
+
+
+def _fixed_modes(nnx: Any, module: Any) -> dict[Any, list[str]]:
+    """Layers in evaluation mode of a module with other layers in training mode: path -> attributes to keep True.
+
+    If all layers are in evaluation mode, as in the module that `run.model` returns, the whole module is to be trained.
+    """
+    layers = [(path, layer, name) for path, layer in nnx.iter_modules(module) for name in MODE_ATTRIBUTES]
+    modes = [(path, name, getattr(layer, name, None)) for path, layer, name in layers]
+    fixed: dict[Any, list[str]] = {}
+    if any(mode is False for _, _, mode in modes):
+        for path, name, mode in modes:
+            if mode is True:
+                fixed.setdefault(path, []).append(name)
+    return fixed
 
 
 def _stream_key(key: Any, tag: str) -> Any:
