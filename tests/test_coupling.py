@@ -532,6 +532,89 @@ def test_sync_batch_stats_without_axis_name_raises():
         fitted(centred, cross_entropy, FLAT, 20, sync_batch_stats=True)
 
 
+def together(output, label):
+    return cross_entropy(output, label) * jax.nn.softmax(output[:, 0])
+
+
+@pytest.mark.parametrize("loss", ["together", "cross_entropy"])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_synchronized_statistics_do_not_hide_that_the_loss_combines_rows(loss, gathered, recwarn):
+    options = {"loss": globals()[loss], "params": P, "aux": {"mean": jnp.zeros((1, 8))}, "gather_outputs": gathered}
+    model, batch = jfit.Model.from_function(normalized, **options), {"x": FLAT, "label": LABELS}
+    parallel = jfit.data_parallel(jfit.train_step(model, "sgd", sync_batch_stats=True), 2)
+    state = jfit.init_state(model, "sgd", batch)
+    parallel._check_rows(state, jfit.Batch(batch), ROWS)
+    warnings = [str(w.message) for w in recwarn.list]
+    if loss == "together" and not gathered:
+        assert len(warnings) == 1 and "in together" in warnings[0] and warnings[0].endswith("the loss of the whole batch")
+    else:
+        assert not warnings
+
+
+def test_incomplete_batches_on_several_devices_are_traced_once():
+    calls = []
+
+    def apply(p, x):
+        calls.append(x.shape)
+        return x @ p["w"]
+
+    model = jfit.Model.from_function(apply, loss=optax.l2_loss, params={"w": np.ones(6, "float32")})
+    batch = {"x": FLAT[:7], "label": np.ones(7, "float32")}
+    parallel = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
+    state = parallel.place(jfit.init_state(model, "sgd", batch))
+    state, _ = parallel(state, batch)
+    count = len(calls)
+    parallel(state, batch)
+    assert len(calls) == count
+
+
+def counting(p, x, *, aux, key):
+    key = jax.random.fold_in(key, 1)
+    many = aux["many"] + (x > 0).sum().astype(jnp.int32)
+    return x @ p["w"], {"many": many, "key": key, "any": x[0, 0] > 0}
+
+
+@pytest.mark.filterwarnings("ignore:.*computed per device")
+def test_integer_states_and_keys_are_equal_on_all_devices():
+    aux = {"many": jnp.int32(0), "key": jax.random.key(0), "any": jnp.bool_(False)}
+    model = jfit.Model.from_function(counting, loss=optax.l2_loss, params={"w": np.ones(6, "float32")}, aux=aux)
+    batch = {"x": FLAT[:8], "label": np.ones(8, "float32")}
+    parallel = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
+    state, _ = parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
+    for value in (state.aux["many"], state.aux["any"], jax.random.key_data(state.aux["key"])):
+        first, second = (np.asarray(shard.data) for shard in value.addressable_shards)
+        np.testing.assert_array_equal(first, second)
+    assert int(state.aux["many"]) == (FLAT[:4] > 0).sum()
+
+
+def test_integer_states_are_unchanged_by_a_step_without_weighted_rows():
+    aux = {"many": jnp.int32(5), "key": jax.random.key(3), "any": jnp.bool_(True)}
+    model = jfit.Model.from_function(counting, loss=optax.l2_loss, params={"w": np.ones(6, "float32")}, aux=aux)
+    step, key = jfit.step.gradient_step(model, ["w"]), jax.random.key_data(jax.random.key(0))
+    zero = np.zeros((2, 4), "float32")
+    halves = jfit.Batch({"x": FLAT[:8].reshape(2, 4, 6), "label": np.ones((2, 4), "float32")}, zero, zero)
+    params = {"w": np.ones(6, "float32")}
+    new = jax.vmap(lambda b: step(params, aux, b, key, 0, 0, axis_name="d")[2], axis_name="d")(halves)
+    assert new["many"].tolist() == [5, 5] and new["any"].all()
+    np.testing.assert_array_equal(jax.random.key_data(new["key"])[1], jax.random.key_data(aux["key"]))
+
+
+def test_evaluation_uses_the_row_layouts_of_evaluation_mode():
+    def apply(p, x, *, train):
+        h = x @ p["a"]
+        return h.reshape(-1, 1) if train else h
+
+    def squares(o, y):
+        return ((o.reshape(y.shape) - y) ** 2).sum(1)
+
+    model, metrics = jfit.Model.from_function(apply, loss=squares, params=P), jfit.metrics.get("mse")
+    label, weight = FLAT[:4, :1] * np.ones(8, "float32"), np.array([1, 1, 0, 0], "float32")
+    batch = jfit.Batch({"x": FLAT[:4], "label": label}, weight, weight)
+    totals = jfit.eval_step(model, metrics=metrics)(P, {}, jfit.totals.zero_totals(metrics), batch)
+    expected = ((FLAT[:2] @ P["a"] - label[:2]) ** 2).mean()
+    assert jfit.totals.values(metrics, totals)["mse"] == pytest.approx(float(expected), rel=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------ the experiment
 def test_the_experiment_finds_rows_that_affect_each_other():
     batch = {"x": FLAT[:8], "label": LABELS[:8]}

@@ -222,6 +222,52 @@ def test_fit_refuses_a_column_of_outputs_with_a_vector_of_labels(stream, line, b
         fit(lambda p, x: x @ p["w"], data, params={"w": np.zeros((3, 1), "float32")}, loss=lambda o, y: (o - y) ** 2)
 
 
+REDUCED = {
+    "mean over the last axis": {"loss": lambda o, y: jnp.mean((o - y) ** 2, axis=-1)},
+    "sum over the last axis": {"loss": lambda o, y: jnp.abs(o - y).sum(1)},
+    "by output name": {"loss": {"output": lambda o, y: jnp.mean((o - y) ** 2, axis=-1)}},
+    "of the batch": {"loss": lambda o, batch: jnp.mean((o - batch["label"]) ** 2, axis=-1)},
+    "one scalar": {"loss": lambda o, y: jnp.mean((o - y) ** 2), "loss_per_batch": True},
+}
+
+
+@pytest.mark.parametrize("form", REDUCED)
+def test_a_loss_that_reduces_what_it_broadcasts_is_refused(form, line, broadcasting):
+    x, y = line
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], params={"w": jnp.zeros((3, 1))}, **REDUCED[form])
+    batch = {"x": x[:8], "label": y[:8]}
+    with pytest.raises(ValueError, match=r"compared with its own label\. Output and label are probably broadcast against"):
+        jfit.train_step(model)(jfit.init_state(model, "sgd", batch), batch)
+    batch["label"] = y[:8, None]
+    jax.eval_shape(jfit.train_step(model), jfit.init_state(model, "sgd", batch), batch)
+
+
+def test_losses_that_combine_rows_on_purpose_are_not_taken_for_broadcasting():
+    losses = [
+        lambda o, y: -jnp.diag(jax.nn.log_softmax(o @ o.T)) * y,
+        lambda o, y: jnp.where(y[None] > y[:, None], jax.nn.relu(o - o.T), 0).mean(1),
+        lambda o, y: (o[:, 0] - y) ** 2 / y.sum(),
+    ]
+    for loss in losses:
+        model = jfit.Model.from_function(lambda p, x: x, loss=loss, params={"s": jnp.ones(())})
+        model.outputs[0].loss(jnp.ones((8, 1)), {"label": jnp.ones(8)})
+
+
+def test_an_assertion_about_the_number_of_rows_in_a_function_or_its_loss_is_no_error():
+    def loss(o, y):
+        assert o.shape == (8, 2)
+        return (o - y) ** 2
+
+    def apply(p, x):
+        assert len(x) == 8
+        return x @ p["w"]
+
+    options = {"params": {"w": np.ones((3, 2), "float32")}, "num_epoch": 1, "batch_size": 8, "eval_metric": None}
+    data = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+    runs = [jfit.fit(f, data, loss=loss, **options) for f in (lambda p, x: x @ p["w"], apply)]
+    assert runs[0].history.epochs[0]["loss"] == runs[1].history.epochs[0]["loss"] == 4.0
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(

@@ -29,6 +29,7 @@ class Coupling(NamedTuple):
         reason: the cause, such as "reduce_sum over the batch axis in flax BatchNorm"; "" if they do not.
         promised: whether the function takes the row weights, with which it excludes padding rows itself.
         in_loss: whether only the loss combines rows.
+        of_loss: how the loss combines rows, if the outputs do too; else "".
 
     Example:
         >>> Coupling("dependent", "sort over the batch axis").sentence
@@ -39,6 +40,7 @@ class Coupling(NamedTuple):
     reason: str = ""
     promised: bool = False
     in_loss: bool = False
+    of_loss: str = ""
 
     @property
     def sentence(self) -> str:
@@ -110,7 +112,10 @@ def rows_are_independent(run: Callable[[Inputs], tuple[Any, Any]], inputs: Input
             if not _equal(before, after, lambda x, others=others: x[others]):
                 return False
     half = (size + 1) // 2
-    part = _read(run({k: v[:half] for k, v in arrays.items()}))
+    try:
+        part = _read(run({k: v[:half] for k, v in arrays.items()}))
+    except Exception:  # the function is written for one number of rows
+        return False
     return _close(before, part, half)
 
 
@@ -177,21 +182,23 @@ def verified_plan(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]
     return plan_of(model, dict(inputs))
 
 
-def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3) -> None:
+def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool = False) -> None:
     """Warn if rows affect each other and a batch is split over devices: each device then combines only its own rows.
 
     Args:
         plan: plan of the model.
         devices: number of devices.
         stacklevel: as for `warnings.warn`.
+        synced: whether batch statistics are those of all devices (`sync_batch_stats=True`); losses are still per device.
 
     Example:
         >>> warn_per_device(Plan((), (), True), 2)
     """
-    if devices > 1 and plan.coupled and not plan.gathered:
-        remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if plan.in_loss else ""
+    in_loss, cause = (True, plan.of_loss) if synced or plan.in_loss else (False, plan.coupled)
+    if devices > 1 and cause and not (in_loss and plan.gathered):
+        remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if in_loss else ""
         warnings.warn(
-            f"{plan.coupled}; on {devices} devices this is computed per device, from its slice of each batch, so the results "
+            f"{cause}; on {devices} devices this is computed per device, from its slice of each batch, so the results "
             f"differ from those of one device{remedy}",
             stacklevel=stacklevel + 1,
         )

@@ -413,7 +413,7 @@ class _Adapter:
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
-            self.structure.labels = tuple(labels)
+            self.structure.labels = self.terms.needed(labels)
         single = self.terms.plain and len(self.structure.outputs.names) == 1 and labels in ([], [self.label])
         joint = not single or self.gather or LABEL_WEIGHT in specs
         if not self.labelled(specs):

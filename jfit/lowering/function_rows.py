@@ -73,8 +73,9 @@ class FunctionRows:
             coupling = Coupling()
         rows = tuple(_rows(x, shape.shape, size) for x, shape in zip(layouts, shapes, strict=True))
         reason = "" if coupling.promised else coupling.sentence
-        gathered = coupling.in_loss and self.adapter.gather
-        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered)
+        of_loss = coupling.sentence if coupling.in_loss else coupling.of_loss
+        gathered = bool(of_loss) and self.adapter.gather
+        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered, of_loss=of_loss)
 
     def _trace(self, specs: Specs, train: bool) -> tuple[Coupling, tuple[Layout, ...]]:
         key = self._shapes(specs, train)
@@ -105,11 +106,14 @@ class FunctionRows:
         axes = [0 if labelled and has_label else None for has_label in adapter.labelled_outputs(specs)]
         coupling = coupling_of(found, [*axes, *(-1 for _ in of_aux)])
         coupling = coupling._replace(promised=bool(coupling.kind and adapter.weights and labelled))
-        if labelled and (not coupling.kind or coupling.promised):
-            rows = tuple(batch_rows(size) for _ in outputs) if coupling.kind else of_outputs
+        if labelled:
+            rows = tuple(batch_rows(size) if x.shape[:1] == (size,) else None for x in outputs) if coupling.kind else of_outputs
             loss = self._loss_coupling(specs, outputs, rows, (arguments[0], arguments[1]))
             loss = loss._replace(in_loss=not coupling.kind)
-            coupling = loss if loss.kind and not (loss.promised and coupling.kind) else coupling
+            # synchronized statistics make outputs those of the whole batch, but not the loss
+            of_loss = loss.sentence if loss.kind == "dependent" and coupling.kind else ""
+            replaces = loss.kind and (not coupling.kind or (coupling.promised and not loss.promised))
+            coupling = (loss if replaces else coupling)._replace(of_loss=of_loss)
         return coupling, of_outputs
 
     def _check_gathered(self, layouts: tuple[Layout, ...]) -> None:
@@ -149,7 +153,7 @@ class FunctionRows:
                 traced.append(
                     jax.make_jaxpr(lambda p, a, d: self._experiment((p, a), train)(d))(*self.adapter.specs(specs), inputs)
                 )
-            except (TypeError, ValueError):
+            except Exception:  # also an assert of the user
                 return True  # the function is written for one number of rows
         return any(uses_row_count(*traced))
 

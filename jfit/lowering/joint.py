@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.lowering.losses import Loss, as_loss, check_rows, per_row
+from jfit.lowering.losses import Loss, as_loss, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
@@ -166,6 +166,13 @@ class LossTerms:
         """Names of the labels that the terms need."""
         return tuple(self.label_name(t) for t in self.terms if t.form.second == "label")
 
+    def needed(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the labels of a batch that the terms need; all of them if a term gets the whole label or the batch."""
+        if any(t.form.second and (t.output is None or t.form.second == "batch") for t in self.terms):
+            return tuple(names)
+        paths = [self.label_name(t) for t in self.terms if t.form.second]
+        return tuple(n for n in names if any(n in (self.label, path) or n.startswith(f"{path}/") for path in paths))
+
     def check_outputs(self, outputs: Any) -> None:
         """Raise a ValueError if a loss is of an output that the function does not return."""
         for term in self.terms:
@@ -243,10 +250,12 @@ class LossTerms:
             return jnp.asarray(losses), logged
 
         losses, logged = call(output, second, weight, rows)
+        unweighted = lambda o, y, n: call(o, y, None, n)[0]  # noqa: E731
         if self.per_batch:
+            check_broadcast(unweighted, output, second, losses, rows)
             losses = _of_batch(losses, rows)
         else:
-            check_rows(lambda o, y, n: call(o, y, None, n)[0], output, second, losses, rows)
+            check_rows(unweighted, output, second, losses, rows)
         label = second if term.form.second == "label" else None
         return *per_row(term.loss, label, losses, label_weight), {
             k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from jfit.lowering.dependence import Mixed, batch_rows, row_layouts
 from jfit.ops.registry import nearest
 
 
@@ -505,13 +506,50 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:
-        shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (output, label)]
-        raise ValueError(
-            f"loss returned shape {losses.shape} for an output of shape {shapes[0]} and a label of shape {shapes[1]}: "
-            f"expected one value per example, ({rows},), or one per value of an example. Output and label are probably "
-            "broadcast against each other, so that rows are compared with the labels of other rows; give both the same shape "
-            "(such as output[:, 0] or label[:, None]), or reduce the loss to one value per example"
-        )
+        raise _broadcast_error(output, label, losses, f"one value per example, ({rows},), or one per value of an example")
+    check_broadcast(loss, output, label, losses, rows)
+
+
+def check_broadcast(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array, rows: int) -> None:
+    """Raise an error if output (n, 1) and label (n,) are broadcast to (n, n) inside a loss, which then reduces an axis.
+
+    The loss is traced twice: a combination of all rows with all rows that is gone when both have the same shape comes from
+    broadcasting.  Losses that combine rows on purpose, such as contrastive ones, do so in both cases.
+
+    Args:
+        loss, output, label, losses, rows: as for `check_rows`.
+
+    Raises:
+        ValueError: the loss compares rows with the labels of other rows.
+    """
+    leaves, treedef = jax.tree.flatten((output, label))
+    shapes = [tuple(x.shape) for x in leaves]
+    aligned = [max((s for s in shapes if s[: len(own)] == own and set(s[len(own) :]) <= {1}), key=len) for own in shapes]
+    if rows < 2 or aligned == shapes:
+        return
+
+    def pairs(shapes: list[tuple[int, ...]]) -> bool:
+        specs = [jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(shapes, leaves, strict=True)]
+        closed = jax.make_jaxpr(lambda *x: loss(*jax.tree.unflatten(treedef, x), rows))(*specs)
+        found = row_layouts(closed, [batch_rows(rows) if s[:1] == (rows,) else None for s in shapes])[0]
+        return isinstance(found, Mixed) and "every row with every other row" in found.reason
+
+    try:
+        broadcast = pairs(shapes) and not pairs(aligned)
+    except Exception:  # the loss is written for these shapes only
+        return
+    if broadcast:
+        raise _broadcast_error(output, label, losses, "a loss in which each row is compared with its own label")
+
+
+def _broadcast_error(output: Any, label: Any, losses: Array, expected: str) -> ValueError:
+    shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (output, label)]
+    return ValueError(
+        f"loss returned shape {losses.shape} for an output of shape {shapes[0]} and a label of shape {shapes[1]}: "
+        f"expected {expected}. Output and label are probably broadcast against each other, so that rows are compared with the "
+        "labels of other rows; give both the same shape (such as output[:, 0] or label[:, None]), or reduce the loss to one "
+        "value per example"
+    )
 
 
 def _grows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array) -> bool:
@@ -528,7 +566,7 @@ def _grows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, loss
     ]
     try:
         return jax.eval_shape(lambda o, y: loss(o, y, other), *resized).shape[1:] != trailing
-    except (TypeError, ValueError):
+    except Exception:  # also an assert of the user
         # (n, k) with (n,) is broadcast only if n is k: for another number of rows it is an error
         return rows in trailing
 

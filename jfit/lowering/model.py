@@ -117,6 +117,7 @@ class Plan(NamedTuple):
         in_loss: whether only the loss combines rows, of which `coupled` says how.
         gathered: whether the loss then combines the rows of all devices (`gather_outputs=True`).
         evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
+        of_loss: how the loss combines rows, also where the outputs do; "" if it does not, and for graphs.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
@@ -127,6 +128,7 @@ class Plan(NamedTuple):
     in_loss: bool = False
     gathered: bool = False
     evaluation: Any = None
+    of_loss: str = ""
 
     @property
     def in_evaluation(self) -> Plan:

@@ -44,7 +44,7 @@ class DataParallel:
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._syncs: bool = getattr(step, "sync_batch_stats", False)
-        self._checked: set[int] = set()  # sizes of batches
+        self._checked: set[Any] = set()  # sizes of batches; of batches that are padded, the shapes
         self._home = set(self.devices)
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
@@ -90,7 +90,8 @@ class DataParallel:
     def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
         """Raise an error if a batch must be padded whose rows affect each other; warn once if such rows are split."""
         model, unit = self._model, len(self.devices) * self._multiple
-        if model is None or model.verify is None or (size in self._checked and not size % unit):
+        key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
+        if model is None or model.verify is None or key in self._checked:
             return
         plan = verified_plan(model, state.params, state.aux, batch.inputs)
         if size % unit and not plan.paddable:
@@ -98,9 +99,9 @@ class DataParallel:
                 f"the batch has {size} rows, which do not divide into {unit} equal parts, and it cannot be padded: "
                 f"{plan.reason}; pass batches whose number of rows is a multiple of {unit}"
             )
-        if not self._checked and not self._syncs:
-            warn_per_device(plan, len(self.devices), stacklevel=3)
-        self._checked.add(size)
+        if not self._checked:
+            warn_per_device(plan, len(self.devices), stacklevel=3, synced=self._syncs)
+        self._checked.add(key)
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
         """Return the row layout of each output of one device, with which the outputs of all devices are concatenated.

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
-from jfit.step.slices import BatchShard, fill_padding, mask_padding, num_rows, part_key, shard_of, table_rows
+from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
 
@@ -107,7 +107,9 @@ def gradient_step(
             return objective(model, values, all_inputs, shard.weight, joint), (values, new_aux)
 
         both, (values, new_aux) = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(trainable, _floats(inputs, names))
-        gradients, new_aux = mask_padding(shard.weight, {**both[0], **both[1]}, new_aux, aux)
+        gradients = {**both[0], **both[1]}
+        masked, new_aux = mask_padding(shard.weight, gradients, new_aux, aux)
+        gradients = masked if axis_name is None or has_padding(model, inputs) else gradients
         if axis_name is not None:
             new_aux = mean_aux(new_aux, aux, shard.weight, axis_name)
         gradients = tables.to_sparse(gradients)

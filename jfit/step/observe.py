@@ -55,7 +55,7 @@ def eval_step(
     def step(params: Params, aux: Aux, totals: Totals, batch: Any, number: Any = 0, *, axis_name: str | None = None) -> Any:
         inputs, _, weight = parts_of(batch)
         model = unbound.bound(inputs)
-        plan, key = plan_of(model, inputs), _key(model, number)
+        plan, key = plan_of(model, inputs).in_evaluation, _key(model, number)
         values, new_aux = model.apply(
             params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy
         )

@@ -88,12 +88,17 @@ def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
     return BatchShard(inputs, weight, metric_weight, jnp.arange(rows) + device * rows)
 
 
+def has_padding(model: Model, inputs: dict[str, Array]) -> bool:
+    """Whether rows of weight 0 are padding.  If rows affect each other they are not: the other rows depend on them."""
+    return model.verify is None or plan_of(model, inputs).paddable
+
+
 def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
     """Overwrite zero-weight rows with the first weighted row (0 * nan is nan).  Returns the inputs by name."""
     if shard.weight is None or shard.metric_weight is None:
         return shard.inputs
-    if model.verify is not None and not plan_of(model, shard.inputs).paddable:
-        return shard.inputs  # rows affect each other: rows of weight 0 are no padding, and the other rows depend on them
+    if not has_padding(model, shard.inputs):
+        return shard.inputs
     is_weighted = (shard.weight > 0) | (shard.metric_weight > 0)
 
     def fill(x: Array, axis: int) -> Array:
@@ -262,7 +267,9 @@ def _micro_batch_gradients(
         return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
 
     gradients, (values, new_aux, joint) = jax.grad(loss_of, has_aux=True)(trainable)
-    gradients, local_aux = mask_padding(weight, gradients, new_aux, aux)
+    masked, local_aux = mask_padding(weight, gradients, new_aux, aux)
+    # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
+    gradients = masked if axis_name is None or has_padding(model, inputs) else gradients
     new_aux = new_aux if settings.sync_batch_stats else local_aux  # synchronized statistics include rows of other devices
     losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)

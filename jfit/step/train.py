@@ -339,27 +339,32 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
         axis_name: name of the device axis.
     """
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
-    if weight is None:  # integer states, such as counters and keys, are equal on all devices
-        return {**aux, **lax.pmean(means, axis_name)}
+    rest = {k: v for k, v in aux.items() if k not in means}
+    if weight is None:
+        return {**lax.pmean(means, axis_name), **_of_first_device(rest, old, jnp.bool_(True), axis_name)}
     has = jnp.any(weight > 0)
     devices = lax.psum(has.astype(jnp.float32), axis_name)
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     means = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
-    return {**means, **_of_first_device({k: v for k, v in aux.items() if k not in means}, has, axis_name)}
+    return {**means, **_of_first_device(rest, old, has, axis_name)}
 
 
-def _of_first_device(aux: Aux, has: Array, axis_name: str) -> Aux:
+def _of_first_device(aux: Aux, old: Aux, has: Array, axis_name: str) -> Aux:
     """Integer states, boolean states and keys of the first device that has rows; devices without rows did not update theirs.
+
+    They differ between devices if they depend on the rows (a counter of them) or on the key, which is folded with the device.
 
     Args:
         aux: the states of this device, by name.
+        old: the states before the step, returned if no device has rows.
         has: whether this device has rows with a weight above 0, bool scalar.
         axis_name: name of the device axis.
     """
     if not aux:
         return {}
     number, count = lax.axis_index(axis_name), lax.psum(1, axis_name)
-    is_first = number == lax.pmin(jnp.where(has, number, number + count), axis_name)
+    first = lax.pmin(jnp.where(has, number, count), axis_name)
+    is_first = number == first
 
     def broadcast(x: Array) -> Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -367,7 +372,7 @@ def _of_first_device(aux: Aux, has: Array, axis_name: str) -> Aux:
         values = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
         return lax.psum(jnp.where(is_first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
 
-    return {k: broadcast(v) for k, v in aux.items()}
+    return {k: jnp.where(first < count, broadcast(v), old[k]) for k, v in aux.items()}
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:

@@ -304,8 +304,7 @@ def fit(
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
     plan = checked_plan(model, data, probe, state)
-    if not sync_batch_stats:
-        warn_per_device(plan, len(settings.devices))
+    warn_per_device(plan, len(settings.devices), synced=sync_batch_stats)
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()
     step = train_step(
