@@ -40,6 +40,7 @@ def from_function(
             its positional arguments after `params` are the input names; arguments may be pytrees.  If its signature has the
             keywords `key` (PRNG key), `train` (bool) or `aux`, they are passed; with `aux` it returns (output, new aux).  In
             training, `key` is `jfit.step.part_key(state.key, step, micro_batch)`.  `aux` is updated by each micro-batch.
+            On several devices, floating-point `aux` is averaged over them, other `aux` is that of the first device.
             Incomplete batches are padded only if the rows do not affect each other, which is read from the jaxpr and, where
             that is not enough, tested on the first batch; other models, such as those with batch normalization, run incomplete
             batches with their own number of rows.  A keyword `weight` (float32 (batch,), 0 for padding rows, else 1) promises

@@ -530,7 +530,7 @@ def check_broadcast(loss: Callable[[Any, Any, int], Array], output: Any, label: 
 
     def pairs(shapes: list[tuple[int, ...]]) -> bool:
         specs = [jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(shapes, leaves, strict=True)]
-        closed = jax.make_jaxpr(lambda *x: loss(*jax.tree.unflatten(treedef, x), rows))(*specs)
+        closed = jax.make_jaxpr(lambda o, y: loss(o, y, rows))(*jax.tree.unflatten(treedef, specs))
         found = row_layouts(closed, [batch_rows(rows) if s[:1] == (rows,) else None for s in shapes])[0]
         return isinstance(found, Mixed) and "every row with every other row" in found.reason
 
