@@ -420,6 +420,90 @@ def test_an_endless_stream_with_a_state_resumes_without_reading_earlier_epochs(t
     assert same(part(source, resume=True), whole) and source.read == 1 + 5  # the first batch is read for its shapes
 
 
+class Stateful:
+    """A loader with a length and a state: every `iter()` is a new pass with other batches, or the rest of one after a load."""
+
+    def __init__(self, length=4):
+        self.number, self.batch, self.loaded, self.length = -1, 0, False, length
+
+    def __len__(self):
+        return self.length
+
+    def state_dict(self):
+        return {"number": self.number, "batch": self.batch}
+
+    def load_state_dict(self, state):
+        self.number, self.batch, self.loaded = state["number"], state["batch"], True
+
+    def __iter__(self):
+        if not self.loaded or self.batch >= self.length:
+            self.number, self.batch = self.number + 1, 0
+        self.loaded = False
+        return self.rest()
+
+    def rest(self):
+        while self.batch < self.length:
+            self.batch += 1
+            yield next(batches(7 * self.number + self.batch))
+
+
+class Numbers:
+    """An iterator with a state, like those of grain."""
+
+    def __init__(self, count):
+        self.number, self.count = 0, count
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number > self.count:
+            raise StopIteration
+        return next(batches(self.number))
+
+    def get_state(self):
+        return {"number": self.number}
+
+    def set_state(self, state):
+        self.number = state["number"]
+
+
+class Iterators:
+    """An iterable without a state, whose iterators have one."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return Numbers(self.count)
+
+
+CUTS = [
+    (Stateful, {"steps_per_epoch": 3}),
+    (Stateful, {"steps_per_epoch": 4, "checkpoint_every": 4}),
+    (lambda: Iterators(10**6), {"steps_per_epoch": 3}),
+    (lambda: Iterators(4), {}),
+    (Stateful, {"steps_per_epoch": 4}),
+    (Stateful, {"steps_per_epoch": 3, "checkpoint_every": 2}),
+    (Stateful, {}),
+    (Stateful, {"checkpoint_every": 4}),
+    (lambda: Iterators(4), {"steps_per_epoch": 3}),
+    (lambda: Iterators(4), {"steps_per_epoch": 3, "checkpoint_every": 2}),
+]
+
+
+@pytest.mark.repetitions(4)
+@pytest.mark.parametrize(("source", "options"), CUTS)
+def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, source, options, caplog):
+    whole = fit(source(), num_epoch=4, **{k: v for k, v in options.items() if k != "checkpoint_every"})
+    part = functools.partial(fit, checkpoint=tmp_path, **options)
+    part(source(), num_epoch=2)
+    part(source(), num_epoch=2, resume=True)  # no step
+    assert same(part(source(), num_epoch=4, resume=True), whole)
+    assert not caplog.records
+
+
 # --------------------------------------------------------------------------------------- validation_split and eval_every
 
 

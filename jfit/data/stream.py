@@ -76,6 +76,7 @@ class StreamData:
         self._has_state = not self._is_factory and not self._seekable and _state_methods(source) is not None
         self._pending: tuple[int, Any] | None = None  # (epoch, state) to load into the iterator that is opened next
         self._epoch_start: tuple[int, Any] | None = None  # (epoch, state) at the start of the last epoch that was begun
+        self._unread: tuple[int, int] | None = None  # (epoch, batches) of a pass to read and drop before the next epoch
         self._exhausted = False  # the source is a one-shot iterator, and has been used
         self._mid_epoch = False  # an MXNet iterator needs a reset before it is read from the start
         self._loader: Any = None  # the last iterable: the source, or the result of calling it
@@ -107,6 +108,17 @@ class StreamData:
     def resumes_by_counting(self) -> bool:
         """Whether a resumed run depends on the source yielding the same batches again: it is no list and has no position."""
         return not (self._seekable or self._passes_epoch or isinstance(self.source, (list, tuple)))
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether every epoch is the begin of a new pass over a source with a state."""
+        return self.steps_per_epoch is not None and self._has_state and not self._continues
+
+    @property
+    def repeats_passes(self) -> bool:
+        """Whether all passes are the same and each is an epoch: the iterators have a state, but not the source."""
+        state = not self._has_state and self._current is not None and _state_methods(self._current) is not None
+        return state and not self._is_factory and not self._continues and self._current is not self.source
 
     def _length(self) -> int | None:
         """Number of elements of a pass over the source, or None if it does not report it."""
@@ -151,6 +163,14 @@ class StreamData:
         """
         if self._continues:
             yield from self._continued(epoch, start)
+            return
+        if self._unread is not None:
+            (before, count), self._unread = self._unread, None
+            _drop(self._one_pass(before, 0), count)
+        if start and start == self.steps_per_epoch and self._cuts and self._epoch_start is not None:
+            if self._epoch_start[0] == epoch:  # the next epoch is the pass after this one, which is finished but not begun
+                self._go_to(*self._epoch_start)
+                _drop(self._one_pass(epoch, 0), start)
             return
         yield from self._cut(self._one_pass(epoch, start), epoch, start)
 
@@ -232,8 +252,16 @@ class StreamData:
             `jfit.data.positions.encode`.  None if there is no such method or the state cannot be encoded (a resumed run then
             skips batches by counting), or if the source has `seek_batch`.
         """
-        if self._epoch_start is not None and self._epoch_start[0] == epoch:
+        begun = -1 if self._epoch_start is None else self._epoch_start[0]
+        if self._pending is not None and self._pending[0] == epoch:
+            position = self._pending[1]
+        elif self._epoch_start is not None and begun == epoch:
             position = self._epoch_start[1]
+        elif self._epoch_start is not None and self._cuts and begun == epoch - 1:
+            # The state now is in the middle of a pass, but the next epoch is a new pass: a resumed run repeats this one.
+            position = {_BEFORE: self._epoch_start[1], "batches": self.steps_per_epoch}
+        elif self._continues and self._sequence is not None and self._next == epoch * (self.steps_per_epoch or 0):
+            position = _position((self.source,) if self._has_state else (self._loader, self._current))
         else:
             position = _position((self.source,) if self._has_state else ())
         try:
@@ -243,8 +271,14 @@ class StreamData:
 
     def start_epoch(self, epoch: int, position: Any) -> None:
         """Load the state that `epoch_start` returned for an epoch; no effect on a source without a state."""
-        if not self._seekable:
-            self._go_to(epoch, decode(position))
+        if self._seekable:
+            return
+        position, self._unread = decode(position), None
+        if isinstance(position, Mapping) and _BEFORE in position:
+            self._go_to(epoch - 1, position[_BEFORE])
+            self._unread = (epoch - 1, position["batches"])
+        else:
+            self._go_to(epoch, position)
 
     def _go_to(self, epoch: int, position: Any) -> None:
         if self._continues and (self._has_state or not self._exhausted):
@@ -419,6 +453,7 @@ class StreamData:
 
 
 _END = object()
+_BEFORE = "__state_of_epoch_before__"  # key of a position: the state at the start of the epoch before
 
 
 def is_endless(source: Any) -> bool:
@@ -490,13 +525,18 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _skip(stream: Iterator[Batch], start: int) -> Iterator[Batch]:
-    for done in range(start):
+    _drop(stream, start)
+    yield from stream
+
+
+def _drop(stream: Iterator[Batch], count: int) -> None:
+    """Read batches without using them; raise if there are fewer."""
+    for done in range(count):
         if next(stream, None) is None:
             raise ValueError(
-                f"cannot continue at batch {start}: the source ended after {done} batches; it must yield the same batches as "
+                f"cannot continue at batch {count}: the source ended after {done} batches; it must yield the same batches as "
                 "when the position was saved."
             )
-    yield from stream
 
 
 def _takes_argument(source: Any) -> bool:

@@ -344,7 +344,7 @@ class Run:
         loop.history = self.history = History.from_json(meta["history"])
         if "learning_rate" in meta:  # not in checkpoints of earlier versions
             self._resume_rate(meta["learning_rate"], directory)
-        set_data_position(loop.dispatcher, loop.epoch, meta.get("data"))
+        set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
         saved: dict[str, list[Any]] = {}
         for name, state in meta["callbacks"]:
             saved.setdefault(name, []).append(state)

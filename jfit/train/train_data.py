@@ -123,12 +123,13 @@ def data_position(dispatcher: Any, epoch: int) -> Any | None:
     return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
 
 
-def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None:
+def set_data_position(dispatcher: Any, epoch: int, batch: int, position: Any | None) -> None:
     """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
 
     Args:
         dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
         epoch: number of the epoch that is resumed.
+        batch: number of the batch at which it is resumed.
         position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved, and if it may
             yield other batches than before, one line is logged.
     """
@@ -136,7 +137,7 @@ def set_data_position(dispatcher: Any, epoch: int, position: Any | None) -> None
         return
     if position is not None:
         dispatcher.data.start_epoch(epoch, position)
-    elif dispatcher.data.resumes_by_counting:
+    elif dispatcher.data.resumes_by_counting and (batch or not dispatcher.data.repeats_passes):
         logging.getLogger("jfit").warning(
             "resume: a %s has no position that a checkpoint can save, so epoch %d reads it again and skips the batches that "
             "were used; the results are those of an uninterrupted run only if it yields the same batches again (a shuffling "
