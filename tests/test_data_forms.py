@@ -324,6 +324,26 @@ def test_a_misspelled_input_is_missing_and_not_dropped():
             fit(data)
 
 
+@pytest.mark.repetitions(2)
+@pytest.mark.parametrize(
+    "names",
+    [
+        list(pd.date_range("2020-01-01", periods=3)),
+        [("a", 1), ("a", 2), ("b", 1)],
+        [0, 1, 2],
+        [0.5, ("d", pd.Timestamp("2020-01-01")), True],
+    ],
+)
+def test_a_loaded_run_finds_columns_whose_names_are_not_strings(tmp_path, trained, names):
+    frame = pd.DataFrame({name: X[:, i] for i, name in enumerate(names)} | {"y": Y})
+    frame.columns = pd.Index([*names, "y"], tupleize_cols=False)
+    run = fit(frame, label="y", checkpoint=tmp_path)
+    assert same(run, trained)
+    model = from_function(linear, loss="cross_entropy", params=PARAMS)
+    loaded = jfit.Run.load(tmp_path, model)
+    np.testing.assert_array_equal(loaded.predict(frame[[*frame.columns[::-1]]]), run.predict(X))
+
+
 # ------------------------------------------------------------------------------------------------------ steps_per_epoch
 
 

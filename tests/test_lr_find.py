@@ -1,5 +1,6 @@
 """`lr_find`: the sweep of learning rates, its suggestion, and that it leaves model and data unchanged."""
 
+import itertools
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 from fit_support import bits, blobs, mlp
 from sklearn.datasets import load_digits
@@ -149,6 +151,27 @@ def test_streams_are_supported_and_an_exhausted_one_reports_its_last_step():
     with pytest.raises(ValueError, match="exhausted") as caught:
         find(data=iter(batches), steps=12)
     assert any("did 5 of its 12 steps; steps=5" in note for note in caught.value.__notes__)
+
+
+def test_labels_weights_and_regularizers_are_those_of_fit():
+    x, y = blobs(40)
+    frame = pd.DataFrame(x).assign(target=y)
+    plain, short = find(data=(x, y), steps=4), {"steps": 4}
+    np.testing.assert_array_equal(find(data=frame, label="target", **short).losses, plain.losses)
+    rows = np.where(y == 1, 5.0, 1.0)
+    weighted = find(data=(x, y, rows), **short).losses
+    assert (weighted != plain.losses).any()
+    np.testing.assert_array_equal(find(data=(x, y), sample_weight=rows, **short).losses, weighted)
+    np.testing.assert_array_equal(find(data=(x, y), class_weight={0: 1.0, 1: 5.0, 2: 1.0}, **short).losses, weighted)
+    added = find(data=(x, y), regularizers={"*_weight": lambda w: 3.0 + 0 * w.sum()}, **short).losses - plain.losses
+    np.testing.assert_allclose(added, added[0], rtol=1e-5)
+    assert added[0] > 2.9
+
+
+def test_endless_data_is_read_for_the_steps_of_the_sweep():
+    x, y = blobs(16)
+    found = find(data=itertools.cycle([(x[:8], y[:8]), (x[8:], y[8:])]), steps=5)
+    np.testing.assert_array_equal(found.losses, find(data=(x, y), shuffle=False, steps=5).losses)
 
 
 def test_ctrl_c_returns_the_partial_sweep():

@@ -43,6 +43,33 @@ class Columns(NamedTuple):
             return cls(tuple(label))
         raise ValueError(f"label is {label!r}, expected the name of a column or a list of names of columns.")
 
+    def to_json(self) -> list[Any]:
+        """Return the names as JSON values, for a checkpoint; `from_json` is the inverse.
+
+        Example:
+            >>> Columns.from_json(Columns(("y",), (("a", 1), 2)).to_json())
+            Columns(label=('y',), features=(('a', 1), 2))
+        """
+        return [None if names is None else [_as_json(name) for name in names] for names in self]
+
+    @classmethod
+    def from_json(cls, values: Sequence[Any]) -> Columns:
+        """Return the `Columns` of a checkpoint; names that are dates or other objects are text, which `select` finds."""
+        return cls(*(None if names is None else tuple(_from_json(name) for name in names) for names in values))
+
+
+def _as_json(name: Any) -> Any:
+    """Name of a column as a JSON value: tuples become lists, and names that are no strings or integers, such as dates, text."""
+    if isinstance(name, tuple):
+        return [_as_json(part) for part in name]
+    if isinstance(name, np.integer):
+        return int(name)
+    return name if isinstance(name, (str, int)) else str(name)
+
+
+def _from_json(name: Any) -> Any:
+    return tuple(_from_json(part) for part in name) if isinstance(name, list) else name
+
 
 def label_without_columns(columns: Columns | None, found: str) -> str:
     """Error message for an argument `label=` with data that has no named columns; `found` describes the data."""
@@ -145,14 +172,16 @@ def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[s
         if not rest:
             raise ValueError("the data has no columns except the label, expected at least one feature column.")
         return tuple(rest)
-    missing = [n for n in columns.features if n not in rest]
+    by_json = {str(_as_json(n)): n for n in rest}  # the names of a run that was loaded are text if they were dates
+    chosen = tuple(n if n in rest else by_json.get(str(_as_json(n)), n) for n in columns.features)
+    missing = [n for n in chosen if n not in rest]
     if missing:
         raise ValueError(
             f"the data has no column {missing[0]!r}, one of the {len(columns.features)} feature columns that the model was "
             f"trained with; its columns are {quoted(rest)}."
         )
-    names._replace(inputs=columns.features, structure=None).log_extra(rest)
-    return columns.features
+    names._replace(inputs=chosen, structure=None).log_extra(rest)
+    return chosen
 
 
 def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:

@@ -20,19 +20,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
-from jfit.data import ArrayData
+from jfit.data import ArrayData, Rows
 from jfit.data.batch import is_mxnet_iter
+from jfit.data.stream import is_endless
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, check_unsharded, place, require_one_process
 from jfit.step import train_step
-from jfit.step.state import TrainState, init_state
+from jfit.step.regularizers import by_exact_name
+from jfit.step.state import TrainState, init_state, split_params
 from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
 from jfit.train.plotting import new_axes, save_figure
+from jfit.train.train_data import add_class_weights
 
 Dispatches = Generator[Dispatch, None, None]
 
@@ -208,6 +211,10 @@ def lr_find(
     gather_outputs: bool = False,
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
+    label: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    regularizers: Mapping[str, Any] | None = None,
 ) -> RateRange:
     """Learning-rate range test: record the loss of step i of n with learning rate start · (end / start)^(i / (n − 1)).
 
@@ -218,9 +225,11 @@ def lr_find(
             "learning_rate" in optimizer_params is ignored.
         frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
         loss, loss_weights, loss_per_batch, gather_outputs: as for `fit`.
+        label, sample_weight, class_weight, regularizers: as for `fit`.
         start: learning rate of the first step.
         end: learning rate of the last step.
         steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
+            Data may be endless.
         smoothing: decay β of the moving average of the losses, from 0 (no smoothing) to below 1.
         diverge: the run ends early if the moving average is not finite, or both above `diverge` times its minimum and above the
             first loss.
@@ -254,15 +263,27 @@ def lr_find(
     settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
     schedule = _exponential(start, end, steps)
     resolved = _optimizer(optimizer, optimizer_params, model, schedule)
-    data = data_of(model, train_data, batch_size, shuffle=shuffle, seed=seed)
+    endless = is_endless(train_data.source if isinstance(train_data, Rows) else train_data)
+    data = data_of(
+        model,
+        train_data,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        label=label,
+        sample_weight=sample_weight,
+        steps_per_epoch=steps if endless else None,
+    )
     probe = first_batch(model, data, batch_size)
     model = model.bound(probe)
+    data = add_class_weights(model, data, class_weight, train_data)
     state = init_state(
         model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, learning_rate=start, frozen=frozen
     )
     check_unsharded("params", state.params)
     check_unsharded("aux", state.aux)
     plan = checked_plan(model, data, probe, state)
+    regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     step = train_step(
         model,
         resolved,
@@ -273,6 +294,7 @@ def lr_find(
         clip_value=clip_value,
         policy=settings.policy,
         sync_batch_stats=sync_batch_stats,
+        regularizers=regularizers,
     )
     spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches)
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)

@@ -248,7 +248,7 @@ class Run:
             "learning_rate": self.settings.learning_rate,
             "ema": self._averages,
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
-            "columns": self.settings.columns,
+            "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
@@ -540,8 +540,7 @@ class Run:
         model = as_model(model, loss=options.pop("loss", None), predict=True)
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
-            names = [None if each is None else tuple(each) for each in meta["columns"]]
-            settings = replace(settings, columns=Columns(*names))
+            settings = replace(settings, columns=Columns.from_json(meta["columns"]))
         arrays = checkpoints.load_leaves(directory)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
