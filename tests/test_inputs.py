@@ -184,3 +184,84 @@ def test_the_streams_of_an_nnx_module_are_used_if_rngs_is_optional():
     np.testing.assert_allclose(run.history.epochs[0]["loss"], loss, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(nnx.state(net, nnx.Param)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_of_a_function_is_loaded_with_its_parameters_as_structure(tmp_path):
+    run = jfit.fit(function, (X, Y), params={"w": W}, **OPTIONS)
+    run.save(tmp_path)
+    loaded = jfit.Run.load(tmp_path, function, loss="mse", params={"w": np.zeros_like(W)})
+    np.testing.assert_array_equal(loaded.params["w"], run.params["w"])
+    np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
+
+
+def test_a_collection_of_linen_that_grows_is_refused():
+    class Sows(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            self.sow("losses", "size", x.mean())
+            return linen.Dense(2)(x)
+
+    with pytest.raises(ValueError, match=r"the collection 'losses' of Sows .* sow into 'intermediates'"):
+        jfit.fit(Sows(), (X, Y), **OPTIONS)
+
+
+def test_a_state_of_an_equinox_module_for_each_row_is_refused():
+    class Last(eqx.Module):
+        w: jax.Array
+        index: eqx.nn.StateIndex
+
+        def __init__(self):
+            self.w, self.index = jnp.asarray(W), eqx.nn.StateIndex(jnp.zeros(4))
+
+        def __call__(self, x, state):
+            return x @ self.w, state.set(self.index, x)
+
+    with pytest.raises(ValueError, match=r"the state that Last returns depends on the row, .*pmean"):
+        jfit.fit(eqx.nn.make_with_state(Last)(), (X, Y), **OPTIONS)
+
+
+def test_classes_and_layers_are_refused():
+    import keras
+
+    with pytest.raises(TypeError, match="the model is the class Linear, expected an instance of it"):
+        jfit.fit(nnx.Linear, (X, Y), **OPTIONS)
+    with pytest.raises(TypeError, match=r"Keras layer \(Dense\), .* keras.Sequential"):
+        jfit.fit(keras.layers.Dense(2), (X, Y), **OPTIONS)
+
+
+def test_the_first_difference_of_wrong_parameters_is_named():
+    with pytest.raises(
+        ValueError, match=r"params of the Flax nnx module: 'w/value' of shape \(4, 2\) is missing, found the names \['v'\]"
+    ):
+        jfit.fit(Nnx(), (X, Y), params={"v": W}, **OPTIONS)
+
+
+def test_a_keras_model_that_cannot_be_copied_is_not_written_to():
+    import keras
+
+    class Sized(keras.Model):
+        def __init__(self, size):
+            super().__init__()
+            self.dense = keras.layers.Dense(size, use_bias=False)
+
+        def call(self, x):
+            return self.dense(x)
+
+    net = Sized(2)
+    net(X)
+    before = np.asarray(net.dense.kernel)
+    run = jfit.fit(net, (X, Y), **OPTIONS)
+    with pytest.raises(TypeError, match=r"Keras cannot copy the model Sized, .* define get_config"):
+        _ = run.model
+    np.testing.assert_array_equal(before, np.asarray(net.dense.kernel))
+
+
+def test_evaluation_data_that_does_not_divide_over_devices_is_refused_before_training():
+    def centred(p, x):
+        return (x - x.mean(axis=0, keepdims=True)) @ p["w"]
+
+    epochs = []
+    options = {**OPTIONS, "devices": jax.devices()[:2], "callbacks": [lambda event: epochs.append(event)]}
+    with pytest.raises(ValueError, match=r"eval_data: a batch of 3 rows does not divide into 2"), pytest.warns(UserWarning):
+        jfit.fit(centred, (X, Y), (X[:9], Y[:9]), params={"w": W}, **options)
+    assert not epochs

@@ -25,7 +25,7 @@ from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
-from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
+from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of, unpaddable_message
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.evaluate import Scorer, make_evaluate
@@ -392,6 +392,9 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     except ValueError as error:
         error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
         raise
+    devices, last = len(settings.devices), data.num_rows % size if isinstance(data, ArrayData) else 0
+    if isinstance(data, ArrayData) and not plan.paddable and last % devices:  # otherwise raised by the first evaluation
+        raise ValueError(f"eval_data: {unpaddable_message(last, devices, plan.coupled)}")
     resident = train.nbytes if isinstance(train, ArrayData) else 0
     return make_evaluate(scorer, data, paddable=plan.paddable, on_device=on_device, resident=resident)
 

@@ -499,11 +499,12 @@ class Run:
 
         Args:
             directory: folder of checkpoints.
-            model: `Model`, `Symbol`, or a module of a JAX framework.  Default: the graph saved in the checkpoint.
+            model: `Model`, `Symbol`, module of a JAX framework, or function.  Default: the graph saved in the checkpoint.
             devices: devices, as for `fit`.
             which: "newest", or "best" for the checkpoint with the best monitored value (`checkpoint_best=` of `fit`).
-            options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, and `loss` for a module, without
-                which it can only predict.
+            options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, `loss` for a module or function,
+                without which it can only predict, and `params` and `aux` for a function, pytrees with the structure of its
+                parameters and auxiliary states (the values are those of the checkpoint).
 
         Returns:
             Run: its parameters (of a run with `ema=`, their averages) and auxiliary states are on the devices; the optimizer
@@ -537,7 +538,7 @@ class Run:
                 reason = "the model of the run was a function" if "history" in meta else without_meta
                 raise ValueError(f"the checkpoint in {directory} has no graph: {reason}; pass the model as model=")
             model = load_json(meta["symbol"])
-        model = as_model(model, loss=options.pop("loss", None), predict=True)
+        model = as_model(model, predict=True, **{k: options.pop(k, None) for k in ("loss", "params", "aux")})
         settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))

@@ -85,10 +85,9 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     """
     if passed is None:
         return own
-    actual, expected = jax.tree.structure(passed), jax.tree.structure(own)
-    if actual != expected:
+    if jax.tree.structure(passed) != jax.tree.structure(own):
         raise ValueError(
-            f"{kind}= has another structure than the {kind} of the {framework} module: found {actual}, expected {expected}; "
+            f"{kind}= has another structure than the {kind} of the {framework} module: {_first_difference(passed, own)}; "
             f"leave out {kind}= to start from the values of the module, or pass a tree such as run.{kind} of its run"
         )
     if kind == "params":
@@ -142,6 +141,18 @@ def _difference(kind: str, framework: str, actual: dict[str, Any], expected: dic
                 f"pass {kind}= of this module, or data of the shape for which they were made"
             )
     return None
+
+
+def _first_difference(passed: Any, own: Any) -> str:
+    """The first difference of two trees: names and shapes of arrays."""
+    actual, expected = (flatten_names(tree)[0] for tree in (passed, own))
+    for name, value in expected.items():
+        if name not in actual:
+            return f"{name!r} of shape {jnp.shape(value)} is missing, found the names {list(actual)[:8]}"
+    extra = [name for name in actual if name not in expected]
+    if extra:
+        return f"found {extra[0]!r} of shape {jnp.shape(actual[extra[0]])}, expected only the names {list(expected)[:8]}"
+    return f"found a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays"
 
 
 def note_on_evaluation(error: Exception, draw: str) -> None:

@@ -42,16 +42,29 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
     """
     if type(module) is tuple and len(module) == 2 and type(module[1]).__module__.startswith("equinox."):
         module = module[0]  # (module, state)
-    for base in type(module).__mro__:
+    is_class = isinstance(module, type)
+    kind = module if is_class else type(module)
+    for base in kind.__mro__:
         for (package, name), adapt in ADAPTERS.items():
             if base.__name__ == name and f"{base.__module__}.".startswith(f"{package}."):
+                if is_class:
+                    raise TypeError(_no_instance(module))
                 return adapt if package != "equinox" or _has_parameters(module) else None
+        if base.__name__ == "Layer" and f"{base.__module__}.".startswith("keras."):
+            raise TypeError(
+                f"the model is a Keras layer ({kind.__name__}), expected a keras.Model; wrap an "
+                "instance of it, as in keras.Sequential([layer])"
+            )
         if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
             raise TypeError(
-                f"the model is a torch module ({type(module).__name__}), but jfit trains JAX programs; pass a module of Flax, "
+                f"the model is a torch module ({kind.__name__}), but jfit trains JAX programs; pass a module of Flax, "
                 "Equinox, Haiku or Keras, or a pure function of its parameters with loss= and params="
             )
     return None
+
+
+def _no_instance(module: Any) -> str:
+    return f"the model is the class {module.__name__}, expected an instance of it; pass one, made by {module.__name__}(...)"
 
 
 def _has_parameters(module: Any) -> bool:

@@ -71,7 +71,15 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         if train and key is not None and takes_key:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)
         axes = (None if keys is None else 0, None, 0, 0)
-        return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *call.bind(inputs))
+        try:
+            return jax.vmap(one, axes, (0, None), axis_name=axis)(keys, aux, *call.bind(inputs))
+        except ValueError as error:
+            if not stateful or "out_axes" not in str(error):
+                raise
+            raise ValueError(
+                f"the state that {type(net).__name__} returns depends on the row, but jfit maps the module over the rows of "
+                f"the batch with one state; combine the rows with jax.lax.pmean(value, {axis!r}), as BatchNorm does"
+            ) from error
 
     def restore(params: Any, aux: Any) -> Any:
         model = eqx.nn.inference_mode(eqx.combine(params, static))

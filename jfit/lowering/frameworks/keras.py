@@ -113,11 +113,19 @@ class _Built:
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
 
     def restore(self, params: Any, aux: Any) -> Any:
-        """A copy of the model with these values; the model itself if Keras cannot copy it."""
+        """A copy of the model with these values.
+
+        Raises:
+            TypeError: Keras cannot copy the model.
+        """
         try:
             target = copy.deepcopy(self.model)
-        except (NotImplementedError, TypeError):
-            target = self.model
+        except (NotImplementedError, TypeError) as error:
+            raise TypeError(
+                f"Keras cannot copy the model {type(self.model).__name__}, so there is no trained copy of it, and the model "
+                "that was passed is not changed; define get_config in its class, or read the values: run.params and run.aux "
+                "are dicts by variable path"
+            ) from error
         values, names = {**params, **aux}, _names(self.model)
         for own, variable in zip(self.model.variables, target.variables, strict=True):
             if names[id(own)] in values:
