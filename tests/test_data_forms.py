@@ -277,7 +277,7 @@ def test_rows_and_batches_are_told_apart_by_type_or_by_a_scalar():
         ([(X[0], 1), (X[0, :2], 1)], ValueError, "'[0]' of the rows of a batch have different shapes, (3,) and (2,)"),
         (Rows([(X[0], 1), (X[0],)]), ValueError, "the rows of a batch have different structures"),
         ({"train": HuggingFace({"x": X})}, TypeError, "data is a dict of data sets; pass one of them, such as data['train']"),
-        (HuggingFace({"xx": X, "label": Y}), ValueError, "'xx' is not an input of the graph (nearest: 'x')"),
+        (HuggingFace({"xx": X, "label": Y}), ValueError, "'xx' is not an input of the model (nearest: 'x')"),
     ],
 )
 def test_rows_that_make_no_batch_raise(rows, error, message):
@@ -320,7 +320,7 @@ def test_arrays_that_the_model_does_not_take_are_dropped_with_one_line(extended,
 
 def test_a_misspelled_input_is_missing_and_not_dropped():
     for data in ({"xs": X, "label": Y}, [{"xs": X, "label": Y}]):
-        with pytest.raises(ValueError, match=r"'xs' is not an input of the graph \(nearest: 'x'\)"):
+        with pytest.raises(ValueError, match=r"'xs' is not an input of the model \(nearest: 'x'\)"):
             fit(data)
 
 

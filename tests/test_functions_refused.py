@@ -130,3 +130,109 @@ def test_values_of_regressions_with_two_outputs_are_not_taken_for_classes():
 def test_reading_outside_of_the_classes_is_not_taken_for_ignoring(value):
     with pytest.raises(ValueError, match=f"row 0 is {value}, expected classes 0..2"):
         fit(np.where(np.arange(24) == 0, value, Y), loss=filled)
+
+
+# ------------------------------------------------------------------------------------------------ losses and their arguments
+def logging(name):
+    return lambda o, y: (INTEGER(o, y), {name: o[:, 0]})
+
+
+def two_outputs(p, x):
+    return {"a": x @ p["w"], "b": x[:, :2] @ p["w"][:2]}
+
+
+def logits_and_features(p, x):
+    return {"logits": x @ p["w"], "features": x}
+
+
+def of_logits(o, y):
+    return INTEGER(o["logits"], y)
+
+
+TWO = {"a": INTEGER, "b": INTEGER}
+AUX = {"n": np.zeros(3, "float32")}
+REFUSED = {
+    "column": ({"loss": logging("lr")}, "the value 'lr' to log, but the history has another column"),
+    "metric": ({"loss": logging("accuracy")}, "the value 'accuracy' to log, which is also the name of a metric"),
+    "misspelled": ({"fn": two_outputs, "labels": {"a": Y, "bb": Y}, "loss": {"a": INTEGER}}, "label 'bb'.*did you mean 'b'"),
+    "one label": ({"fn": two_outputs, "loss": TWO}, r"pass a dict of labels by output name, y=\{'a': ..., 'b': ...\}"),
+    "a list": ({"loss": ["ce"]}, "the function returned one array; pass its loss alone"),
+    "aux": ({"aux": AUX}, "aux= is passed, but the function has no parameter aux"),
+    "integers": ({"fn": lambda p, x: x[:, :3] * p["w"], "params": {"w": np.ones((1, 3), "int32")}}, "nothing to train"),
+    "one-hot": ({"labels": ONE_HOT}, r"label \(8, 3\) float32; expected integer class indices of shape \(8,\)"),
+    "floats": ({"labels": Y.astype("float32")}, r"label \(8,\) float32; expected integer class indices"),
+    "indices": ({"loss": optax.softmax_cross_entropy}, r"label \(8,\) int32; expected probabilities of shape \(8, 3\)"),
+    "loss None": ({"loss": lambda o, y: None}, "loss returned None"),
+    "function None": ({"fn": lambda p, x: None}, "the function returned None"),
+    "third": ({"loss": lambda o, y, p: INTEGER(o, y)}, "the parameter 'p', which nothing is passed for"),
+    "inputs": ({"fn": lambda p, x, z: x}, "the model has 2 data inputs"),
+    "by name": ({"fn": lambda p, x, z: x, "data": {"x": X, "label": Y}}, "The model needs 'x', 'z', 'label'"),
+    "ambiguous": (
+        {"fn": logits_and_features, "loss": of_logits, "eval_metric": "acc"},
+        r"which matches \['features', 'logits'\]; pass eval_metric=\{",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.repetitions(16)
+def test_a_wrong_use_of_a_function_is_an_error_with_a_sentence(case):
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        fit(**({"eval_metric": "acc"} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"fn": two_outputs, "labels": {"a": Y}, "loss": {"a": INTEGER}}, "the outputs ['b'] have no loss and no label"),
+        ({"fn": two_outputs, "labels": {"a": Y, "b": Y}, "loss": {"a": INTEGER}}, ""),
+        ({"fn": two_outputs, "labels": {"a": Y, "b": Y, "other": Y}, "loss": TWO}, "the label 'other' is not used"),
+        ({"loss": lambda o: o[:, 0] ** 2}, "the loss has no parameter for the labels"),
+    ],
+    ids=["output", "output for a metric", "label", "no label"],
+)
+def test_outputs_and_labels_that_no_loss_uses_are_logged(options, line, caplog):
+    fit(**options, eval_metric=None)
+    assert (line in caplog.text) if line else not caplog.text
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+@pytest.mark.parametrize("metric", ["mse", {"output": "mse"}, ["rmse", "mae", "pearsonr"]], ids=str)
+@pytest.mark.repetitions(2)
+def test_metrics_of_regressions_by_name_are_over_all_rows(metric):
+    target = RNG.normal(size=(24, 3)).astype("float32")
+    run = fit(target, loss="mse", optimizer=optax.sgd(0.0), eval_metric=metric, batch_size=16)
+    d = X @ START["w"] - target
+    expected = {"mse": np.mean(d**2), "output_mse": np.mean(d**2), "rmse": np.sqrt(np.mean(d**2)), "mae": np.mean(abs(d))}
+    expected["pearsonr"] = np.corrcoef((X @ START["w"]).ravel(), target.ravel())[0, 1]
+    scored = jfit.score(run, (X, target), metric, batch_size=16)
+    for results in (run.history.epochs[-1], scored):
+        names = set(results) & set(expected)
+        assert names
+        for name in names:
+            assert results[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_a_mean_over_batches_is_still_chosen_by_its_parameter():
+    target = RNG.normal(size=(24, 3)).astype("float32")
+    run = fit(target, loss="mse", optimizer=optax.sgd(0.0), eval_metric=jfit.metrics.get("mse", average="macro"), batch_size=16)
+    d = (X @ START["w"] - target) ** 2
+    assert run.history.epochs[-1]["mse"] == pytest.approx((d[:16].mean() + d[16:].mean()) / 2, rel=1e-5)
+
+
+def logits_and_other(p, x):
+    return {"logits": x @ p["w"], "other": x[:, None, :]}
+
+
+@pytest.mark.parametrize(
+    ("fn", "metric", "name"),
+    [(logits_and_features, {"logits": "acc"}, "logits_accuracy"), (logits_and_other, "acc", "accuracy")],
+    ids=["by name", "by shape"],
+)
+def test_the_only_label_belongs_to_the_output_of_the_metric(fn, metric, name):
+    run = fit(fn=fn, loss=of_logits, optimizer=optax.sgd(0.0), eval_metric=metric, eval_data=(X[:13], Y[:13]))
+    hits = (X @ START["w"]).argmax(1) == Y
+    assert run.history.epochs[-1][name] == pytest.approx(hits.mean())
+    assert run.history.epochs[-1][f"val_{name}"] == pytest.approx(hits[:13].mean())
+    assert jfit.score(run, (X[:13], Y[:13]), metric)[name] == pytest.approx(hits[:13].mean())

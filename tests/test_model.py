@@ -90,7 +90,7 @@ def test_an_output_without_a_batch_axis_is_reported(line):
             lambda x: model_of(loss=lambda o, y: jnp.mean(o - y)).outputs[0].loss(x, {"label": x}),
             r"loss returned shape \(\), expected one value per example, \(2,\).*before averaging",
         ),
-        (lambda x: model_of().outputs[0].loss(x, {}), "the loss needs the input 'label'"),
+        (lambda x: model_of().outputs[0].loss(x, {}), "the loss needs the label 'label'"),
     ],
 )
 def test_invalid_arguments_raise(make, message):

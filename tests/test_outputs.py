@@ -623,7 +623,7 @@ def wide(output, label):
     ("options", "message"),
     [
         ({"loss": {"c": squared}}, r"loss has a term for the output 'c', but the function returned the outputs \['a', 'b'\]"),
-        ({"model": tokens, "loss": {"a": squared}}, r"the function returned the outputs \['output'\]"),
+        ({"model": tokens, "loss": {"a": squared}}, r"the function returned one array; pass its loss alone"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
         ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
         ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),
@@ -654,7 +654,7 @@ def test_invalid_losses_raise(options, message):
 
 
 def test_invalid_data_raise():
-    with pytest.raises(ValueError, match="the loss needs the input 'label/b'"):
+    with pytest.raises(ValueError, match="the loss of the output 'b' needs a label of this name"):
         fit(two_heads, (X, {"a": Y["a"]}), loss=LOSSES)
     model = jfit.Model.from_function(two_heads, loss=lambda o, y: squared(o["b"], y), params=W)
     with pytest.raises(ValueError, match=r"the loss needs the labels \['label'\], but the batch has \['x'\]"):

@@ -315,7 +315,10 @@ class Names(NamedTuple):
         if self.structure is not None:
             arrays = named_batch(self.structure, arrays)
             inputs, labels = expected_names(self.structure, arrays, self.labels)
-            return self._replace(inputs=inputs, labels=labels, structure=None).check(arrays)
+            return self._replace(inputs=inputs, labels=labels, structure=None)._check(arrays, "model")
+        return self._check(arrays, "graph")
+
+    def _check(self, arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:
         unknown = [n for n in arrays if n not in self.all]
         missing = [n for n in self.inputs + (self.labels if self.require_labels else ()) if n not in arrays]
         if not missing:
@@ -323,11 +326,11 @@ class Names(NamedTuple):
         problem = []
         for name in unknown:
             near = nearest(str(name), missing or self.all)
-            problem.append(f"{name!r} is not an input of the graph" + (f" (nearest: {near})" if near else ""))
+            problem.append(f"{name!r} is not an input of the {kind}" + (f" (nearest: {near})" if near else ""))
         problem += [f"input {name!r} is missing" for name in missing]
         raise ValueError(
-            f"{'; '.join(problem)}. The graph needs {quoted(self.all)}, the data has {quoted(arrays)}; "
-            "rename the arrays or pass a dict with the graph's input names."
+            f"{'; '.join(problem)}. The {kind} needs {quoted(self.all)}, the data has {quoted(arrays)}; "
+            f"rename the arrays or pass a dict with the {kind}'s input names."
         )
 
     def extra(self, arrays: Iterable[str]) -> list[str]:
@@ -377,11 +380,12 @@ def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[
     several = isinstance(value, (list, tuple)) and (len(names) != 1 or (len(value) == 1 and _has_rows(value[0])))
     arrays = list(value) if several else [value]
     if len(arrays) != len(names):
+        model = "graph" if graph.structure is None else "model"
         kind = "data" if what == "x" else "label"
         raise ValueError(
-            f"{what} has {len(arrays)} array{'s' * (len(arrays) != 1)}, the graph has {len(names)} {kind} "
+            f"{what} has {len(arrays)} array{'s' * (len(arrays) != 1)}, the {model} has {len(names)} {kind} "
             f"input{'s' * (len(names) != 1)} ({quoted(names)}); pass one array per input, as a list in this order or as a dict "
-            f"by name (all inputs of the graph: {quoted(graph.all)})."
+            f"by name (all inputs of the {model}: {quoted(graph.all)})."
         )
     return dict(zip(names, arrays, strict=True))
 

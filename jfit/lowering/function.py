@@ -86,8 +86,9 @@ def from_function(
         batch is (`Model.bound`): 'a', 'b/c' for {"a": ..., "b": {"c": ...}}.
 
     Raises:
-        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of a loss is
-            unknown.
+        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, `aux` is passed for a
+            function and loss without this parameter, the name of a loss is unknown, or nothing is passed for one of its
+            parameters.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -103,6 +104,15 @@ def from_function(
     terms = LossTerms(loss, loss_weights, loss_per_batch, label)
     adapter = _Adapter(apply, terms, params, aux, init, label, call)
     adapter.gather = gather_outputs
+    if (
+        jax.tree.leaves(aux)
+        and "aux" not in inspect.signature(apply).parameters
+        and not any("aux" in t.form.extras for t in adapter.terms.terms)
+    ):
+        raise ValueError(
+            "aux= is passed, but the function has no parameter aux, so that it would not be used; add the keyword aux to its "
+            "signature and return (output, new aux), or leave out aux="
+        )
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     return _model_of(adapter)
@@ -388,7 +398,7 @@ class _Adapter:
     ) -> tuple[Array, Array]:
         """Return (loss of each row, weight of each row in the mean), both (batch,) float32; see `Output.loss`."""
         if label not in inputs:
-            raise ValueError(f"the loss needs the input {label!r}; found {tuple(inputs)}")
+            raise self.terms.missing_label(term, list(inputs))
         values, rows = LossInputs(output, {str(self.label): jnp.asarray(inputs[label])}), inputs[label].shape[0]
         losses = self.terms.of_term(term._replace(output=None), values, weight, rows)
         return losses[:2]
@@ -416,6 +426,7 @@ class _Adapter:
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
             self.structure.labels = self.terms.needed(labels)
         single = self.terms.plain and len(self.structure.outputs.names) == 1 and labels in ([], [self.label])
+        self.terms.log_unused(tree, labels)
         joint = not single or self.gather or LABEL_WEIGHT in specs
         if not self.labelled(specs):
             return joint, ()
@@ -479,6 +490,10 @@ def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
 def _output_tree(tree: Any) -> Tree:
     """Names and structure of the outputs; a single array is 'output'."""
     outputs = Tree(tree)
+    if not outputs.names:
+        raise ValueError(
+            f"the function returned {tree!r}, expected an array or a pytree of arrays; is a return statement missing?"
+        )
     if jax.tree_util.treedef_is_leaf(outputs.treedef):
         outputs.names = ("output",)
     return outputs

@@ -7,6 +7,7 @@ arguments of each term follow from its signature (`Form`).  `LossTerms.row_losse
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.lowering.losses import Loss, as_loss, check_broadcast, check_rows, per_row
+from jfit.lowering.losses import Loss, as_loss, call_checked, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
 EXTRAS = ("params", "aux")
+COLUMNS = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")  # of the history, besides values of metrics
 LABEL_FIRST = ("y_true", "y_pred")  # names of the first two parameters of a loss that takes the label first
 
 
@@ -56,8 +58,17 @@ def form_of(loss: Callable[..., Any]) -> Form:
     positional = [p.name for p in parameters.values() if p.kind in named]
     alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
     second = "" if alone else "batch" if positional[1:2] and positional[1] in BATCH else "label"
+    weights = weight_keywords(loss)
+    for name, p in parameters.items():
+        needed = p.default is p.empty and p.kind in (*named, p.KEYWORD_ONLY)
+        if needed and name not in (*positional[:2], *EXTRAS, *weights):
+            raise ValueError(
+                f"loss has the parameter {name!r}, which nothing is passed for; a loss gets (output, label), (outputs, batch) "
+                "or (outputs), and by name params, aux, and keyword-only weight and mask. Give it a default, or bind it with "
+                "functools.partial"
+            )
     extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
-    return Form(second, frozenset(extras), weight_keywords(loss), tuple(positional[:2]) == LABEL_FIRST)
+    return Form(second, frozenset(extras), weights, tuple(positional[:2]) == LABEL_FIRST)
 
 
 def weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
@@ -177,7 +188,12 @@ class LossTerms:
         """Raise a ValueError if a loss is of an output that the function does not return."""
         for term in self.terms:
             if term.output is not None and _subtree(outputs, term.output) is None:
-                names = ["output"] if hasattr(outputs, "shape") else list(flatten_names(outputs)[0])
+                if hasattr(outputs, "shape"):
+                    raise ValueError(
+                        f"loss has a term for the output {term.output!r}, but the function returned one array; pass its loss "
+                        "alone, without a dict or list"
+                    )
+                names = list(flatten_names(outputs)[0])
                 near = nearest(term.output, names)
                 raise ValueError(
                     f"loss has a term for the output {term.output!r}, but the function returned the outputs {names}"
@@ -245,8 +261,8 @@ class LossTerms:
         def call(output: Any, second: Any, weight: Any, rows: int) -> tuple[Array, Mapping[str, Any]]:
             arguments = (output,) if term.form.second == "" else (output, second)
             arguments = arguments[::-1] if term.form.label_first else arguments
-            result = term.loss(*arguments, **extras, **row_weight_arguments(term.form.weights, weight, rows))
-            losses, logged = _split(result)
+            extra = {**extras, **row_weight_arguments(term.form.weights, weight, rows)}
+            losses, logged = _split(call_checked(term.loss, output, second, lambda: term.loss(*arguments, **extra)))
             return jnp.asarray(losses), logged
 
         losses, logged = call(output, second, weight, rows)
@@ -261,13 +277,55 @@ class LossTerms:
             k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()
         }
 
+    def missing_label(self, term: Term, names: Sequence[str]) -> ValueError:
+        """The error of a batch with arrays of these names, which has no label of the term."""
+        needed = [str(t.output) for t in self.terms if t.form.second == "label"]
+        if term.output is None or len(needed) == 1:
+            return ValueError(f"the loss needs the label {self.label_name(term)!r}; the batch has {list(names)}")
+        each = ", ".join(f"{n!r}: ..." for n in needed)
+        return ValueError(
+            f"the loss of the output {term.output!r} needs a label of this name, but the batch has {list(names)}; pass a dict "
+            f"of labels by output name, y={{{each}}}"
+        )
+
+    def log_unused(self, outputs: Any, labels: Sequence[str]) -> None:
+        """Log outputs without loss and label, and labels without loss and output; raise if one is probably misspelled.
+
+        Args:
+            outputs: pytree of the outputs.
+            labels: names of the labels of the batch.
+
+        Raises:
+            ValueError: a label of no output is spelled like an output without label.
+        """
+        log, prefix = logging.getLogger("jfit").warning, f"{self.label}/"
+        if labels and all(t.form.second == "" for t in self.terms):
+            log("the loss has no parameter for the labels: not used, except by metrics")
+        if not self.by_name or hasattr(outputs, "shape") or any(t.form.second != "label" for t in self.terms):
+            return
+        leaves, terms = list(flatten_names(outputs)[0]), [str(t.output) for t in self.terms]
+        own = [n.removeprefix(prefix) for n in labels if n.startswith(prefix)]
+        without = [n for n in dict.fromkeys((*leaves, *terms)) if not _covered(n, own)]
+        for name in own:
+            if _covered(name, (*leaves, *terms)):
+                continue
+            near = nearest(name, without)
+            if near:
+                raise ValueError(
+                    f"no output has the name of the label {name!r}, but the outputs {without} have no label; did you "
+                    f"mean {near}?"
+                )
+            log("the label %r is not used: no output and no loss has this name", name)
+        without = [n for n in without if not _covered(n, terms)]
+        if without:
+            log("the outputs %s have no loss and no label", without)
+
     def _second(self, term: Term, values: LossInputs) -> Any:
         if term.form.second != "label":
             return values.batch if term.form.second == "batch" else ()
         label = self._label(term, values.batch)
         if label is None:
-            found = [n for name, tree in values.batch.items() for n in _leaf_names(name, tree)]
-            raise ValueError(f"the loss needs the label {self.label_name(term)!r}; the batch has {found}")
+            raise self.missing_label(term, [n for name, tree in values.batch.items() for n in _leaf_names(name, tree)])
         return label
 
 
@@ -303,8 +361,15 @@ def _leaf_names(name: str, tree: Any) -> list[str]:
     return [name] if hasattr(tree, "shape") else [f"{name}/{leaf}" for leaf in flatten_names(tree)[0]]
 
 
+def _covered(name: str, names: Sequence[str]) -> bool:
+    """Whether a path 'a/b' is one of the names, inside of one, or contains one."""
+    return any(name == n or name.startswith(f"{n}/") or n.startswith(f"{name}/") for n in names)
+
+
 def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
     """Split what a loss returned into (losses, values to log)."""
+    if result is None:
+        raise ValueError("loss returned None, expected an array with the loss of each row; is its return statement missing?")
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         return result
     if isinstance(result, tuple | list | Mapping):
@@ -325,6 +390,11 @@ def _of_batch(loss: Array, rows: int) -> Array:
 
 def _logged(name: str, value: Array, rows: int) -> tuple[Array, Array]:
     """Value of each row and its weight, (rows,); a scalar is the value of every row."""
+    if name in COLUMNS:
+        raise ValueError(
+            f"loss returned the value {name!r} to log, but the history has another column of this name; choose another name "
+            f"than {', '.join(COLUMNS)}"
+        )
     if value.ndim and value.shape[0] != rows:
         raise ValueError(
             f"loss returned the value {name!r} of shape {value.shape} to log; expected a scalar, or ({rows},), one per row"

@@ -410,6 +410,37 @@ def known_loss(loss: Any) -> Loss | None:
     return None
 
 
+def call_checked(loss: Any, output: Any, label: Any, call: Callable[[], Any]) -> Any:
+    """Call a loss; for labels of the wrong kind, a softmax cross entropy of optax raises a ValueError that says what it needs.
+
+    Args:
+        loss: the loss function.
+        output: array, or pytree of arrays.
+        label: array, or pytree of arrays.
+        call: calls the loss with these.
+    """
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    names = ("softmax_cross_entropy_with_integer_labels", "softmax_cross_entropy")
+    name = next((n for n in names if function is getattr(optax.losses, n)), None)
+    if name is None or not (hasattr(output, "shape") and hasattr(label, "shape")):
+        return call()
+    if name == names[1]:  # (rows,) with (rows, classes) may be broadcast
+        expected, other, valid = (
+            f"probabilities of shape {output.shape}, such as one-hot",
+            names[0],
+            label.shape == output.shape,
+        )
+    else:
+        expected, other = f"integer class indices of shape {output.shape[:-1]}", names[1]
+        valid = label.shape == output.shape[:-1] and jnp.issubdtype(label.dtype, jnp.integer)
+    if valid or "axis" in getattr(loss, "keywords", {}):
+        return call()
+    raise ValueError(
+        f"loss optax.{name}: the output has shape {output.shape} and the label {label.shape} {label.dtype}; expected "
+        f"{expected}. Pass the loss 'cross_entropy', which takes both and whole floats, or optax.{other}, or other labels"
+    )
+
+
 def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     """Convert the argument `loss` of `fit`, a name or a function, to a function.
 

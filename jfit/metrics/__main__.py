@@ -42,6 +42,11 @@ probabilities (`ce`, `nll_loss`, `perplexity`, `roc_auc`) and thresholds use wha
 is not recognized, they raise an error that asks for `from_logits=` (`logits=` of `roc_auc`).  A graph gives probabilities, with
 its classes on axis 1, as in MXNet.
 
+For models of functions, `fit` and `score` compute `mse`, `mae`, `rmse` and `pearsonr` by name over all rows ("micro"), as the
+loss; for graphs they are means over batches, as in MXNet. `jfit.metrics.get("mse", average="macro")` is a mean over batches for
+both. A function with several outputs and one label needs metrics by output name, `eval_metric={"logits": "acc"}`, unless the
+label matches only one output by its shape.
+
 "macro" and "micro" have MXNet's meaning for `f1`, `mcc`, `pearsonr`, `mse`, `mae` and `rmse` (mean over batches, or one value
 over all batches), and scikit-learn's for `precision`, `recall` and `roc_auc` (mean over classes, or value of the total counts).
 Values that are arrays (a confusion matrix, `average=None`) are stored in the history and in JSON, but not in tables, curves

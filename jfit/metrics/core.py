@@ -38,6 +38,8 @@ class Metric(NamedTuple):
         fitted: `targets -> Metric`, the metric for the outputs and labels of a function (see `jfit.metrics.targets.Target`):
             logits, one-hot or binary labels, classes on the last axis.  Only `stats` differs, and the sizes of sums that are
             not `sized` yet.  None: outputs and labels are used unchanged.
+        of_rows: the metric over all rows, by which `fit` and `score` replace a mean over batches for models of functions; None
+            if this metric is not replaced.
 
     Example:
         >>> import jfit
@@ -55,6 +57,7 @@ class Metric(NamedTuple):
     merge: Callable[[Any, Any], Any] | None = None
     sized: Callable[[Shapes, Shapes], Metric] | None = None
     fitted: Callable[[Sequence[Any]], Any] | None = None
+    of_rows: Any = None
 
 
 def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any, ...]:

@@ -119,7 +119,10 @@ def create(name: str, **params: Any) -> Any:
         if param not in known:
             near = nearest(param, known) or ", ".join(map(repr, known))
             raise ValueError(f"metric {name!r} has no parameter {param!r}; the nearest names are {near}.")
-    return make(**params)
+    metric = make(**params)
+    if make in (mae, mse, rmse, pearsonr) and not {"average", "weighted"} & set(params):
+        metric = metric._replace(of_rows=make(**params, average="micro"))
+    return metric
 
 
 def get(spec: Any, **params: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.lowering.loss_kinds import LossKind, are_classes, kind_of, other_values
+from jfit.lowering.loss_kinds import LossKind, are_classes, are_elements, kind_of, other_values
 from jfit.lowering.model import Model, Output, specs_of
 from jfit.metrics import OutputMetric, create, sized
 from jfit.metrics.by_output import located
@@ -58,7 +58,9 @@ def choose_metrics(
     if model.symbol is not None:
         _check_names(metrics)
         metrics = [_for_graph(model, inputs) if m is AUTO else m for m in metrics]
-    elif needs_inputs(metrics, model):
+        return _sized(metrics, model, inputs), choice
+    metrics = [_of_rows(m) for m in metrics]
+    if needs_inputs(metrics, model):
         names = [model.outputs[i].name for i in shown_heads(model, inputs)]
         if len(names) > 1:
             metrics = [one for m in metrics for one in ([OutputMetric(n, AUTO) for n in names] if m is AUTO else [m])]
@@ -66,11 +68,73 @@ def choose_metrics(
         targets = targets_of(model, inputs, inputs if labels is None else labels)
         metrics, choice = _replaced(metrics, targets)
         metrics = _fitted(metrics, targets)
+    _check_logged(metrics, model)
+    return _sized(metrics, model, inputs), choice
+
+
+def paired(model: Model, metrics: Sequence[Any], inputs: Mapping[str, Any]) -> Model:
+    """Assign the only label of a function with several outputs to the outputs for which there are metrics.
+
+    One function `loss(outputs, label)` does not say which output the label belongs to.  A metric by output name does, and else
+    the shapes, if the label matches one output only.
+
+    Args:
+        model: the model, bound to a batch (`Model.bound`).
+        metrics: metrics as `jfit.metrics.get` returns them.
+        inputs: inputs of one batch by name.
+
+    Returns:
+        `Model` whose outputs have that label; the same model if its outputs have labels, or there is no single label.
+
+    Raises:
+        ValueError: a metric is not of an output by name, and the label matches no output or several.
+    """
+    metrics = [m for m in metrics if m is not AUTO and getattr(m, "metric", None) is not AUTO]
+    if model.joint_loss is None or not metrics or len(model.outputs) < 2 or any(o.label for o in model.outputs):
+        return model
+    if len(model.labels) != 1 or model.labels[0] not in inputs:
+        return model
+    label, names = model.labels[0], {m.output for m in metrics if isinstance(m, OutputMetric)}
+    if not names:
+        shapes, shape = model.plan(specs_of(inputs)).shapes, tuple(np.shape(inputs[label]))
+        matches = [
+            o.name
+            for o, s in zip(model.outputs, shapes, strict=True)
+            if are_classes(s.shape, shape) or are_elements(s.shape, shape)
+        ]
+        if len(matches) != 1:
+            every, found = [o.name for o in model.outputs], "none of them" if not matches else str(matches)
+            raise ValueError(
+                f"metric {metrics[0].name}: the model has the outputs {every} and one label of shape {shape}, which matches "
+                f"{found}; pass eval_metric={{{(matches or every)[0]!r}: ...}}, the metric by the name of its output"
+            )
+        names = set(matches)
+    return model._replace(outputs=tuple(o._replace(label=label) if o.name in names else o for o in model.outputs))
+
+
+def _sized(metrics: Sequence[Any], model: Model, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     if all(getattr(m, "sized", None) is None for m in metrics):
-        return tuple(metrics), choice
+        return tuple(metrics)
     outputs = model.plan(specs_of(inputs)).shapes
     shapes = [outputs[i].shape for i in shown_heads(model, inputs)]
-    return sized(metrics, [x.shape for x in head_labels(model, inputs)], shapes), choice
+    return sized(metrics, [x.shape for x in head_labels(model, inputs)], shapes)
+
+
+def _of_rows(metric: Any) -> Any:
+    """The metric over all rows instead of the mean over batches, if it was chosen by name without `average`."""
+    if isinstance(metric, OutputMetric):
+        return metric._replace(metric=_of_rows(metric.metric))
+    return metric if getattr(metric, "of_rows", None) is None else metric.of_rows
+
+
+def _check_logged(metrics: Sequence[Any], model: Model) -> None:
+    """Raise a ValueError if the loss logs a value under the name of a metric."""
+    for metric in metrics:
+        if metric.name in model.logged and not (isinstance(metric, OutputMetric) and metric.name.endswith("_loss")):
+            raise ValueError(
+                f"loss returned the value {metric.name!r} to log, which is also the name of a metric; choose another name, or "
+                "leave out the metric (eval_metric=)"
+            )
 
 
 def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:

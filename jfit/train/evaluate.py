@@ -28,7 +28,7 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_unsharded, compile_spmd, place, require_one_process
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step import eval_step, predict_step, unrolls
-from jfit.step.fitting import choose_metrics, needs_inputs
+from jfit.step.fitting import choose_metrics, needs_inputs, paired
 from jfit.step.state import TrainState, averaged
 from jfit.step.totals import Totals, joined, values, zero_totals
 from jfit.train.batches import (
@@ -350,6 +350,8 @@ class Evaluator:
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         converted = self._data(data, size)
         model = self._bound(converted, size)
+        if model.joint_loss is not None and not any(o.label for o in model.outputs):
+            model = paired(model, metrics, first_batch(self.model, converted, size))
         options = self.settings.policy, self.settings.regularizers
         make = lambda: Scorer(model, metrics, devices, size, *options)  # noqa: E731
         return self._cached(("score", metrics, size, model.inputs, model.labels), make)(state, converted)

@@ -20,7 +20,7 @@ from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_unsharded, place, require_one_process
 from jfit.step import train_step
-from jfit.step.fitting import choose_metrics
+from jfit.step.fitting import choose_metrics, paired
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
@@ -263,7 +263,7 @@ def fit(
     data, held_back = split_rows(data, validation_split)
     batches = data.num_batches(batch_size)
     probe = first_batch(model, data, batch_size)
-    model = model.bound(probe)
+    model = paired(model.bound(probe), settings.metrics, probe)
     data = add_class_weights(model, data, class_weight, train_data)
 
     # optimizer, schedule, metrics
@@ -299,6 +299,7 @@ def fit(
         metrics=metrics,
         frozen=frozen,
     )
+    _check_trainable(model, state)
     check_unsharded("params", state.params)
     check_unsharded("aux", state.aux)
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
@@ -472,6 +473,15 @@ def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
     if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
         raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
     return optim.ema(optimizer, **options)
+
+
+def _check_trainable(model: Model, state: TrainState) -> None:
+    if model.symbol is None and not any(jax.numpy.issubdtype(x.dtype, jax.numpy.inexact) for x in state.params.values()):
+        dtypes = {name: str(x.dtype) for name, x in list(state.params.items())[:10]}
+        raise ValueError(
+            f"none of the parameters {dtypes} is floating-point, so there is nothing to train; convert them, as in "
+            "jax.tree.map(lambda x: x.astype('float32'), params)"
+        )
 
 
 def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int | str, best: str | None) -> list[Any]:
