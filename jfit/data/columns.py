@@ -146,7 +146,7 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
 
 
 def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (label input name -> array, names of the label columns)."""
+    """Return (dict of the name of a label input -> array, names of the label columns)."""
     used = names.labels if columns is None or columns.label is None else columns.label
     missing = [n for n in used if n not in have]
     if missing and (names.require_labels or len(missing) < len(used)):

@@ -83,7 +83,7 @@ class RowBatches:
             yield self._batch(order[low : low + self.batch_size].tolist())
 
     def _batch(self, indices: list[int]) -> Any:
-        if _is_kind(self.source, "datasets", "Dataset"):  # returns a dict of columns, each with one entry per row
+        if _is_kind(self.source, "datasets", "Dataset"):  # indexing by rows returns a dict of column -> values
             columns = self.source[indices]
             return {k: _joined(list(v), k) for k, v in columns.items()}
         if hasattr(self.source, "__getitems__"):  # torch's convention for several rows in one call

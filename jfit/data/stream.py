@@ -229,7 +229,7 @@ class StreamData:
                 yield batch
 
     def _passes(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of pass after pass over the source."""
+        """Yield the batches of `epoch` and of the following ones, one pass over the source after another, without end."""
         first, any_batch = True, True
         while first or any_batch:
             any_batch = first  # a position may be the end of a pass

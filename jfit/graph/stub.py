@@ -96,7 +96,7 @@ def signatures(op: Op) -> list[list[str]]:
         [['data: Symbol | None = None', '*', 'name: str | None = None', 'attr: Mapping[str, str] | None = None']]
     """
     attrs = [parameter(k, a) for k, a in op.attrs.items()]
-    if op.resolve is not None:  # Custom: its inputs and attributes are those of the user's class
+    if op.resolve is not None:  # operator Custom: the class of the user defines it
         return [["*args: Symbol", *attrs, *NODE, "**kwargs: Any"]]
     if op.variadic or "arg0" in op.usual_inputs:
         counted = [text if k != op.variadic else f"{k}: int = ..." for k, text in zip(op.attrs, attrs, strict=True)]
@@ -121,7 +121,7 @@ def functions() -> Iterator[str]:
     """Yield the text of every operator's function, then its aliases."""
     for op in sorted(REGISTRY.values(), key=lambda op: op.name):
         if op.graphs or not op.fn.__module__.startswith("jfit."):
-            continue  # loops and branches, which `contrib` creates, and operators that the user registered
+            continue  # control flow (`sym.contrib` creates it), operators that the user registered
         lists = signatures(op)
         for parameters in lists:
             yield "@overload\n" * (len(lists) > 1) + f"def {op.name}({', '.join(parameters)}) -> Symbol:\n    {_doc(op)}\n"

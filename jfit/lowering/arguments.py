@@ -65,7 +65,7 @@ def arguments_of_function(fn: Callable[..., Any], weights: frozenset[str], input
     Args:
         fn: the function.
         weights: names of the arguments by which it takes row weights.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Arguments`.  A positional `key` is the PRNG key, but an array of a batch that has this name.

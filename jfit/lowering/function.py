@@ -309,7 +309,7 @@ class _Adapter:
         return {n: self._argument(n, inputs) for n in names if _leaves_of(n, inputs)}
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """The arguments, then the optional arguments, None for those that the batch does not have."""
+        """Return the required arguments, then the optional ones; an optional one that the batch does not have is None."""
         missing = [n for n in self.names if not _leaves_of(n, inputs)]
         if missing:
             raise ValueError(

@@ -217,11 +217,11 @@ class LossTerms:
 
         Args:
             values: outputs, batch, parameters and auxiliary states.
-            weight: row weights (rows,) or None; only losses with a keyword for them get them.
+            weight: row weights (rows,) or None; passed only to losses with a keyword argument for them.
             rows: number of rows of the batch.
             label_weight: weight of each position of a row, (rows, positions, ...), or None.
-            total: sums the values of rows over the batch on all devices, for means over positions (`batch_means`); None: the
-                losses are only traced for the analysis of rows, and are not divided by the numbers of positions.
+            total: function that sums values of rows over the batch on all devices, for means over positions (`batch_means`).
+                None: the losses are only traced, to find out whether rows affect each other, and are not divided.
 
         Raises:
             ValueError: a label is missing, or a loss does not have one value per row (with `per_batch`: is no scalar).

@@ -22,7 +22,7 @@ ROWS = 32  # of the random outputs
 MAX_SIZE = 64  # longer axes of the random outputs are cut to this length
 MAY_BE_IGNORED = (-1, -100, 0)  # labels that losses commonly ignore
 UNUSUAL = 255  # the label that segmentation data sets ignore, -1 as an unsigned byte
-MAX_OTHERS = 32  # number of other label values that are tried
+MAX_OTHERS = 32  # maximum number of label values that are tested for being ignored
 TOLERANCE = 1e-3
 
 

@@ -542,10 +542,10 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
 
 
 def check_broadcast(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array, rows: int) -> None:
-    """Raise an error if output (n, 1) and label (n,) are broadcast to (n, n) inside a loss, which then reduces an axis.
+    """Raise an error if output (n, 1) and label (n,) are broadcast to (n, n) inside a loss, which then averages an axis.
 
-    The loss is traced twice: a combination of all rows with all rows that is gone when both have the same shape comes from
-    broadcasting.  Losses that combine rows on purpose, such as contrastive ones, do so in both cases.
+    The loss is traced with these shapes, and with output and label of the same shape.  If it combines every row with every
+    other one in the first trace only, broadcasting is the cause.  A contrastive loss does so in both, and raises nothing.
 
     Args:
         loss, output, label, losses, rows: as for `check_rows`.

@@ -53,8 +53,9 @@ class Output(NamedTuple):
         kind: `head` (its backward pass ignores the cotangent and computes MXNet's own gradient), `loss` (a per-example loss
             that is differentiated) or `plain` (no part of the objective, or only through `Model.joint_loss`).
         label: name of the input that is its label, or None.
-        loss: `(output, inputs) -> (losses, weights)`, both (rows,) float32: the loss of each row, and the weight of each row
-            in the mean (0 where the label is `ignore_label`).  None if the output has no loss.
+        loss: `(output, inputs) -> (losses, weights)`, where `inputs` is a dict of the arrays of the batch, labels included.
+            Both results are (rows,) float32: the loss of each row, and its weight in the mean (0 where the label is
+            `ignore_label`).  None if the output has no loss.
         class_axis: axis of the class scores in the output if its labels are class indices, else None.
         ignore_label: rows with this label value have no loss and no gradient; None: there is no such value.
         label_range: smallest and largest valid label if labels are not class indices; None: any.

@@ -188,7 +188,7 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
     if optimizer.takes_rate and rate is not None:
         return rate
     if optimizer.state_spec is not None and optimizer.base_rate is not None:
-        own = before.inner if hasattr(before, "inner") else before  # the state of a wrapped optimizer, see `ema`
+        own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
         return jnp.asarray(rate_at(optimizer.base_rate, own.count), jnp.float32)
     return injected_rate(after)
 

@@ -398,7 +398,7 @@ def one_cycle(
 
     With n = count - 1, count the number of the update, from 1: the rate is base / div_factor at n = 0, base at n = pct_start *
     max_update, and base / (div_factor * final_div_factor) from n = max_update on.  "linear" is base / div_factor again at n =
-    pct_final * max_update.  The rate of the first and last update of a run of max_update updates are those of n = 0 and n =
+    pct_final * max_update.  The rates of the first and last update of a run of max_update updates are those of n = 0 and n =
     max_update - 1.
 
     Args:

@@ -275,7 +275,7 @@ def place(tree: Any, devices: Any = None) -> Any:
 
 
 def place_shared(tree: Any, devices: Sequence[Device]) -> Any:
-    """Replicate arrays as `place` does, but without a copy where the memory can be shared: nobody may write to it any more.
+    """Replicate arrays as `place` does, but share the memory of NumPy arrays where JAX can: do not write to them later.
 
     Args:
         tree: pytree of NumPy arrays.

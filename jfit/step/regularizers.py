@@ -86,7 +86,7 @@ def _checked(name: str, strength: float) -> float:
 def regularized(
     regularizers: Mapping[str, Regularizer], names: Collection[str], tables: Collection[str] = ()
 ) -> dict[str, tuple[Regularizer, ...]]:
-    """Find the parameters of each pattern.
+    """Return the regularizers of each parameter, by the patterns that match its name.
 
     Args:
         regularizers: name or glob pattern -> function of one parameter that returns a scalar.
@@ -97,7 +97,7 @@ def regularized(
         dict of parameter name -> its regularizers.
 
     Raises:
-        ValueError: a pattern matches no trainable parameter, or an embedding table with row-sparse gradients.
+        ValueError: a pattern matches no trainable parameter, or it matches an embedding table with row-sparse gradients.
         TypeError: a regularizer is not a function.
 
     Example:

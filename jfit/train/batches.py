@@ -336,7 +336,7 @@ class DeviceBatches:
         self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
         put = {name: place_shared if name in data.private else place for name in data.arrays}
-        on_disk = data.mapped.intersection(data.arrays, model.labels)  # their labels have not been checked
+        on_disk = data.mapped.intersection(data.arrays, model.labels)  # the values of labels in files are not checked yet
         checks = BatchLabels(model, plan_of(model, first_batch(model, data, batch_size))) if on_disk else None
         self.arrays = {}
         for name in data.arrays:

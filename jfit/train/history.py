@@ -279,7 +279,7 @@ class History:
     __str__ = table
 
     def _text(self, count: int = _MOST_SHOWN) -> str:
-        """Return the table of the last `count` epochs as text, after the number of the others."""
+        """Return the table of the last `count` epochs as text; the line before them counts the earlier ones."""
         if not self._epochs:
             return "(no epochs yet)"
         names, hidden = self._text_columns(None), len(self) - count

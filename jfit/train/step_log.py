@@ -44,7 +44,7 @@ def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
 
 
 def step_values(out: StepOut, names: Sequence[str]) -> Array:
-    """Return the values of a step as float32 array (1, number of `step_names`); an unknown learning rate is nan."""
+    """Return the values of a step, float32 (1, len(names)), in the order of `names`; an unknown learning rate is nan."""
     lr = jnp.float32(jnp.nan) if out.lr is None else out.lr
     return jnp.stack([out.loss, lr, *((out.metrics or {})[name] for name in names[2:])]).astype(jnp.float32)[None]
 

@@ -55,7 +55,7 @@ def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str
 
     Args:
         fn: the method.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
         reserved: names of the arguments that its framework passes, in addition to those of `MODES`.
         skip: number of positional arguments before the inputs.
 

@@ -68,7 +68,7 @@ def _no_instance(module: Any) -> str:
 
 
 def _has_parameters(module: Any) -> bool:
-    """Whether an Equinox module has floating-point arrays; others, such as those of eqx.filter_jit, are functions."""
+    """Whether an Equinox module has floating-point arrays; without, as the result of eqx.filter_jit, it is a function."""
     return any(jnp.issubdtype(getattr(x, "dtype", int), jnp.inexact) for x in jax.tree.leaves(module))
 
 

@@ -24,7 +24,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         params: initial parameters, as `equinox.filter(module, equinox.is_inexact_array)` returns them; default: those of
             the module.
         aux: initial `equinox.nn.State`; default: that of the pair.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Adapted`.

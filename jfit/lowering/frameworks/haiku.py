@@ -32,7 +32,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         module: the pair (init, apply).
         params: its parameters; default: initialized from the data.
         aux: its state; default: empty if `params` is passed, or else initialized from the data.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the pair.

@@ -18,14 +18,16 @@ SEED = "seed_generator_state"  # name of the variable of a keras.random.SeedGene
 def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) -> Adapted:
     """Convert a Keras model to the arguments of `Model.from_function`.
 
-    A model without variables is built from the data, on a copy if Keras can copy it.  In training, the state of the i-th seed
-    generator is set in each step to random bits of fold_in(key, i), where `key` is the key of the step.
+    A model that has no variables yet is built from the data, on a copy of the model if Keras can copy it.
+
+    In training, the state of the i-th seed generator is set in each step to random bits of fold_in(key, i), where `key` is the
+    key of the step.
 
     Args:
         module: the model; its variables are not changed.
         params: dict of initial values of the trainable variables; default: those of the model.
-        aux: dict of initial values of the other variables, without those of seed generators, likewise.
-        inputs: names of the inputs that the user passed, or None.
+        aux: dict of initial values of the other variables, except those of seed generators; default: those of the model.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Adapted`.

@@ -36,7 +36,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         module: the module; if it is bound, its variables are the initial values.
         params: the collection "params", or a dict of all collections; default: initialized from the data.
         aux: dict of the other collections; default: none if `params` is passed, or else initialized from the data.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the module.

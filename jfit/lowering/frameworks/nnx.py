@@ -24,7 +24,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         module: the module.  It is not changed.
         params: `nnx.State` of initial parameters; default: those of the module.
         aux: `nnx.State` of the initial other variables, such as batch statistics; default: those of the module.
-        inputs: names of the inputs that the user passed, or None.
+        inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
         `Adapted`.

@@ -111,7 +111,7 @@ class _BestKept:
         new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": best}
         meta = _meta(event)
         meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": best}
-        # The checkpoint must contain the new state of this callback, but the run has still the one before this event.
+        # The checkpoint must contain the new state of this callback; the run still has its state before this event.
         meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
         # sync: the host waits until the devices have computed the state of this step
         state_copy, protected = event.run.snapshot(), [step for _, step in best]
