@@ -666,7 +666,9 @@ def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
         fit(stream, class_weight=WEIGHTS)
     for source in (data, stream):
         for name, value in {"label": "y", "sample_weight": np.ones(40), "steps_per_epoch": 1}.items():
-            with pytest.raises(ValueError, match=f"{name}= is passed with a {type(source).__name__}, which is converted"):
+            with pytest.raises(
+                ValueError, match=f"{name}= is passed with data of type {type(source).__name__}, which is converted"
+            ):
                 fit(source, **{name: value})
 
 
@@ -793,7 +795,9 @@ def test_training_on_a_large_map_needs_memory_for_a_batch(tmp_path, monkeypatch,
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 12 << 20  # a batch has 1.3 MB in the file; up to four are prepared ahead in float32; the buffer has 2 MB
+    # A batch has 1.3 MB in the file and 0.7 MB in float32, the buffer 2 MB.  How many batches are alive at once (those read
+    # ahead, and those that devices have not taken yet) depends on threads; the whole data would have 32 MB in float32.
+    assert peak < 16 << 20
 
 
 # ------------------------------------------------------------------------------------------------------- resident arrays

@@ -116,8 +116,8 @@ def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
     for name, value in options.items():
         if value is not None:
             raise ValueError(
-                f"{name}= is passed with a {type(data).__name__}, which is converted already and would ignore it; pass the "
-                f"arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
+                f"{name}= is passed with data of type {type(data).__name__}, which is converted already and would ignore it; "
+                f"pass the arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
             )
 
 
