@@ -20,7 +20,7 @@ test-all: .venv/.test
 lint: .venv/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pyright
+	$(PY) -m pyright --pythonpath $(PY)
 
 notebooks: .venv/.test
 	$(PY) -m pytest -q tests/test_docs.py -m slow -k notebook

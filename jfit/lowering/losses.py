@@ -460,7 +460,7 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
         raise TypeError(
             f"loss is {loss!r}; expected a function loss(output, label) or one of the names {', '.join(map(repr, LOSSES))}"
         )
-    return loss
+    return loss  # type: ignore[return-value]
 
 
 def _is_of_keras(loss: Any) -> bool:

@@ -169,7 +169,8 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
 
 def is_tracer(value: Any) -> bool:
     """Whether `value` is a JAX tracer, which has no concrete data and no device."""
-    return isinstance(value, jax.core.Tracer)  # exported by JAX, which has no public function for this test
+    # exported by JAX, which has no public function for this test
+    return isinstance(value, jax.core.Tracer)  # type: ignore[attr-defined]
 
 
 def mutable_class(weight: Any) -> Callable[[Any], Any]:

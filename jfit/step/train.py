@@ -283,7 +283,8 @@ class _Update(NamedTuple):
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
         lazy = state_spec is not None and state_spec.lazy
-        gradients |= {name: _rows_or_table(gradients[name], trainable[name], lazy) for name in tables}
+        by_rows = cast(dict[str, SparseRows], {name: gradients[name] for name in tables})
+        gradients = {**gradients, **cast(Params, {k: _rows_or_table(g, trainable[k], lazy) for k, g in by_rows.items()})}
 
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
