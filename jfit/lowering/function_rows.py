@@ -106,8 +106,9 @@ class FunctionRows:
         axes = [0 if labelled and has_label else None for has_label in adapter.labelled_outputs(specs)]
         coupling = coupling_of(found, [*axes, *(-1 for _ in of_aux)])
         coupling = coupling._replace(promised=bool(coupling.kind and adapter.weights and labelled))
-        if labelled:
-            rows = tuple(batch_rows(size) if x.shape[:1] == (size,) else None for x in outputs) if coupling.kind else of_outputs
+        by_row = [x.shape[:1] == (size,) for x in outputs]
+        if labelled and (not coupling.kind or all(by_row)):  # the loss of an output without rows may raise
+            rows = (batch_rows(size),) * len(outputs) if coupling.kind else of_outputs
             loss = self._loss_coupling(specs, outputs, rows, (arguments[0], arguments[1]))
             loss = loss._replace(in_loss=not coupling.kind)
             # synchronized statistics make outputs those of the whole batch, but not the loss
