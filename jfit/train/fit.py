@@ -136,8 +136,9 @@ def fit(
             permutation that depends only on `seed` and the epoch.  Memory maps larger than 1 GiB are shuffled in blocks.  Other
             iterables are read in their own order.
         seed: integer seed of the initial parameters, the shuffling and random operators such as Dropout.
-        steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The results are bitwise the same
-            for every number.  On CPU, models with convolutions always run one step per dispatch.
+        steps_per_call: number of steps per dispatch (call of a compiled program), or "auto".  The parameters are bitwise
+            the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
+            one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
         checkpoint: folder in which to save checkpoints.  Checkpoints of an earlier run in this folder are moved to its
             subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
