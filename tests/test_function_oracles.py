@@ -58,14 +58,16 @@ def bits_of(run):
     return {**bits(run.state), "epochs": result_of(run).epochs}
 
 
-def assert_same_training(run_bits, other_bits):
-    """Equal bits of parameters and states; the reported losses may differ by the rounding of one float32 operation, because
-    XLA vectorizes the loss of a step differently in a program of one step and in a program of several."""
-    run_bits, other_bits = dict(run_bits), dict(other_bits)
-    epochs, others = run_bits.pop("epochs"), other_bits.pop("epochs")
+def assert_same_bits(name, run_bits, other_bits):
+    """Equal bits of parameters, states, losses and metrics.
+
+    The reported losses of the case with row weights may differ by one rounding: its first training loss differs between a
+    program of one step and one of several, for a reason that is not known yet.
+    """
+    if name == "row weights":
+        rows, others = run_bits.pop("epochs"), other_bits.pop("epochs")
+        assert [row == pytest.approx(other, rel=2**-23) for row, other in zip(rows, others, strict=True)] == [True] * len(rows)
     assert run_bits == other_bits
-    for row, other in zip(epochs, others, strict=True):
-        assert row == pytest.approx(other, rel=2**-23)
 
 
 @pytest.mark.repetitions(16)  # CI runs all of them
@@ -121,7 +123,7 @@ def test_micro_batches_compute_the_same_update(name):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", starting_with("Flax nnx, batch normalization", CASES))
 def test_steps_per_call_change_no_bit(name):
-    assert_same_training(results_bits(name, 1), results_bits(name))
+    assert_same_bits(name, dict(results_bits(name, 1)), dict(results_bits(name)))
 
 
 def batches_of(one):
@@ -134,7 +136,7 @@ def batches_of(one):
 def test_streams_and_arrays_on_the_host_change_no_bit(name, source):
     one = CASES[name].build()
     options = {"data_on_device": False} if source == "host" else {"train_data": batches_of(one)}
-    assert_same_training(bits_of(by_fit(one, **options)), results_bits(name))
+    assert_same_bits(name, bits_of(by_fit(one, **options)), dict(results_bits(name)))
 
 
 @pytest.mark.repetitions(1)
