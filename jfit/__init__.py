@@ -33,7 +33,8 @@ from jfit.mxnet.gluon import Parameter, ParameterDict, Trainer
 from jfit.mxnet.kvstore import KVStore
 from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
 from jfit.mxnet.monitor import Monitor
-from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
+from jfit.parallel import Context, compile_cache, cpu, data_parallel, gpu, tpu
+from jfit.parallel import disk_cache as _disk_cache
 from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.evaluate import predict, score
@@ -42,6 +43,8 @@ from jfit.train.lr_find import lr_find
 from jfit.train.run import Run, last_run
 
 __version__ = "0.1.0"
+
+_disk_cache.start()
 
 __all__ = [
     "Batch",
@@ -69,6 +72,7 @@ __all__ = [
     "callback",
     "callbacks",
     "checkpoint",
+    "compile_cache",
     "counters",
     "cpu",
     "data",

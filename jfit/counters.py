@@ -26,6 +26,7 @@ COUNTS: Counter[str] = Counter()
 FAILURES: deque[Exception] = deque(maxlen=16)
 _listening = threading.Lock()
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_DISK_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
@@ -33,15 +34,24 @@ def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
         COUNTS["compiles"] += 1
 
 
+def _on_event(event: str, **_: Any) -> None:
+    if event == _DISK_EVENT:
+        COUNTS["disk_hits"] += 1
+
+
 def listen() -> None:
     """Start counting backend compiles; only the first call in a process has an effect."""
     if _listening.acquire(blocking=False):
         jax.monitoring.register_event_duration_secs_listener(_on_duration)
+        jax.monitoring.register_event_listener(_on_event)
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Context manager that counts events in its block: `host_syncs`, `compiles`, `traces` and `traces:<program>`.
+    """Context manager that counts events in its block: `host_syncs`, `compiles`, `disk_hits`, `traces` and `traces:<program>`.
+
+    `compiles` are programs that JAX asked its compiler for; `disk_hits` are those among them that were read from JAX's cache on
+    disk (`jfit.compile_cache`) instead.
 
     Yields:
         Counter, filled when the block ends.

@@ -14,6 +14,7 @@ from jfit.parallel.devices import (
     split_batch,
     tpu,
 )
+from jfit.parallel.disk_cache import compile_cache
 from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DataParallel",
     "Window",
     "check_unsharded",
+    "compile_cache",
     "compile_spmd",
     "cpu",
     "data_parallel",
