@@ -18,9 +18,10 @@ import stat
 import sys
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 MAX_BYTES = 1 << 30  # size of the folder above which the programs that were not used for longest are deleted
@@ -87,9 +88,13 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
 def start() -> None:
     """Switch the cache on as `import jfit` does: by `JFIT_CACHE` (0, or a folder), and only if the process has none."""
     setting = os.environ.get("JFIT_CACHE", "")
-    if setting.lower() in _OFF or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    if setting.lower() in _OFF or _setting("jax_compilation_cache_dir") or not _setting("jax_enable_compilation_cache"):
         return
     compile_cache(setting or True)
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name)
 
 
 def _default_folder() -> Path:
@@ -105,7 +110,7 @@ def _default_folder() -> Path:
 
 def _version() -> str:
     """Name of the subfolder: versions of jax and jaxlib, and a checksum of the instruction set that programs are made for."""
-    return f"jax-{jax.__version__}-{jax.lib.__version__}-{zlib.crc32(_instruction_set().encode()):08x}"
+    return f"jax-{jax.__version__}-{jaxlib.__version__}-{zlib.crc32(_instruction_set().encode()):08x}"
 
 
 def _instruction_set() -> str:
