@@ -17,11 +17,11 @@ import re
 import stat
 import sys
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 MAX_BYTES = 1 << 30  # size of the folder above which the programs that were not used for longest are deleted
@@ -110,7 +110,7 @@ def _default_folder() -> Path:
 
 def _version() -> str:
     """Name of the subfolder: versions of jax and jaxlib, and a checksum of the instruction set that programs are made for."""
-    return f"jax-{jax.__version__}-{jaxlib.__version__}-{zlib.crc32(_instruction_set().encode()):08x}"
+    return f"jax-{jax.__version__}-{version('jaxlib')}-{zlib.crc32(_instruction_set().encode()):08x}"
 
 
 def _instruction_set() -> str:
