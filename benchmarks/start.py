@@ -1,0 +1,139 @@
+"""How long the first training step takes: fresh processes, cold and with compiled programs on disk, against other frameworks.
+
+    python -m benchmarks.start                              # all networks and frameworks, one core
+    python -m benchmarks.start --net mlp --rounds 3
+    python -m benchmarks.start --imports                    # only `import jfit`, `import jfit.mx`, optax, jax, ...
+
+Each figure is the minimum over the rounds; the legs take turns within a round.  "cold": an empty compile cache.  "warm": a
+second process with the cache that the first one wrote (JAX's cache for every framework on JAX).  CPU seconds of all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.first_step import SHAPES, main
+
+# leg -> (module in benchmarks.first_step, package that it needs)
+LEGS = {
+    "jfit": ("jfit_fit", "jfit"),
+    "hand-written JAX": ("hand", "jax"),
+    "Flax NNX": ("nnx", "flax"),
+    "Keras on JAX": ("keras_fit", "keras"),
+    "torch": ("torch_eager", "torch"),
+}
+IMPORTS = ("numpy", "jax", "optax", "jfit", "jfit.mx", "flax.nnx", "keras", "torch")
+COLUMNS = ("import", "first step", "ten steps", "again")
+
+
+def _fresh(arguments: list[str], folder: str | None, core: int) -> dict[str, Any]:
+    """Run this module in a new process on one core; `folder` is its compile cache, None: none."""
+    names = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JFIT_CACHE")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {"KERAS_BACKEND": "jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment |= {"JFIT_CACHE": "0"} if folder is None else {"JAX_COMPILATION_CACHE_DIR": folder}
+    command = [sys.executable, "-m", "benchmarks.start", "--core", str(core), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextlib.contextmanager
+def _folders(count: int) -> Iterator[list[str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield [os.path.join(folder, str(number)) for number in range(count)]
+
+
+def _least(rounds: list[dict[str, Any]]) -> dict[str, list[float]]:
+    return {name: [min(r[name][clock] for r in rounds) for clock in (0, 1)] for name in rounds[0]}
+
+
+def networks(kinds: list[str], legs: list[str], rounds: int, core: int) -> dict[str, Any]:
+    """Measure every leg on every network; return {kind: {leg: {"cold": {step: [wall, CPU]}, "warm": ...}}}."""
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        measured: dict[str, dict[str, list[Any]]] = {leg: {"cold": [], "warm": []} for leg in legs}
+        for _ in range(rounds):
+            with _folders(len(legs)) as folders:
+                for temperature in ("cold", "warm"):
+                    for leg, folder in zip(legs, folders, strict=True):
+                        measured[leg][temperature].append(_fresh(["--leg", leg, "--net", kind], folder, core))
+        found[kind] = {leg: {t: _least(values) for t, values in both.items()} for leg, both in measured.items()}
+        _print_network(kind, found[kind])
+    return found
+
+
+def _print_network(kind: str, legs: dict[str, Any]) -> None:
+    print(f"\n{kind}, batch {SHAPES[kind][0]}: CPU seconds, one core")
+    print("| | " + " | ".join(f"{column}, {t}" for t in ("cold", "warm") for column in COLUMNS) + " |")
+    print("|---|" + "---:|" * (2 * len(COLUMNS)))
+    for leg, both in legs.items():
+        values = [f"{both[t][column][1]:.2f}" for t in ("cold", "warm") for column in COLUMNS]
+        print(f"| {leg} | " + " | ".join(values) + " |", flush=True)
+
+
+def imports(names: list[str], rounds: int, core: int) -> dict[str, list[float]]:
+    """Measure imports in fresh processes that take turns; return {name: [wall, CPU]}, the minima."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            found[name].append(_fresh(["--import", name], None, core))
+    least = {name: _least(values)["import"] for name, values in found.items()}
+    print("\n| import | wall s | CPU s |\n|---|---:|---:|")
+    for name, (wall, cpu) in least.items():
+        print(f"| {name} | {wall:.3f} | {cpu:.3f} |")
+    return least
+
+
+def _available(package: str) -> bool:
+    return importlib.util.find_spec(package.split(".")[0]) is not None
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", choices=sorted(SHAPES), action="append", help="default: all")
+    parser.add_argument("--legs", default=",".join(LEGS), help="frameworks, separated by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--imports", action="store_true", help="measure imports only")
+    parser.add_argument("--core", type=int, default=0, help="number of the core that every process is pinned to")
+    parser.add_argument("--json", help="file to write all figures to")
+    parser.add_argument("--leg", help=argparse.SUPPRESS)  # in the measured processes
+    parser.add_argument("--import", dest="package", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Measure one leg in this process (`--leg`, `--import`), or start the processes and print the tables."""
+    arguments = _arguments(argv)
+    if arguments.leg or arguments.package:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {arguments.core})
+        if arguments.package:
+            from benchmarks.first_step import measure
+
+            return measure({"import": lambda: importlib.import_module(arguments.package)})
+        name = f"benchmarks.first_step.{LEGS[arguments.leg][0]}"
+        return main(arguments.net[0], lambda: importlib.import_module(name))
+    legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
+    found: dict[str, Any] = {"imports": imports([n for n in IMPORTS if _available(n)], arguments.rounds, arguments.core)}
+    if not arguments.imports:
+        found |= networks(arguments.net or list(SHAPES), legs, arguments.rounds, arguments.core)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+    return None
+
+
+if __name__ == "__main__":
+    run()
