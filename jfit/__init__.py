@@ -21,6 +21,8 @@ Each stage can be used without the stages below it.
 1.0
 """
 
+import logging
+
 from jfit import callbacks, checkpoint, counters, data, export, formats, init, losses, metrics, ops, optim, parallel, sym
 from jfit.data import Batch, NDArrayIter
 from jfit.graph import Symbol
@@ -45,6 +47,9 @@ from jfit.train.run import Run, last_run
 __version__ = "0.1.0"
 
 _disk_cache.start()
+# MXNet scripts log at level DEBUG, of which JAX writes a line per operation; set the level of "jax" yourself to see them.
+if logging.getLogger("jax").level == logging.NOTSET:
+    logging.getLogger("jax").setLevel(logging.WARNING)
 
 __all__ = [
     "Batch",

@@ -12,7 +12,9 @@ Everything in jfit that blocks the host until a device is done goes through `wai
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,9 +26,28 @@ import numpy as np
 COUNTS: Counter[str] = Counter()
 # Exceptions of the user's Python callbacks inside compiled programs: XLA reports them as text only.
 FAILURES: deque[Exception] = deque(maxlen=16)
+SLOW_SECONDS = 2.0  # compilations that take longer are reported
+_TITLES = {
+    "train": "the training step",
+    "train_tail": "the training step for batches of another size",
+    "eval": "the evaluation",
+    "predict": "the prediction",
+}
 _listening = threading.Lock()
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _DISK_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+class _Compiling:
+    """What `compiling` has measured, and who is told."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.local = threading.local()  # `active`: whether this thread is in a block of `compiling`
+        self.watchers: list[Callable[[str, bool], None]] = []
+
+
+_compiling = _Compiling()
 
 
 def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
@@ -69,6 +90,81 @@ def counted() -> Iterator[Counter[str]]:
         yield counts
     finally:
         counts.update({k: COUNTS[k] - before[k] for k in COUNTS if COUNTS[k] != before[k]})
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent in `compiling`, over all programs.
+
+    Example:
+        >>> before = compile_seconds()
+        >>> with compiling("train"):
+        ...     pass
+        >>> compile_seconds() >= before
+        True
+    """
+    return _compiling.seconds
+
+
+@contextlib.contextmanager
+def compiling(program: str) -> Iterator[None]:
+    """Context manager around the trace and compilation of a program: measures its time, and reports compilations that are slow.
+
+    After `SLOW_SECONDS`, and once more when the block ends, a sentence is logged to `logging.getLogger("jfit")` at level INFO
+    and passed to the functions of `watching_compiles`.  A block within another one on the same thread is part of it.
+
+    Args:
+        program: name of the program, such as "train".
+
+    Example:
+        >>> with compiling("train"):
+        ...     _ = jax.jit(jnp.sin)(1.0)
+    """
+    if getattr(_compiling.local, "active", False):
+        yield
+        return
+    _compiling.local.active = True
+    title, reported = _TITLES.get(program, f"the program {program!r}"), threading.Event()
+
+    def report() -> None:
+        reported.set()
+        _report(f"compiling {title} ({SLOW_SECONDS:g} s so far)", False)
+
+    timer, started = threading.Timer(SLOW_SECONDS, report), time.perf_counter()
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        _compiling.local.active = False
+        seconds = time.perf_counter() - started
+        _compiling.seconds += seconds
+        if reported.is_set():
+            _report(f"compiled {title} in {seconds:.1f} s", True)
+
+
+def _report(sentence: str, done: bool) -> None:
+    logging.getLogger("jfit").info(sentence)
+    for watcher in list(_compiling.watchers):
+        watcher(sentence, done)
+
+
+@contextlib.contextmanager
+def watching_compiles(watcher: Callable[[str, bool], None]) -> Iterator[None]:
+    """Context manager that calls `watcher(sentence, done)` for compilations that take longer than `SLOW_SECONDS`.
+
+    Args:
+        watcher: called on another thread after `SLOW_SECONDS` (`done` is False), and when the program is compiled (True).
+
+    Example:
+        >>> with watching_compiles(print):
+        ...     _ = jax.jit(jnp.sin)(1.0)
+    """
+    _compiling.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _compiling.watchers.remove(watcher)
 
 
 def count_trace(program: str) -> None:

@@ -66,6 +66,12 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
         True
         >>> compile_cache(False)
     """
+    path = _use(folder, max_bytes)
+    jax_cache.reset_cache()  # JAX opens its cache once, at the first compile
+    return path
+
+
+def _use(folder: bool | str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Path | None:
     _active.clear()
     path = None
     if folder is not False:
@@ -75,7 +81,6 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
             raise PermissionError(f"compiled programs cannot be kept in {path}: {problem}; choose another folder")
         path = None if problem else path
     jax.config.update("jax_compilation_cache_dir", None if path is None else str(path))
-    jax_cache.reset_cache()  # JAX opens its cache once, at the first compile
     if path is None:
         return None
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -90,7 +95,7 @@ def start() -> None:
     setting = os.environ.get("JFIT_CACHE", "")
     if setting.lower() in _OFF or _setting("jax_compilation_cache_dir") or not _setting("jax_enable_compilation_cache"):
         return
-    compile_cache(setting or True)
+    _use(setting or True)
 
 
 def _setting(name: str) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 
 from jfit.graph import html
 from jfit.lowering.model import count_parameters
-from jfit.train.plotting import is_score
+from jfit.train.plotting import TIMES, is_score
 
 _NOT_SETTINGS = ("columns", "eval_every", "metric_choice", "ignores_base_lr")  # what `fit` found out, and options of the data
-_TIMES = ("time", "samples_per_second")
 
 
 def hyperparameters(run: Any) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def best_epoch(history: Any) -> tuple[int, str] | None:
         >>> best_epoch(History([{"epoch": 0, "loss": 0.5}, {"epoch": 1, "loss": 0.4}, {"epoch": 2, "loss": 0.6}]))
         (1, '1 (loss 0.4)')
     """
-    columns = [name for name in history.columns() if name not in ("epoch", "step", "time", "samples_per_second", "lr", "batch")]
+    columns = [name for name in history.columns() if name not in ("epoch", "step", "lr", "batch", *TIMES)]
     first = [name for name in ("val_loss", *(n for n in columns if n.startswith("val_")), "loss", *columns) if name in columns]
     for name in first:
         values = [value if isinstance(value, (int, float)) else math.nan for value in history.column(name)]
@@ -76,7 +75,7 @@ def run_html(run: Any) -> str:
     """Return a run as HTML: a table of its settings and results, and the table of its epochs."""
     best = best_epoch(run.history)
     last = run.history.epochs[-1] if run.history.epochs else {}
-    values = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float) and name not in _TIMES)
+    values = ", ".join(f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float) and name not in TIMES)
     rows = [*hyperparameters(run).items(), ("last epoch", values), ("best epoch", best[1] if best else "")]
     rows += [("metric", run.settings.metric_choice), ("stopped", run.stop_reason or "")]
     pairs = [(name.replace("_", " "), _number(value)) for name, value in rows if value != ""]

@@ -14,8 +14,8 @@ from jfit.train.display import best_epoch
 from jfit.train.plotting import draw
 
 # Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
-_LEADING = ("epoch", "batch", "step", "time", "samples_per_second", "lr", "loss")
-_TITLES = {"samples_per_second": "samples/s", "time": "time (s)"}
+_LEADING = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr", "loss")
+_TITLES = {"samples_per_second": "samples/s", "time": "time (s)", "compile_time": "compile (s)"}
 _WIDTH = 10
 _MOST_SHOWN = 60  # rows of the table in notebooks
 
@@ -122,8 +122,9 @@ class History:
             table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
 
         Returns:
-            List of the names that occur, in this order: epoch, batch, step, time, samples_per_second, lr, loss, then training
-            metrics, then evaluation values ("val_" + name).
+            List of the names that occur, in this order: epoch, batch, step, time (seconds of training), compile_time (seconds
+            in which programs were compiled, which `time` and samples_per_second leave out), samples_per_second, lr, loss, then
+            training metrics, then evaluation values ("val_" + name).
 
         Example:
             >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()

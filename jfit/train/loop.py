@@ -172,7 +172,7 @@ class Loop:
             if self.host_metrics is not None:
                 self.host_metrics.reset()
         self._notify_all("epoch_start", {})
-        window, started, samples = Window(), time.perf_counter(), 0
+        window, started, samples, compiled = Window(), time.perf_counter(), 0, counters.compile_seconds()
         logged, self._pending = started, None
         with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._max_steps)) as dispatches:
             for dispatch in dispatches:
@@ -190,7 +190,7 @@ class Loop:
                 now = time.perf_counter()
                 if fence is not None and now - logged > LOG_SECONDS:
                     logged = now
-                    self._log(samples / (now - started), report, fence)
+                    self._log(samples / max(now - started - counters.compile_seconds() + compiled, 1e-9), report, fence)
                 elif fence is not None and self._queues:
                     self._read(fence)  # sync: the host waits for the dispatch 8 before this one
                 elif fence is not None:
@@ -202,16 +202,18 @@ class Loop:
                     if self._queues:
                         self._read(report, behind=0)  # sync: training has stopped; read the values of all batches so far
                     return
-        self._end_epoch(samples, started)
+        self._end_epoch(samples, started, compiled)
 
-    def _end_epoch(self, samples: int, started: float) -> None:
+    def _end_epoch(self, samples: int, started: float, compiled: float) -> None:
         totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - (counters.compile_seconds() - compiled)
         self._check_finite(int(totals.first_bad_step))
         logs = self._metric_values(totals)
         logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | reported_lr(report)
         if self.evaluate is not None and ((self.epoch + 1) % self.eval_every == 0 or self.epoch + 1 == self._num_epoch):
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
+        if counters.compile_seconds() > compiled:
+            logs["compile_time"] = counters.compile_seconds() - compiled
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         end = self.position
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.

@@ -29,6 +29,7 @@ from jfit.train.evaluate import Evaluator
 from jfit.train.history import History
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
+from jfit.train.plotting import TIMES
 from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -575,9 +576,7 @@ class Run:
 
     def __repr__(self) -> str:
         last = self.history.epochs[-1] if self.history.epochs else {}
-        logs = ", ".join(
-            f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in ("time", "samples_per_second")
-        )
+        logs = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in TIMES)
         count = count_parameters(self.state.params)
         return f"<Run: {len(self.history)} epochs, {count:,} parameters{', ' + logs if logs else ''}>"
 

@@ -1,14 +1,16 @@
 """Callback that shows a progress bar and a table with a row per epoch: as text in terminals, as HTML in notebooks."""
 
+import contextlib
 import sys
 from typing import Any, TextIO
 
+from jfit import counters
 from jfit.train.callbacks.base import Callback, Event, scalars
 from jfit.train.callbacks.live import LiveTable, in_notebook
 from jfit.train.history import History
+from jfit.train.plotting import TIMES
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
-_HIDDEN = ("samples_per_second", "time")
 
 
 def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = None) -> Callback:
@@ -48,6 +50,7 @@ class _Display:
         self.show_bar, self.force, self.file = bar, force, file
         self.bar: Any = None
         self.columns: list[str] = []
+        self.watching = contextlib.ExitStack()  # open between "fit_start" and "fit_end"
 
     def show(self, event: Event) -> None:
         file = self.file or sys.stdout
@@ -59,6 +62,8 @@ class _Display:
             choice = getattr(getattr(event.run, "settings", None), "metric_choice", "")
             if event.kind == "fit_start" and choice:
                 print(choice, file=file, flush=True)
+            if event.kind == "fit_start":
+                self.watching.enter_context(counters.watching_compiles(lambda sentence, done: self.print(sentence, file)))
             return
         if self.show_bar:
             self.update_bar(event, file)
@@ -98,13 +103,17 @@ class _Display:
             self.columns = names
             lines.append(history.header())
         lines.append(history.row(0, self.columns))
+        self.print("\n".join(lines), file)
+
+    def print(self, text: str, file: TextIO) -> None:
         if self.bar is not None:
-            self.bar.clear()  # so that the row appears above the bar
-        print("\n".join(lines), file=file, flush=True)
+            self.bar.clear()  # so that the text appears above the bar
+        print(text, file=file, flush=True)
         if self.bar is not None:
             self.bar.refresh()
 
     def close(self) -> None:
+        self.watching.close()
         if self.bar is not None:
             self.bar.close()
             self.bar = None
@@ -112,9 +121,7 @@ class _Display:
 
 def _postfix(logs: dict[str, float]) -> str:
     cells = [f"{logs['samples_per_second']:,.0f} samples/s"] if logs.get("samples_per_second") is not None else []
-    return ", ".join(
-        cells + [f"{name} {value:.4g}" for name, value in logs.items() if name not in _HIDDEN and value is not None]
-    )
+    return ", ".join(cells + [f"{name} {value:.4g}" for name, value in logs.items() if name not in TIMES and value is not None])
 
 
 def _is_terminal(file: TextIO) -> bool:

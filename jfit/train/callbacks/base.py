@@ -28,7 +28,8 @@ class Event(NamedTuple):
         batch: number of batches done in this epoch.
         num_batches: number of batches of an epoch, or None if the data has no length.
         logs: name -> value; empty except for "step_log" (loss, lr and metrics of the batch of this step, numbers), "log" (loss,
-            metrics, lr, samples_per_second) and "epoch_end" (also time, in seconds, and evaluation values as "val_" + name).
+            metrics, lr, samples_per_second) and "epoch_end" (also time, in seconds, evaluation values as "val_" + name, and
+            compile_time, in seconds, if programs were compiled).
             Numbers; for metrics such as a confusion matrix NumPy arrays.
         run: the `jfit.Run`, for reading its state (`run.snapshot()`), stopping it (`run.stop()`) and the like.
 

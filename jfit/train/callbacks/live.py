@@ -1,15 +1,17 @@
 """The display of `fit` in notebooks: one table with a row per epoch and a progress bar, updated in place."""
 
+import contextlib
 import html
 import sys
 import time
 from typing import Any
 
+from jfit import counters
 from jfit.train.callbacks.base import Event, scalars
 from jfit.train.history import History
+from jfit.train.plotting import TIMES
 
 MIN_SECONDS = 0.1  # between two updates: browsers cannot show more, and each is a message to the notebook server
-_HIDDEN = ("samples_per_second", "time")
 
 
 def in_notebook() -> bool:
@@ -31,6 +33,7 @@ class LiveTable:
 
     def __init__(self, bar: bool):
         self.bar = bar
+        self._watching = contextlib.ExitStack()  # open between "fit_start" and "fit_end"
         self._reset()
 
     def _reset(self) -> None:
@@ -44,14 +47,20 @@ class LiveTable:
         if event.kind == "fit_start":
             self._reset()
             self.choice = getattr(getattr(event.run, "settings", None), "metric_choice", "")
+            self._watching.enter_context(counters.watching_compiles(lambda sentence, done: self._draw(f"<p>{sentence}</p>")))
             return
+        if event.kind == "fit_end":
+            self._watching.close()
         if event.kind == "epoch_end":
             self.history.add_epoch(epoch=event.epoch, **scalars(event.logs))
         now = time.monotonic()
         if event.kind != "fit_end" and now - self.updated < MIN_SECONDS:
             return
         self.updated = now
-        status = self._progress(event) if event.kind != "fit_end" else _stopped(event)
+        self._draw(self._progress(event) if event.kind != "fit_end" else _stopped(event))
+
+    def _draw(self, status: str) -> None:
+        """Show the table of the epochs, and below it the status, which is HTML."""
         parts = [self.choice and f"<p>{html.escape(self.choice)}</p>", len(self.history) and self.history._repr_html_(), status]
         text = "\n".join([self.choice] * bool(self.choice) + [self.history._text()])
         self._update({"text/html": "".join(filter(None, parts)), "text/plain": text})
@@ -76,7 +85,7 @@ class LiveTable:
             words += [_eta(done - self.start[1], size * epochs - done, self.updated - self.start[0])] if epochs else []
         shown = scalars(event.logs)
         words += [f"{shown['samples_per_second']:,.0f} samples/s"] if shown.get("samples_per_second") is not None else []
-        words += [f"{name} {value:.4g}" for name, value in shown.items() if name not in _HIDDEN and value is not None]
+        words += [f"{name} {value:.4g}" for name, value in shown.items() if name not in TIMES and value is not None]
         bar = f'<progress value="{event.batch}" max="{size}"></progress>' if size else "<progress></progress>"
         return f"<p>{bar} {html.escape(', '.join(filter(None, words)))}</p>"
 

@@ -14,8 +14,9 @@ from typing import Any
 from jfit.formats.atomic import atomic_write
 from jfit.train.callbacks.base import Callback, Event, scalars
 from jfit.train.history import to_json_value
+from jfit.train.plotting import TIMES
 
-_TIMING = ("loss", "lr", "samples_per_second", "time")
+_TIMING = ("loss", "lr", *TIMES)
 
 
 def csv_logger(path: str | os.PathLike[str]) -> Callback:

@@ -1,0 +1,71 @@
+"""Slow compilations are announced, and their time is kept apart from that of training."""
+
+import io
+import logging
+import threading
+
+import pytest
+
+import jfit
+from jfit import counters
+from jfit.train.callbacks import progress
+
+
+@pytest.fixture
+def slow_at_once(monkeypatch):
+    monkeypatch.setattr(counters, "SLOW_SECONDS", 0.0)
+
+
+def wait_for(condition):
+    timers = [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+    for thread in timers:
+        thread.join()
+    assert condition()
+
+
+def test_a_slow_compilation_is_logged_twice(slow_at_once, caplog):
+    with caplog.at_level(logging.INFO, "jfit"), counters.compiling("train"):
+        wait_for(lambda: caplog.messages == ["compiling the training step (0 s so far)"])
+    assert caplog.messages[1].startswith("compiled the training step in ")
+
+
+def test_a_fast_compilation_is_not_mentioned(caplog):
+    with caplog.at_level(logging.INFO, "jfit"), counters.compiling("train"):
+        pass
+    assert caplog.messages == []
+
+
+def test_a_compilation_within_another_one_is_part_of_it(slow_at_once, caplog):
+    before = counters.compile_seconds()
+    with caplog.at_level(logging.INFO, "jfit"), counters.compiling("train"), counters.compiling("eval"):
+        wait_for(lambda: len(caplog.messages) == 1)
+        assert counters.compile_seconds() == before
+    assert counters.compile_seconds() > before
+    assert not any("evaluation" in message for message in caplog.messages)
+
+
+def test_a_compilation_that_fails_is_measured(slow_at_once):
+    before = counters.compile_seconds()
+    with pytest.raises(ValueError, match="no"), counters.compiling("train"):
+        raise ValueError("no")
+    assert counters.compile_seconds() > before
+
+
+def test_the_progress_bar_says_what_is_compiled(slow_at_once):
+    file = io.StringIO()
+    callback = progress(file=file, force=True)
+    event = jfit.callbacks.Event("fit_start", 0, 0, 0, 1, {}, None)
+    state = callback.on(event, callback.init())
+    with counters.compiling("my_program"):
+        wait_for(lambda: "compiling the program 'my_program'" in file.getvalue())
+    assert "compiled the program 'my_program' in" in file.getvalue()
+    callback.on(event._replace(kind="fit_end"), state)
+    text = file.getvalue()
+    with counters.compiling("my_program"):
+        pass
+    assert file.getvalue() == text
+    assert not counters._compiling.watchers
+
+
+def test_lines_of_jax_for_debugging_stay_out_of_the_log():
+    assert not logging.getLogger("jax._src.dispatch").isEnabledFor(logging.INFO)
