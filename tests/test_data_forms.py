@@ -603,6 +603,12 @@ def test_class_weights_multiply_the_weights_of_rows():
         assert same(run, other)
 
 
+def test_class_weights_multiply_row_weights_on_the_host_and_on_devices():
+    weights, labels, rows = ClassWeights({0: 2.0, 1: 3.0}, "y"), np.array([0, 1, 1]), np.array([1.0, 0.5, 0.0], "float32")
+    np.testing.assert_array_equal(weights.of_rows(labels, rows), [2.0, 1.5, 0.0])
+    np.testing.assert_array_equal(weights.of_rows(jnp.asarray(labels), rows), [2.0, 1.5, 0.0])
+
+
 def test_class_weights_of_streams_and_one_hot_labels():
     ordered = trained_by_hand(np.arange(40))
     one_hot = np.eye(2, dtype="float32")[Y]

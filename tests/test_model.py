@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jfit
+from jfit.lowering.model import row_weights
 from jfit.ops.rows import LOST, RowLayout
 
 KEY = jax.random.key(1)
@@ -190,3 +191,11 @@ def test_an_equinox_model_trains(rng):
     run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer=optax.adam(0.01), progress=False)
     assert run.history.epochs[-1]["accuracy"] > 0.9
     assert "layers/0/weight" in run.named_params
+
+
+def test_weights_of_rows_that_occur_several_times_follow_the_order_of_the_output():
+    weight = jnp.array([1.0, 2.0])
+    within, around = RowLayout(axis=0, before=1, size=2, after=3), RowLayout(axis=0, before=3, size=2, after=1)
+    assert row_weights(weight, within, 6).tolist() == [1, 1, 1, 2, 2, 2]
+    assert row_weights(weight, around, 6).tolist() == [1, 2, 1, 2, 1, 2]
+    assert row_weights(weight, around, 4) is None
