@@ -3,6 +3,7 @@
     python -m benchmarks.start                              # all networks and frameworks, one core
     python -m benchmarks.start --net mlp --rounds 3
     python -m benchmarks.start --imports                    # only `import jfit`, `import jfit.mx`, optax, jax, ...
+    python -m benchmarks.start --scripts [--mxnet PATH]     # only MXNet scripts: under jfit.mx, and MXNet's own interpreter
 
 Each figure is the minimum over the rounds; the legs take turns within a round.  "cold": an empty compile cache.  "warm": a
 second process with the cache that the first one wrote (JAX's cache for every framework on JAX).  CPU seconds of all threads.
@@ -22,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.first_step import SHAPES, main
+from benchmarks.first_step import SHAPES, main, measure
 
 # leg -> (module in benchmarks.first_step, package that it needs)
 LEGS = {
@@ -32,17 +33,20 @@ LEGS = {
     "Keras on JAX": ("keras_fit", "keras"),
     "torch": ("torch_eager", "torch"),
 }
+# The scripts of `benchmarks.first_step.scripts` with their arguments
+SCRIPTS = (("unrolled", "10"), ("unrolled", "30"), ("unrolled", "60"), ("buckets",), ("ocr", "80"), ("text_cnn", "10000"))
 IMPORTS = ("numpy", "jax", "optax", "jfit", "jfit.mx", "flax.nnx", "keras", "torch")
 COLUMNS = ("import", "first step", "ten steps", "again")
 
 
-def _fresh(arguments: list[str], folder: str | None, core: int) -> dict[str, Any]:
-    """Run this module in a new process on one core; `folder` is its compile cache, None: none."""
+def _fresh(command: list[str], folder: str | None, core: int) -> dict[str, Any]:
+    """Run a command in a new process on one core; `folder` is its compile cache, None: none."""
     names = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JFIT_CACHE")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {"KERAS_BACKEND": "jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment |= {"JFIT_CACHE": "0"} if folder is None else {"JAX_COMPILATION_CACHE_DIR": folder}
-    command = [sys.executable, "-m", "benchmarks.start", "--core", str(core), *arguments]
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})  # children inherit it
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -53,6 +57,10 @@ def _fresh(arguments: list[str], folder: str | None, core: int) -> dict[str, Any
 def _folders(count: int) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         yield [os.path.join(folder, str(number)) for number in range(count)]
+
+
+def _here(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.start", *arguments]
 
 
 def _least(rounds: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -68,7 +76,7 @@ def networks(kinds: list[str], legs: list[str], rounds: int, core: int) -> dict[
             with _folders(len(legs)) as folders:
                 for temperature in ("cold", "warm"):
                     for leg, folder in zip(legs, folders, strict=True):
-                        measured[leg][temperature].append(_fresh(["--leg", leg, "--net", kind], folder, core))
+                        measured[leg][temperature].append(_fresh(_here("--leg", leg, "--net", kind), folder, core))
         found[kind] = {leg: {t: _least(values) for t, values in both.items()} for leg, both in measured.items()}
         _print_network(kind, found[kind])
     return found
@@ -88,12 +96,30 @@ def imports(names: list[str], rounds: int, core: int) -> dict[str, list[float]]:
     found: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            found[name].append(_fresh(["--import", name], None, core))
+            found[name].append(_fresh(_here("--import", name), None, core))
     least = {name: _least(values)["import"] for name, values in found.items()}
     print("\n| import | wall s | CPU s |\n|---|---:|---:|")
     for name, (wall, cpu) in least.items():
         print(f"| {name} | {wall:.3f} | {cpu:.3f} |")
     return least
+
+
+def scripts(rounds: int, core: int, mxnet: str | None) -> dict[str, Any]:
+    """Measure MXNet scripts under jfit.mx, cold and warm, and under MXNet's interpreter `mxnet` (a path, or None)."""
+    path, found = os.path.join(os.path.dirname(__file__), "first_step", "scripts.py"), {}
+    for script in SCRIPTS:
+        legs: dict[str, list[Any]] = {"jfit.mx, cold": [], "jfit.mx, warm": []} | ({"MXNet": []} if mxnet else {})
+        for _ in range(rounds):
+            with _folders(1) as (folder,):
+                for leg, values in legs.items():
+                    jfit = leg != "MXNet"
+                    command = [sys.executable if jfit else str(mxnet), path, "jfit.mx" if jfit else "mxnet", *script]
+                    values.append(_fresh(command, folder, core))
+        found[" ".join(script)] = least = {leg: _least(values) for leg, values in legs.items()}
+        for leg, parts in least.items():
+            shown = ", ".join(f"{part} {cpu:.2f}" for part, (_, cpu) in parts.items())
+            print(f"{' '.join(script)}, {leg}: {shown} (CPU s)", flush=True)
+    return found
 
 
 def _available(package: str) -> bool:
@@ -106,6 +132,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--legs", default=",".join(LEGS), help="frameworks, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--imports", action="store_true", help="measure imports only")
+    parser.add_argument("--scripts", action="store_true", help="measure MXNet scripts only")
+    parser.add_argument("--mxnet", help="path of a Python interpreter that has Apache MXNet 1.9.1")
     parser.add_argument("--core", type=int, default=0, help="number of the core that every process is pinned to")
     parser.add_argument("--json", help="file to write all figures to")
     parser.add_argument("--leg", help=argparse.SUPPRESS)  # in the measured processes
@@ -117,18 +145,20 @@ def run(argv: list[str] | None = None) -> None:
     """Measure one leg in this process (`--leg`, `--import`), or start the processes and print the tables."""
     arguments = _arguments(argv)
     if arguments.leg or arguments.package:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {arguments.core})
         if arguments.package:
-            from benchmarks.first_step import measure
-
             return measure({"import": lambda: importlib.import_module(arguments.package)})
         name = f"benchmarks.first_step.{LEGS[arguments.leg][0]}"
         return main(arguments.net[0], lambda: importlib.import_module(name))
     legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
-    found: dict[str, Any] = {"imports": imports([n for n in IMPORTS if _available(n)], arguments.rounds, arguments.core)}
-    if not arguments.imports:
-        found |= networks(arguments.net or list(SHAPES), legs, arguments.rounds, arguments.core)
+    rounds, core = arguments.rounds, arguments.core
+    every = not (arguments.imports or arguments.scripts or arguments.net)
+    found: dict[str, Any] = {}
+    if arguments.imports or every:
+        found["imports"] = imports([n for n in IMPORTS if _available(n)], rounds, core)
+    if arguments.net or every:
+        found |= networks(arguments.net or list(SHAPES), legs, rounds, core)
+    if arguments.scripts or every:
+        found["scripts"] = scripts(rounds, core, arguments.mxnet)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

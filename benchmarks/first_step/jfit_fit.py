@@ -15,7 +15,7 @@ sym = jfit.sym
 
 
 def _unit(x: Any, filters: int, kernel: int, stride: int, name: str, *, relu: bool = True) -> Any:
-    size = {"kernel": (kernel, kernel), "stride": (stride, stride), "pad": (kernel // 2, kernel // 2)}
+    size: dict[str, Any] = {"kernel": (kernel, kernel), "stride": (stride, stride), "pad": (kernel // 2, kernel // 2)}
     x = sym.Convolution(x, num_filter=filters, no_bias=True, name=f"{name}_conv", **size)
     x = sym.BatchNorm(x, fix_gamma=False, eps=1e-5, name=f"{name}_bn")
     return sym.Activation(x, act_type="relu", name=f"{name}_relu") if relu else x

@@ -48,4 +48,4 @@ def begin(kind: str, x: np.ndarray, y: np.ndarray) -> Callable[[], Any]:
     model = _network(kind)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM), loss=loss)
-    return lambda: model.fit(x, y, batch_size=len(x), epochs=1, verbose=0)
+    return lambda: model.fit(x, y, batch_size=len(x), epochs=1, verbose=0)  # pyright: ignore[reportArgumentType]

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.typing import ArrayLike
 
 from benchmarks.first_step import BLOCKS, CLASSES, LEARNING_RATE, MOMENTUM, STAGES
 from benchmarks.peers.nnx import LeNet, Mlp
@@ -58,12 +59,12 @@ class ResNet20(nnx.Module):
         return self.last(x.mean((1, 2)))
 
 
-def _loss(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+def _loss(model: Any, x: ArrayLike, y: ArrayLike) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
 
 
 @nnx.jit
-def _step(model: Any, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
+def _step(model: Any, optimizer: nnx.Optimizer, x: ArrayLike, y: ArrayLike) -> jax.Array:
     value, grads = nnx.value_and_grad(_loss)(model, x, y)
     optimizer.update(model, grads)
     return value
