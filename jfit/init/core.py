@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.init.sampling import Distribution, Fixed, Pieces, draw_arrays, drawable
 from jfit.ops.registry import nearest
 
 # (key, desc, shape, dtype) -> values: an Initializer, or any function with these arguments
@@ -52,6 +53,9 @@ _TEXT_ERRORS = (  # exceptions that a wrong initializer text may raise in the in
     TypeError,
     ValueError,
 )
+
+# dtypes to which NumPy and XLA cast float32 with the same rounding
+_DTYPES = {np.dtype(t) for t in (np.float32, np.float64, np.float16, jnp.bfloat16)}
 
 REGISTRY: dict[str, Callable[..., Initializer]] = {}
 _Class = TypeVar("_Class", bound="type[Initializer]")
@@ -151,24 +155,51 @@ class Initializer:
                 return chosen(key, desc.name, shape, dtype).astype(dtype)
         return self.by_name(key, desc.name, shape).astype(dtype)
 
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        """Return the distribution of the values that `self(key, desc, shape)` draws, or None if only the call defines it."""
+        spec = desc.attrs.get("__init__")
+        if not spec:
+            return self.named_distribution(desc.name, shape) if own_rules(type(self)) else None
+        with variable_init_errors(desc.name, spec):
+            chosen = get(spec)
+            chosen = chosen.within(self) if isinstance(chosen, Initializer) else chosen
+            return chosen.distribution(desc.name, shape) if own_rules(type(chosen)) else None
+
+    def named_distribution(self, name: str, shape: tuple[int, ...]) -> Distribution | None:
+        """Return the distribution of the values of `by_name`, or None if only `by_name` defines it."""
+        value = self.constant_of(name)
+        return self.distribution(name, shape) if value is None else Fixed(np.float32(value))
+
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution | None:
+        """Return the distribution of the values of `draw`, or None if only `draw` defines it."""
+        return None
+
     def within(self, outer: Initializer) -> Initializer:
         """Return the initializer to use for a variable whose `__init__` attribute is `self`; `outer` is that of the model."""
         return self
 
     def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Return initial values chosen by the suffix of the name, for parameters without an `__init__` attribute."""
+        value = self.constant_of(name)
+        return self.draw(key, name, shape) if value is None else jnp.full(shape, value, jnp.float32)
+
+    def constant_of(self, name: str) -> float | None:
+        """Return the constant that the suffix of the name selects, or None if `draw` is to draw the values."""
         rule = rule_of(InitDesc(name))
         if rule == "weight":
-            return self.draw(key, name, shape)
+            return None
         if rule in VALUES:
-            return jnp.full(shape, VALUES[rule], jnp.float32)
+            return VALUES[rule]
         raise ValueError(
             f"parameter {name!r}: no initialization rule matches the name; supported suffixes are "
             f"{', '.join(map(repr, _RULES))}. Rename it, or set its initializer: Variable({name!r}, init='uniform')."
         )
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        """Draw the initial values of a weight, float32 of `shape`; subclasses override this."""
+        """Draw the initial values of a weight, float32 of `shape`; subclasses override this or `distribution`."""
+        distribution = self.distribution(name, shape)
+        if distribution is not None:
+            return distribution.draw(key, shape)
         raise NotImplementedError(f"{type(self).__name__} has no rule for weights; define the method draw(key, name, shape).")
 
     def dumps(self) -> str:
@@ -242,8 +273,43 @@ def variable_init_errors(name: str, spec: Any) -> Iterator[None]:
         ) from error
 
 
+def own_rules(cls: type) -> bool:
+    """Return whether the values of an initializer class are defined by jfit alone, not by methods that a user overrides."""
+    methods = ("__call__", "by_name", "draw", "within")
+    return all(getattr(getattr(cls, m, None), "__module__", "").startswith("jfit.init.") for m in methods)
+
+
+def distribution_of(initializer: InitFn, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+    """Return the distribution of the values that `initializer(key, desc, shape)` draws, or None if only the call defines it.
+
+    Args:
+        initializer: any initializer; those with a method `distribution_of(desc, shape)` can have a distribution.
+        desc: name and attributes of the parameter.
+        shape: shape of the parameter.
+    """
+    find = getattr(initializer, "distribution_of", None)
+    return None if find is None or isinstance(initializer, type) else find(desc, shape)
+
+
+def _known_distribution(initializer: InitFn, desc: InitDesc, spec: Any) -> Distribution | None:
+    """Return `distribution_of` a parameter if `draw_arrays` draws the same values of the dtype of `spec` as the initializer."""
+    found = distribution_of(initializer, desc, tuple(spec.shape))
+    casts = isinstance(found, Fixed) or np.dtype(spec.dtype) in _DTYPES
+    return found if found is not None and casts and _plain_scales(found) else None
+
+
+def _plain_scales(distribution: Distribution) -> bool:
+    """Return whether the scales are numbers; arrays, also traced ones, broadcast and promote in the initializer's own call."""
+    if isinstance(distribution, Pieces):
+        return all(_plain_scales(piece.distribution) for piece in distribution.pieces)
+    return isinstance(distribution, Fixed) or type(distribution.scale) in (int, float)
+
+
 def draw_all(initializer: InitFn, key: Array, parameters: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
-    """Draw many parameters in one compiled program, each from fold_in(key, crc32(name)), independently of the others.
+    """Draw many parameters, each from fold_in(key, crc32(name)), independently of the others.
+
+    Constants, uniform and normal values compile nothing, apart from two programs of the process; all other parameters are
+    drawn by one compiled program.
 
     Args:
         initializer: function `(key, desc, shape, dtype) -> array`, such as `get` returns.
@@ -259,15 +325,51 @@ def draw_all(initializer: InitFn, key: Array, parameters: Mapping[str, tuple[Ini
         >>> draw_all(get("one"), jax.random.key(0), {"w_weight": (InitDesc("w_weight"), spec)})["w_weight"].tolist()
         [1.0, 1.0]
     """
+    folds = {name: zlib.crc32(name.encode()) for name in parameters}
+    known: dict[str, tuple[Distribution, Any]] = {}
+    if drawable(key):
+        for name, (desc, spec) in parameters.items():
+            distribution = _known_distribution(initializer, desc, spec)
+            if distribution is not None:
+                known[name] = distribution, spec
+    values = draw_arrays(key, known, folds) if known else {}
+    others = {name: each for name, each in parameters.items() if name not in known}
+    if others:
+        values |= _draw_compiled(initializer, key, others, folds)
+    return {name: values[name] for name in parameters}
+
+
+def _draw_compiled(initializer: InitFn, key: Array, parameters: Any, folds: Mapping[str, int]) -> dict[str, Array]:
+    """Draw parameters by one compiled program, or without compilation if the initializer computes in NumPy."""
 
     def draw(key: Array) -> dict[str, Array]:
-        keys = {name: jax.random.fold_in(key, zlib.crc32(name.encode())) for name in parameters}
+        keys = {name: jax.random.fold_in(key, folds[name]) for name in parameters}
         return {n: initializer(keys[n], desc, spec.shape, spec.dtype) for n, (desc, spec) in parameters.items()}
 
     try:
         return jax.jit(draw)(key)  # one compilation for all parameters
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
         return draw(key)  # the initializer computes in numpy and cannot be traced
+
+
+def draw_one(initializer: InitFn, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    """Return `initializer(key, desc, shape, dtype)`, drawn without a compilation if the distribution is known.
+
+    Args:
+        initializer: function `(key, desc, shape, dtype) -> array`, such as `get` returns.
+        key: PRNG key of the parameter, scalar.
+        desc: name of the parameter, as an `InitDesc` if its variable has attributes.
+        shape: shape of the parameter.
+        dtype: its dtype.
+
+    Returns:
+        Array of `shape` and `dtype`.
+    """
+    spec = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    distribution = _known_distribution(initializer, described(desc), spec) if drawable(key) else None
+    if distribution is None:
+        return initializer(key, desc, shape, dtype)
+    return draw_arrays(key, {str(desc): (distribution, spec)}, {})[str(desc)]
 
 
 def register(*aliases: str) -> Callable[[_Class], _Class]:

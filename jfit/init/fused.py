@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from jfit.init.core import InitDesc, Initializer, get, register
+from jfit.init.core import InitDesc, InitFn, Initializer, distribution_of, get, register
+from jfit.init.sampling import Distribution, Fixed, Piece, Pieces
 from jfit.ops.rnn import GATES
 
 
@@ -68,21 +70,38 @@ class FusedRNN(Initializer):
         """Return a copy with `init=outer` if `init` is None."""
         return replace(self, init=outer) if self.init is None else self
 
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution | None:
+        """Return the distributions of the gates in the flat vector; a weight or bias has the key fold_in(key, crc32(name))."""
+        start, pieces = self._initializer(name), []
+        for part, part_shape in self._parts(name, shape):
+            forget = self.mode == "lstm" and part.endswith("_f_bias")
+            found = Fixed(np.float32(self.forget_bias)) if forget else distribution_of(start, InitDesc(part), part_shape)
+            if found is None or isinstance(found, Pieces):
+                return None
+            pieces.append(Piece(zlib.crc32(part.encode()), part_shape, found))
+        return Pieces(pieces)
+
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Draw the flat vector, float32 of `shape`; each weight or bias of a gate has the key fold_in(key, crc32(name))."""
+        start, parts = self._initializer(name), self._parts(name, shape)
+        flat = [self._part(start, jax.random.fold_in(key, zlib.crc32(n.encode())), n, s).reshape(-1) for n, s in parts]
+        return jnp.concatenate(flat).reshape(shape)
+
+    def _initializer(self, name: str) -> InitFn:
         if self.init is None:
             raise ValueError(
                 f"parameter {name!r}: FusedRNN(None, ...) uses the initializer of the model, which is missing in this call; "
                 "pass an initializer, such as FusedRNN('uniform', ...)."
             )
-        parts = parts_of(math.prod(shape), self.num_hidden, self.num_layers, self.mode, self.bidirectional, name)
-        flat = [self._part(jax.random.fold_in(key, zlib.crc32(n.encode())), n, s).reshape(-1) for n, s in parts]
-        return jnp.concatenate(flat).reshape(shape)
+        return get(self.init)
 
-    def _part(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+    def _parts(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+        return parts_of(math.prod(shape), self.num_hidden, self.num_layers, self.mode, self.bidirectional, name)
+
+    def _part(self, start: InitFn, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         if self.mode == "lstm" and name.endswith("_f_bias"):
             return jnp.full(shape, self.forget_bias, jnp.float32)
-        return get(self.init)(key, InitDesc(name), shape, jnp.float32)
+        return start(key, InitDesc(name), shape, jnp.float32)
 
 
 def parts_of(

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from jfit.init.core import Initializer, described, get, register
+from jfit.init import sampling
+from jfit.init.core import InitDesc, InitFn, Initializer, described, distribution_of, get, own_rules, register
+from jfit.init.sampling import Distribution, Fixed, gauss
 
 __all__ = [
     "Bilinear",
@@ -54,8 +56,8 @@ class Zero(Initializer):
         [0.0, 0.0]
     """
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return jnp.zeros(shape, jnp.float32)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return Fixed(np.float32(0))
 
 
 @register("ones")
@@ -69,8 +71,8 @@ class One(Initializer):
         [1.0, 1.0]
     """
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return jnp.ones(shape, jnp.float32)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return Fixed(np.float32(1))
 
 
 @register()
@@ -92,11 +94,11 @@ class Constant(Initializer):
 
     value: Any = 0.0
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         value = np.asarray(self.value, np.float32)
         if value.ndim and value.shape != shape:
             raise ValueError(f"parameter {name!r}: the constant has shape {value.shape}, the parameter has {shape}.")
-        return jnp.array(np.broadcast_to(value, shape))
+        return Fixed(value)
 
 
 @register()
@@ -115,8 +117,8 @@ class Uniform(Initializer):
 
     scale: float = 0.07
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return jax.random.uniform(key, shape, jnp.float32, -self.scale, self.scale)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return sampling.Uniform(self.scale)
 
 
 @register()
@@ -135,8 +137,8 @@ class Normal(Initializer):
 
     sigma: float = 0.01
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return self.sigma * _gauss(key, shape)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return sampling.Normal(self.sigma)
 
 
 @register()
@@ -168,12 +170,12 @@ class Orthogonal(Initializer):
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         flat = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
-        raw = jax.random.uniform(key, flat, jnp.float32, -1, 1) if self.rand_type == "uniform" else _gauss(key, flat)
+        raw = jax.random.uniform(key, flat, jnp.float32, -1, 1) if self.rand_type == "uniform" else gauss(key, flat)
         u, _, v = jnp.linalg.svd(raw, full_matrices=False)
         return self.scale * (u if u.shape == flat else v).reshape(shape)
 
 
-def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor_type: str, magnitude: float) -> Array:
+def _xavier(name: str, shape: tuple[int, ...], rnd_type: str, factor_type: str, magnitude: float) -> Distribution:
     if len(shape) < 2:
         raise ValueError(
             f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}; "
@@ -183,9 +185,7 @@ def _xavier(key: Array, name: str, shape: tuple[int, ...], rnd_type: str, factor
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
     factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[factor_type]
     scale = math.sqrt(magnitude / factor) if factor else 0.0
-    if rnd_type == "uniform":
-        return jax.random.uniform(key, shape, jnp.float32, -scale, scale)
-    return scale * _gauss(key, shape)
+    return sampling.Uniform(scale) if rnd_type == "uniform" else sampling.Normal(scale)
 
 
 @register()
@@ -220,8 +220,8 @@ class Xavier(Initializer):
         _one_of("Xavier", "rnd_type", self.rnd_type, ("uniform", "gaussian"))
         _one_of("Xavier", "factor_type", self.factor_type, ("avg", "in", "out"))
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return _xavier(key, name, shape, self.rnd_type, self.factor_type, self.magnitude)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return _xavier(name, shape, self.rnd_type, self.factor_type, self.magnitude)
 
 
 @register()
@@ -250,8 +250,8 @@ class MSRAPrelu(Initializer):
     def __post_init__(self) -> None:
         _one_of("MSRAPrelu", "factor_type", self.factor_type, ("avg", "in", "out"))
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return _xavier(key, name, shape, "gaussian", self.factor_type, 2.0 / (1 + self.slope**2))
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
+        return _xavier(name, shape, "gaussian", self.factor_type, 2.0 / (1 + self.slope**2))
 
 
 @register()
@@ -270,13 +270,13 @@ class Bilinear(Initializer):
         [0.0625, 0.1875, 0.1875, 0.0625]
     """
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         if len(shape) != 4:
             raise ValueError(f"parameter {name!r}: Bilinear needs 4 dimensions (out, in, height, width), the shape is {shape}.")
         f = math.ceil(shape[3] / 2.0)
         c = (2 * f - 1 - f % 2) / (2.0 * f)
         x, y = (1 - np.abs(np.arange(n) / f - c) for n in (shape[3], shape[2]))
-        return jnp.array(np.broadcast_to(np.outer(y, x), shape).astype(np.float32))
+        return Fixed(np.outer(y, x).astype(np.float32))
 
 
 @register()
@@ -302,9 +302,11 @@ class LSTMBias(Initializer):
 
     forget_bias: float = 1.0
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         quarter = shape[0] // 4
-        return jnp.zeros(shape, jnp.float32).at[quarter : 2 * quarter].set(self.forget_bias)
+        values = np.zeros(shape, np.float32)
+        values[quarter : 2 * quarter] = self.forget_bias
+        return Fixed(values)
 
 
 @register()
@@ -337,9 +339,15 @@ class Mixed(Initializer):
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         desc = described(desc)
+        return self._matching(desc)(key, desc, shape, dtype)
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        return distribution_of(self._matching(desc), desc, shape) if own_rules(type(self)) else None
+
+    def _matching(self, desc: InitDesc) -> InitFn:
         for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
             if re.match(pattern, desc.name):
-                return get(chosen)(key, desc, shape, dtype)
+                return get(chosen)
         raise ValueError(
             f"parameter {desc.name!r} matches none of the patterns {', '.join(map(repr, self.patterns))}; "
             "add '.*' as the last pattern."
@@ -357,12 +365,12 @@ class Default(Initializer):
         (4, 3)
     """
 
-    def by_name(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
+    def constant_of(self, name: str) -> float | None:
         # "parameters", the name of the flat vector of a fused RNN, has no known suffix in MXNet
-        return self.draw(key, name, shape) if name.endswith("parameters") else super().by_name(key, name, shape)
+        return None if name.endswith("parameters") else super().constant_of(name)
 
-    def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
-        return (Xavier("gaussian", "in", 2) if len(shape) > 1 else Uniform(0.07)).draw(key, name, shape)
+    def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution | None:
+        return (Xavier("gaussian", "in", 2) if len(shape) > 1 else Uniform(0.07)).distribution(name, shape)
 
 
 def default() -> Initializer:
@@ -382,12 +390,6 @@ def default() -> Initializer:
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
     return Default()
-
-
-def _gauss(key: Array, shape: Sequence[int]) -> Array:
-    """Draw standard normal values, float32."""
-    # Without the barrier XLA fuses the last multiplication with the caller's, and the last bit depends on the program.
-    return lax.optimization_barrier(jax.random.normal(key, shape, jnp.float32))
 
 
 def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array
 
 from jfit.formats import FormatError, load_arrays, load_tensors
-from jfit.init.core import Initializer, described, get
+from jfit.init.core import InitDesc, Initializer, described, distribution_of, get, own_rules
+from jfit.init.sampling import Distribution, Fixed
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,17 @@ class Load(Initializer):
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         desc = described(desc)
+        value = self._stored(desc, shape)
+        return get(self.default_init)(key, desc, shape, dtype) if value is None else jnp.array(value, dtype)
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        if not own_rules(type(self)):
+            return None
+        value = self._stored(desc, shape)
+        return distribution_of(get(self.default_init), desc, shape) if value is None else Fixed(value)
+
+    def _stored(self, desc: InitDesc, shape: Sequence[int]) -> np.ndarray | None:
+        """Return the loaded array of a parameter, or None if `default_init` is to initialize it."""
         for name in (desc.name, f"arg:{desc.name}", f"aux:{desc.name}"):
             if name in self.param:
                 value = np.asarray(self.param[name])
@@ -63,13 +75,13 @@ class Load(Initializer):
                     raise ValueError(
                         f"parameter {desc.name!r}: the loaded array has shape {value.shape}, expected {tuple(shape)}."
                     )
-                return jnp.array(value, dtype)
+                return value
         if self.default_init is None:
             raise ValueError(
                 f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and default_init is None; "
                 "pass Load(..., default_init='xavier')."
             )
-        return get(self.default_init)(key, desc, shape, dtype)
+        return None
 
 
 def named_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -24,8 +24,9 @@ import numpy as np
 
 from jfit import init
 from jfit.init import InitDesc
-from jfit.init.core import read_text, rule_of, variable_init_errors
+from jfit.init.core import VALUES, draw_one, read_text, rule_of, variable_init_errors
 from jfit.init.fused import parts_of
+from jfit.init.sampling import Distribution, Fixed, Piece, Pieces
 from jfit.init.stored import named_arrays
 from jfit.mxnet.errors import translated
 from jfit.mxnet.keys import next_key, use_key
@@ -75,6 +76,10 @@ class BothSignatures:
 
     def _write(self, desc: str, arr: Any) -> None:
         raise NotImplementedError
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        """Return the distribution of the values of the parameter, or None if only the call defines it (see `jfit.init`)."""
+        return None
 
 
 class Initializer(BothSignatures):
@@ -134,6 +139,21 @@ class Initializer(BothSignatures):
                 with variable_init_errors(str(desc), desc.attrs["__init__"]):
                     return create(desc.attrs["__init__"])._init_weight(desc, arr)
         getattr(self, f"_init_{rule_of(desc)}")(desc, arr)
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        chosen, rule = self, rule_of(InitDesc(desc))
+        if desc.attrs.get("__init__"):
+            with variable_init_errors(str(desc), desc.attrs["__init__"]):
+                chosen, rule = create(desc.attrs["__init__"]), "weight"
+        if not all(_own_rules(type(i)) for i in (self, chosen)):
+            return None
+        if rule in VALUES:
+            return Fixed(np.float32(VALUES[rule]))
+        return chosen._weight_distribution(str(desc), shape, desc.global_init or self) if rule == "weight" else None
+
+    def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
+        """Return the distribution of the values of `_init_weight`; `outer` is the initializer of the network."""
+        return None
 
     # -------------------------------------------------------------------------------- rules
     def _init_weight(self, name: str, arr: Any) -> None:
@@ -254,7 +274,12 @@ class FromPure(Initializer):
         vars(self).update(bound.arguments)
 
     def _init_weight(self, name: str, arr: Any) -> None:
-        arr[:] = self.rule(**self._kwargs).draw(next_key(), str(name), tuple(arr.shape))
+        # an initializer in the attribute `__init__` draws a weight, whatever the name of the parameter is
+        desc = InitDesc(str(name), {"__init__": self.rule(**self._kwargs)})
+        arr[:] = draw_one(init.Initializer(), next_key(), desc, tuple(arr.shape))
+
+    def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
+        return self.rule(**self._kwargs).distribution(name, shape)
 
 
 @alias("zeros")
@@ -287,6 +312,9 @@ class Constant(Initializer):
 
     def _init_weight(self, name: str, arr: Any) -> None:
         arr[:] = np.asarray(as_array(self.value), np.float32)
+
+    def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
+        return Fixed(np.float32(self.value)) if isinstance(self.value, (int, float)) else None
 
 
 class Uniform(FromPure, rule=init.Uniform):
@@ -368,6 +396,20 @@ class FusedRNN(Initializer):
             flat.append(array.value.reshape(-1))
         arr[:] = jnp.concatenate(flat).reshape(arr.shape)
 
+    def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
+        start, config, pieces, count = self._init or outer, self._kwargs, [], 0
+        if not isinstance(start, FromPure):
+            return None
+        sizes = (config["num_hidden"], config["num_layers"], config["mode"], config["bidirectional"])
+        for part, part_shape in parts_of(int(np.prod(shape)), *sizes, name=name):
+            forget = config["mode"] == "lstm" and part.endswith("_f_bias")
+            count += rule_of(InitDesc(part)) == "weight"  # the number of keys that `next_key` derived: see `use_key`
+            found = Fixed(np.float32(config["forget_bias"])) if forget else start.distribution_of(InitDesc(part), part_shape)
+            if found is None:
+                return None
+            pieces.append(Piece(count if count > 1 else None, part_shape, found))
+        return Pieces(pieces)
+
 
 class Load(BothSignatures):
     """Initialize parameters with loaded arrays, and those that were not loaded with `default_init`.
@@ -438,11 +480,23 @@ class Mixed(BothSignatures):
         self.map = [(re.compile(p), create(i)) for p, i in zip(patterns, initializers, strict=True)]
 
     def _write(self, desc: str, arr: Any) -> None:
+        self._matching(desc)(desc, arr)
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
+        chosen = self._matching(desc) if _own_rules(type(self)) else None
+        return chosen.distribution_of(desc, shape) if isinstance(chosen, BothSignatures) else None
+
+    def _matching(self, desc: str) -> Any:
         for pattern, initializer in self.map:
             if pattern.match(desc):
-                initializer(desc, arr)
-                return
+                return initializer
         raise ValueError(f"parameter {desc} matches no pattern; add '.*' as the last pattern")
+
+
+def _own_rules(cls: type) -> bool:
+    """Return whether the values of an initializer class are defined here alone, not by methods that a script overrides."""
+    methods = [m for m in dir(cls) if m in ("__call__", "_write", "_matching") or m.startswith("_init_")]
+    return issubclass(cls, BothSignatures) and all(getattr(cls, m).__module__ == __name__ for m in methods)
 
 
 def writes_in_place(initializer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ from jax import Array
 from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
+from jfit.init.core import distribution_of
+from jfit.init.sampling import Fixed
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.ops import nearest
@@ -159,8 +162,8 @@ def init_state(
     if model.structure is not None:  # the values may be the user's trees
         params, aux = (None if tree is None else flatten_names(tree)[0] for tree in (params, aux))
     drawn, drawn_aux = _replaced("params", drawn, params), _replaced("aux", drawn_aux, aux)
-    ones = {k: jnp.ones_like(drawn[k]) for k in model.frozen if k in drawn}
-    drawn = {**drawn, **ones}
+    ones = {k: np.ones(drawn[k].shape, drawn[k].dtype) for k in model.frozen if k in drawn}
+    drawn = _replaced("params", drawn, ones)
     _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
     rate = _base_rate(optimizer, learning_rate)
@@ -233,12 +236,19 @@ def _skipping(names: Collection[str], initializer: Any) -> Any:
     """
     if not names:
         return initializer
-    start = default() if initializer is None else get_initializer(initializer)
+    return _Skipping(frozenset(names), default() if initializer is None else get_initializer(initializer))
 
-    def draw(key: Array, desc: InitDesc, shape: tuple[int, ...], dtype: Any) -> Array:
-        return jnp.zeros(shape, dtype) if desc.name in names else start(key, desc, shape, dtype)
 
-    return draw
+@dataclass(frozen=True)
+class _Skipping:
+    names: frozenset[str]
+    start: Any
+
+    def __call__(self, key: Array, desc: InitDesc, shape: tuple[int, ...], dtype: Any) -> Array:
+        return jnp.zeros(shape, dtype) if desc.name in self.names else self.start(key, desc, shape, dtype)
+
+    def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Any:
+        return Fixed(np.float32(0)) if desc.name in self.names else distribution_of(self.start, desc, shape)
 
 
 def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | None) -> dict[str, Array]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jfit import init as initializers
 from jfit.graph import Variable
+from jfit.init.core import draw_one
 from jfit.mxnet import initializer, keys
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
@@ -350,9 +351,9 @@ class Parameter:
                 chosen(initializers.InitDesc(self.name), cell)
             return cell.value
         if isinstance(chosen, (initializers.Load, initializers.Mixed)):  # these select values by name
-            return chosen(keys.next_key(), self.name, shape, self.dtype)
+            return draw_one(chosen, keys.next_key(), self.name, shape, self.dtype)
         desc = initializers.InitDesc(self.name, {"__init__": chosen})
-        return initializers.Initializer()(keys.next_key(), desc, shape, self.dtype)
+        return draw_one(initializers.Initializer(), keys.next_key(), desc, shape, self.dtype)
 
     def _allocate(self, data: Any) -> None:
         places = [device_of(ctx) for ctx in self._contexts]
