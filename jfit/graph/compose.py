@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jfit.graph.names import Derived, derived
 from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, underscored
-from jfit.graph.scopes import AttrScope, NameManager
+from jfit.graph.scopes import AttrScope, label_of
 from jfit.ops import Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 
@@ -112,7 +113,13 @@ def group(symbols: Sequence[Graph], cls: type[G]) -> G:
     symbols = list(symbols)
     if not symbols or not all(isinstance(s, Graph) for s in symbols):
         raise TypeError(f"Group needs a list of symbols, got {symbols!r}")
-    return cls(h for s in symbols for h in s.heads)
+    return cls((h for s in symbols for h in s.raw_heads), reserved_by(symbols))
+
+
+def reserved_by(symbols: Iterable[Graph]) -> frozenset[str]:
+    """Union of the names that nodes on top of some symbols do not get, see `Graph.reserved`."""
+    reserved = {symbol.reserved for symbol in symbols}
+    return next(iter(reserved)) if len(reserved) == 1 else frozenset[str]().union(*reserved)
 
 
 def text_of(value: Any) -> str:
@@ -142,7 +149,7 @@ def apply_op(
         name: operator name.
         args: symbols, then attributes, by position.
         kwargs: symbols and attributes by name.
-        node_name: name of the node; None: the next automatic name of the active `NameManager`.
+        node_name: name of the node; None: an automatic name, see `jfit.sym.NameManager`.
         attr: user attributes, a dict of strings.
         cls: class of the result, or the class of the first symbol if that is a subclass of it.
         subgraphs: bodies of a loop or branch.
@@ -184,14 +191,21 @@ def apply_op(
         if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
             raise GraphError(_unknown_attribute(op, key))
     first = next((type(s) for s in (*symbols, *named.values())), cls)
-    label = NameManager.current().get(node_name, (op.hint or name).lower())
+    result = first if issubclass(first, cls) else cls
+    sources = (*symbols, *named.values())
+    reserved = reserved_by(sources)
+    label = label_of(node_name, (op.hint or name).lower(), result.NAMES_PER_PROCESS)
+    if isinstance(label, Derived):
+        label.auto.context, label.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
     texts = {k: text(v) for k, v in values.items()}
     attrs = AttrScope.current() | underscored(dict(attr or {})) | texts
     probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)
+    if isinstance(label, Derived):
+        label.auto.context = ()
     node = probe.rebuilt(inputs)
-    return (first if issubclass(first, cls) else cls)(Entry(node, i) for i in range(op.num_visible(node.params)))
+    return result([Entry(node, i) for i in range(op.num_visible(node.params))], reserved)
 
 
 def _check_counts(node: Node) -> None:
@@ -226,19 +240,19 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
     entries = []
     for key in names:
         if key in inputs:
-            if len(inputs[key].heads) != 1:
+            if len(inputs[key]) != 1:
                 raise GraphError(
-                    f"{probe.name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key].heads)} outputs: "
+                    f"{probe.name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key])} outputs: "
                     f"{inputs[key].list_outputs()}; pass one of them, such as symbol[0]"
                 )
-            entries.append(inputs[key].heads[0])
+            entries.append(inputs[key].raw_heads[0])
         elif op.variadic and key.startswith("arg"):
             raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")
         else:
             variable_attrs = dict(attrs)
             if key in op.aux:
                 variable_attrs["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
-            entries.append(Entry(Node(None, f"{probe.name}_{key}", variable_attrs), 0))
+            entries.append(Entry(Node(None, derived(probe.label, f"_{key}"), variable_attrs), 0))
     return tuple(entries)
 
 

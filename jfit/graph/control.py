@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jfit.graph.compose import apply_op, group, variable
+from jfit.graph.compose import apply_op, group
+from jfit.graph.names import Label, derived
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, topological
 from jfit.graph.scopes import AttrScope, body_name
 from jfit.graph.symbol import Symbol
@@ -53,7 +54,7 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
 
     step, out_form = _compose_body(name, [*items, *states], compose, cls, separate_states=True)
     data_locs, state_locs = [step.place(s) for s in items], [step.place(s) for s in states]
-    rest = {at: n for at, n in enumerate(step.graph.list_inputs()) if at not in (*data_locs, *state_locs)}
+    rest = {at: n for at, n in enumerate(step.inputs()) if at not in (*data_locs, *state_locs)}
     attrs = {
         "num_outputs": len(step.graph),
         "num_out_data": step.count,
@@ -156,7 +157,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
             flat, form = _flat(run())
             return flat, [], form
 
-        return _compose_body(f"{name}_{kind}", [], compose, cls)
+        return _compose_body(f"{name}_{kind}", [], compose, cls, reads=[pred])
 
     (test, _), (then, form), (other, _) = part("pred", lambda: pred), part("then", then_func), part("else", else_func)
     if len(then.graph) != len(other.graph):
@@ -176,26 +177,34 @@ class _Body(NamedTuple):
     """The body of a loop or branch: its subgraph, and which outputs of nodes outside of the body its variables replace."""
 
     graph: Graph
-    outer: dict[str, Entry]  # name of a variable of the body -> output of a node outside of the body that it replaces
+    outer: dict[Label, Entry]  # label of a variable of the body -> output of a node outside of the body that it replaces
     count: int  # number of outputs before the loop states
 
-    def source(self, name: str, cls: type[Symbol]) -> Symbol:
+    def inputs(self) -> dict[Label, Node]:
+        """Variables of the body by label.  Names have no numbers yet: the whole graph will be numbered when it is used."""
+        return {n.label: n for n in topological(self.graph.raw_heads) if n.op is None}
+
+    def source(self, label: Label, cls: type[Symbol]) -> Symbol:
         """Return the input of the loop node for a variable of the body, a `cls`: the output it replaces, or a variable."""
-        if name in self.outer:
-            return cls([self.outer[name]])
-        inside = next(n for n in self.graph.nodes() if n.op is None and n.name == name)
-        return cls([Entry(Node(None, name, inside.attrs), 0)])
+        if label in self.outer:
+            return cls([self.outer[label]])
+        return cls([Entry(Node(None, label, self.inputs()[label].attrs), 0)])
 
     def place(self, symbol: Symbol) -> int:
         """Return the index of the body's input that receives the loop variable with the initial value `symbol`."""
-        names, name = self.graph.list_inputs(), _placeholder(symbol)
-        if name not in names:
+        labels, label = list(self.inputs()), _placeholder(symbol)
+        if label not in labels:
             raise GraphError(f"the body of a loop does not use {symbol!r}; a body must use all data and states of the loop")
-        return names.index(name)
+        return labels.index(label)
 
 
 def _compose_body(
-    name: str, symbols: Sequence[Symbol], compose: Callable[..., Any], cls: type[Symbol], separate_states: bool = False
+    name: str,
+    symbols: Sequence[Symbol],
+    compose: Callable[..., Any],
+    cls: type[Symbol],
+    separate_states: bool = False,
+    reads: Sequence[Symbol] = (),
 ) -> tuple[_Body, Any]:
     """Build the body of a loop or branch by calling the user's Python function on new variables.
 
@@ -205,34 +214,48 @@ def _compose_body(
         compose: wrapper of the user's function: list of these variables -> (outputs, states, structure of the nested outputs).
         cls: class of the variables.
         separate_states: copy a state that is also an output by an identity node, so that all outputs of the subgraph differ.
+        reads: further symbols that the body reads.
 
     Returns:
         (the body, structure of the nested outputs as in `_flat`).
     """
-    mark = body_name(name, MARK)
+    mark = body_name(name, MARK, None if cls.NAMES_PER_PROCESS else _marks([*symbols, *reads]))
     with AttrScope(**{MARK: mark}):
-        outs, states, form = compose([variable(_placeholder(s), cls=cls) for s in symbols])
-        used = {id(end.heads[0].node) for end in outs} if separate_states else set()
+        outs, states, form = compose([_variable(_placeholder(s), cls) for s in symbols])
+        used = {id(end.raw_heads[0].node) for end in outs} if separate_states else set()
         ends: list[Symbol] = []
         for end in (*outs, *states):
             if not isinstance(end, Symbol):
                 raise TypeError(f"{name}: expected symbols, got {type(end).__name__}: {end!r}; convert it, such as by sym.full")
-            node = end.heads[0].node
+            node = end.raw_heads[0].node
             inner = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
             ends.append(end if inner else apply_op("identity", (end,), {}, cls=cls))
-    heads, outer = _cut(group(ends, Graph).heads, mark)
+    heads, outer = _cut(group(ends, Graph).raw_heads, mark)
     graph = Graph(heads)
-    names = graph.list_inputs()
-    if len(set(names)) != len(names):
+    labels = [n.label for n in topological(heads) if n.op is None]
+    if len(set(labels)) != len(labels):
+        names = graph.list_inputs()
         raise GraphError(f"{name}: two variables of the body have the same name: {names}; rename one")
     return _Body(graph, outer, len(outs)), form
 
 
-def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[str, Entry]]:
+def _marks(symbols: Sequence[Symbol]) -> set[str]:
+    """Names of all bodies in the graphs of some symbols."""
+    nodes = topological([head for symbol in symbols for head in symbol.raw_heads])
+    inner = [node for n in nodes for graph in n.subgraphs for node in topological(graph.raw_heads)]
+    return {node.attrs[MARK] for node in inner if MARK in node.attrs}
+
+
+def _variable(label: Label, cls: type[Symbol]) -> Symbol:
+    """Create a variable with the attributes of the active `AttrScope`."""
+    return cls([Entry(Node(None, label, AttrScope.current()), 0)])
+
+
+def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[Label, Entry]]:
     """Cut the nodes of a body out of a graph: those whose attribute `__subgraph_name__` is `mark`.
 
     Returns:
-        (outputs of the subgraph, dict: name of a new variable -> output of a node outside of the body that it replaces).
+        (outputs of the subgraph, dict: label of a new variable -> output of a node outside of the body that it replaces).
     """
     rebuilt: dict[int, Node] = {}
     # (id of a node outside of the body, output index) -> (this output, the variable that replaces it in the body)
@@ -241,30 +264,30 @@ def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[str
     def inside(entry: Entry) -> Entry:
         if id(entry.node) in rebuilt:
             return Entry(rebuilt[id(entry.node)], entry.index)
-        new = Entry(Node(None, entry.node.output_name(entry.index), {}), 0)
+        new = Entry(Node(None, derived(entry.node.label, entry.node.output_suffix(entry.index)), {}), 0)
         return replaced.setdefault((id(entry.node), entry.index), (entry, new))[1]
 
     for node in topological(heads):
         if node.attrs.get(MARK) == mark:
             rebuilt[id(node)] = node.rebuilt(tuple(map(inside, node.inputs))) if node.inputs else node
-    return tuple(map(inside, heads)), {var.node.name: entry for entry, var in replaced.values()}
+    return tuple(map(inside, heads)), {var.node.label: entry for entry, var in replaced.values()}
 
 
 def _merged_inputs(
-    bodies: Sequence[_Body], arguments: dict[str, Symbol], cls: type[Symbol], by_name: bool = False
+    bodies: Sequence[_Body], arguments: dict[Label, Symbol], cls: type[Symbol], by_name: bool = False
 ) -> tuple[list[Symbol], list[list[int]]]:
     """Merge the inputs of several bodies; returns (inputs of the node, for each body the indices of its inputs among them).
 
-    `arguments`: name of a variable of a body (see `_placeholder`) -> symbol to pass for it.  `cls`: class of new variables.
-    `by_name`: variables of different bodies with the same name are one input, as in MXNet's cond.
+    `arguments`: label of a variable of a body (see `_placeholder`) -> symbol to pass for it.  `cls`: class of new variables.
+    `by_name`: variables of different bodies with the same label are one input, as in MXNet's cond.
     """
     inputs: list[Symbol] = []
     locs: list[list[int]] = []
     for body in bodies:
-        shared = {str(s.name): s for s in inputs} if by_name else arguments
+        shared = {s.raw_heads[0].node.label: s for s in inputs} if by_name else arguments
         locs.append([])
-        for name in body.graph.list_inputs():
-            symbol = shared[name] if name in shared else body.source(name, cls)
+        for label in body.inputs():
+            symbol = shared[label] if label in shared else body.source(label, cls)
             at = next((i for i, s in enumerate(inputs) if s is symbol), len(inputs))
             inputs.extend([symbol] if at == len(inputs) else [])
             locs[-1].append(at)
@@ -300,6 +323,7 @@ def nested(flat: Sequence[Any], form: Any) -> Any:
     return build(form)
 
 
-def _placeholder(symbol: Symbol) -> str:
-    """Return the name of the variable of a body that replaces the initial value `symbol`."""
-    return f"{symbol.heads[0].node.name}-{symbol.heads[0].index}"
+def _placeholder(symbol: Symbol) -> Label:
+    """Return the label of the variable of a body that replaces the initial value `symbol`."""
+    head = symbol.raw_heads[0]
+    return derived(head.node.label, f"-{head.index}")

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
+from jfit.graph.names import LOCK, AutoName, Derived, Label, number
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 
@@ -55,16 +56,18 @@ class Subgraph:
     __slots__ = ("graph", "inputs", "outputs")
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.inputs, self.outputs = graph, len(graph.list_inputs()), len(graph)
+        inputs = [node for node in topological(graph.raw_heads) if node.op is None]
+        self.graph, self.inputs, self.outputs = graph, len(inputs), len(graph)
 
 
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
-    __slots__ = ("attrs", "inputs", "name", "op", "params", "subgraphs")
+    __slots__ = ("attrs", "automatic", "inputs", "label", "op", "params", "subgraphs")
 
     op: Op | None
-    name: str
+    label: Label  # the name, or an automatic name, which has no number yet until the names of a graph are used
+    automatic: bool  # whether this node or one that it depends on has an automatic name
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
     params: Attrs  # parsed operator attributes including defaults; with subgraphs also `graphs`, a tuple of Subgraph
@@ -73,23 +76,25 @@ class Node:
     def __init__(
         self,
         op: Op | None,
-        name: str,
+        label: Label,
         attrs: Mapping[str, str],
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
         put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
-        put(self, "name", name)
+        put(self, "label", label)
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
         put(self, "subgraphs", subgraphs)
+        inner = [head for graph in subgraphs for head in graph.raw_heads]
+        put(self, "automatic", type(label) is not str or any(e.node.automatic for e in (*inputs, *inner)))
         params = _NO_PARAMS
         if op is not None:
             try:
                 params = _parsed(op, tuple([(k, v) for k, v in attrs.items() if k in op.attrs]))
             except (ValueError, IndexError) as error:
-                raise GraphError(f"node {name!r}: {error}") from None
+                raise GraphError(f"node {self.name!r}: {error}") from None
             if op.graphs:
                 params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
         put(self, "params", params)
@@ -100,9 +105,20 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.name}>"
 
-    def rebuilt(self, inputs: tuple[Entry, ...], name: str | None = None) -> Node:
-        """Copy the node with other inputs and, unless `name` is None, another name."""
-        return Node(self.op, name or self.name, self.attrs, inputs, self.subgraphs)
+    @property
+    def name(self) -> str:
+        """The name.  If it is automatic and has no number yet, the graph of this node and its inputs is numbered first."""
+        label = self.label
+        if isinstance(label, str):
+            return label
+        if label.auto.text is None:
+            with LOCK:
+                number(_labels((*label.auto.context, Entry(self, 0))))
+        return f"{label.auto.text}{label.suffix}"
+
+    def rebuilt(self, inputs: tuple[Entry, ...], label: Label | None = None) -> Node:
+        """Copy the node with other inputs and, unless `label` is None, another name."""
+        return Node(self.op, label or self.label, self.attrs, inputs, self.subgraphs)
 
     @property
     def num_inputs(self) -> int:
@@ -111,9 +127,11 @@ class Node:
 
     def output_name(self, index: int) -> str:
         """Name of output `index`, such as `fc1_output` or `slice0_output2`; for a variable, its name."""
-        if self.op is None:
-            return self.name
-        return f"{self.name}_{self.op.output_names(self.params)[index]}"
+        return self.name + self.output_suffix(index)
+
+    def output_suffix(self, index: int) -> str:
+        """What `output_name` appends to the name: "" for a variable."""
+        return "" if self.op is None else f"_{self.op.output_names(self.params)[index]}"
 
     def input_names(self) -> tuple[str, ...]:
         """Names that the operator has for its inputs and auxiliary states, such as ("data", "weight", "bias")."""
@@ -179,14 +197,72 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
     return tuple(replaced(e) for e in heads)
 
 
+def _labels(heads: Iterable[Entry]) -> list[Label]:
+    """Labels of all nodes of a graph and of its subgraphs."""
+    labels: list[Label] = []
+    for node in topological(heads):
+        labels.append(node.label)
+        for graph in node.subgraphs:
+            labels.extend(_labels(graph.raw_heads))
+    return labels
+
+
+def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) -> tuple[Entry, ...]:
+    """Rebuild a graph, including its subgraphs, with some automatic names replaced.
+
+    Where the graph has both a node and a copy of it that was renamed in another graph, they become one node.
+    """
+    nodes: dict[tuple[Any, ...], Node] = {}
+
+    def swap(node: Node, inputs: tuple[Entry, ...]) -> Node:
+        label, bodies = node.label, node.subgraphs
+        if isinstance(label, Derived) and label.auto in replacements:
+            label = Derived(replacements[label.auto], label.suffix)
+        if any(isinstance(x, Derived) and x.auto in replacements for g in bodies for x in _labels(g.raw_heads)):
+            bodies = tuple([Graph(_renamed(g.raw_heads, replacements)) for g in bodies])
+        changed = label is not node.label or bodies is not node.subgraphs or inputs != node.inputs
+        if not changed and node.op is None and isinstance(label, str):
+            return node
+        body_ids = () if isinstance(label, Derived) else tuple(map(id, bodies))
+        key = label, node.op, tuple(node.attrs.items()), tuple([(id(e.node), e.index) for e in inputs]), body_ids
+        if key not in nodes:
+            nodes[key] = Node(node.op, label, node.attrs, inputs, bodies) if changed else node
+        return nodes[key]
+
+    return replace_nodes(heads, swap)
+
+
 class Graph:
     """A tuple of outputs of nodes, with names and attributes; the base of `Symbol`, which adds operators and inference."""
 
-    __slots__ = ("heads",)
-    heads: tuple[Entry, ...]
+    __slots__ = ("numbered", "raw_heads", "reserved")
+    raw_heads: tuple[Entry, ...]  # the outputs; automatic names may have no numbers yet, as while a graph is composed
+    numbered: bool  # whether the automatic names of this graph have numbers and differ
+    # Names of a graph that this one was cut out of by `get_internals` or `get_children`.  Nodes on top do not get them: a new
+    # last layer on a part of a trained network must not take the parameters of the layer that it replaces.
+    reserved: frozenset[str]
+    NAMES_PER_PROCESS = False  # True in subclasses whose automatic names count all nodes of the process, as MXNet's do
 
-    def __init__(self, heads: Iterable[Entry]) -> None:
-        object.__setattr__(self, "heads", tuple(heads))
+    def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
+        object.__setattr__(self, "raw_heads", tuple(heads))
+        object.__setattr__(self, "numbered", False)
+        object.__setattr__(self, "reserved", reserved)
+
+    @property
+    def heads(self) -> tuple[Entry, ...]:
+        """The outputs.  The first access gives the automatic names of the graph their numbers."""
+        if not self.numbered:
+            if any(head.node.automatic for head in self.raw_heads):
+                self._number()
+            object.__setattr__(self, "numbered", True)
+        return self.raw_heads
+
+    def _number(self) -> None:
+        with LOCK:
+            replacements = number(_labels(self.raw_heads))
+            if replacements:
+                object.__setattr__(self, "raw_heads", _renamed(self.raw_heads, replacements))
+            object.__setattr__(self, "numbered", True)
 
     def __setattr__(self, key: str, value: Any) -> None:
         raise AttributeError("symbols are immutable; compose a new symbol instead")
@@ -227,10 +303,10 @@ class Graph:
 
     # -------------------------------------------------------------------------------- parts
     def __len__(self) -> int:
-        return len(self.heads)
+        return len(self.raw_heads)
 
     def __iter__(self) -> Iterator[Self]:
-        return (type(self)([h]) for h in self.heads)
+        return (type(self)([h], self.reserved) for h in self.raw_heads)
 
     def __getitem__(self, key: int | str | slice) -> Self:
         """Select one output by position or name, or several by a slice.
@@ -252,7 +328,7 @@ class Graph:
             (['s_output1', 's_output2'], ['s_output0'])
         """
         if isinstance(key, slice):
-            return type(self)(self.heads[key])
+            return type(self)(self.raw_heads[key], self.reserved)
         if isinstance(key, str):
             names = self.list_outputs()
             matches = [i for i, n in enumerate(names) if n == key] or [
@@ -260,10 +336,10 @@ class Graph:
             ]
             if not matches:
                 raise ValueError(f"no output is named {key!r}: {name_hint(key, names)}")
-            return type(self)([self.heads[matches[0]]])
-        if not -len(self.heads) <= key < len(self.heads):
-            raise IndexError(f"output {key} is out of range: {self!r} has {len(self.heads)} outputs: {self.list_outputs()}")
-        return type(self)([self.heads[key]])
+            return type(self)([self.heads[matches[0]]], self.reserved)
+        if not -len(self) <= key < len(self):
+            raise IndexError(f"output {key} is out of range: {self!r} has {len(self)} outputs: {self.list_outputs()}")
+        return type(self)([self.raw_heads[key]], self.reserved)
 
     def get_internals(self) -> Self:
         """Group the outputs of all nodes, in topological order; select one by name to build on it.
@@ -277,16 +353,17 @@ class Graph:
             ['x', 'r_output']
         """
         heads: list[Entry] = []
-        for node in self.nodes():
+        order = self.nodes()
+        for node in order:
             count = 1 if node.op is None else node.op.num_visible(node.params)
             heads.extend(Entry(node, i) for i in range(count))
-        return type(self)(heads)
+        return type(self)(heads, self.reserved.union([node.name for node in order]))
 
     def get_children(self) -> Self | None:
         """Group the direct inputs of the output nodes; None for a variable."""
         nodes = {id(h.node): h.node for h in self.heads}
         children = [e for n in nodes.values() for e in n.inputs]
-        return type(self)(children) if children else None
+        return type(self)(children, self.reserved.union([n.name for n in self.nodes()])) if children else None
 
     # -------------------------------------------------------------------------------- attributes
     def attr(self, key: str) -> str | None:
@@ -318,10 +395,10 @@ class Graph:
         return next(iter(nodes.values()))
 
     def __copy__(self) -> Self:
-        return type(self)(self.heads)
+        return type(self)(self.raw_heads, self.reserved)
 
     def __deepcopy__(self, memo: Any) -> Self:
-        return type(self)(self.heads)
+        return type(self)(self.raw_heads, self.reserved)
 
 
 def _with_short_keys(attrs: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
+from collections.abc import Container
 from typing import Any
 
+from jfit.graph.names import AutoName, Derived, Label
 from jfit.graph.nodes import underscored
 
 _local = threading.local()
@@ -18,6 +21,9 @@ def _stack(kind: str) -> list[Any]:
 
 class NameManager:
     """Names unnamed nodes `<operator><number>`, numbering each operator from 0; use as a context manager.
+
+    The numbers count the nodes created in the `with` block.  Without a manager, each graph numbers its nodes when its names are
+    first used, so the same code creates the same names again.  `mx.sym` counts the nodes of the process, as MXNet does.
 
     Example:
         >>> import jfit
@@ -110,14 +116,35 @@ class AttrScope:
         return merged
 
 
-def body_name(name: str, mark: str) -> str:
-    """Return a unique name for the body of the loop or branch `name`.
+def label_of(name: str | None, hint: str, per_process: bool) -> Label:
+    """Return the label of a new node: `name`, the next name of the active manager, or a name that its graph numbers.
+
+    Args:
+        name: name that the user chose, or None.
+        hint: name of the operator in lower case.
+        per_process: number outside of all managers as MXNet does: one counter for all graphs of the process (and thread).
+    """
+    manager = NameManager.current()
+    if name or per_process or len(_stack("name")) > 1:
+        return manager.get(name, hint)
+    return Derived(AutoName(hint), "")
+
+
+def body_name(name: str, mark: str, earlier: Container[str] | None) -> str:
+    """Return a name for the body of the loop or branch `name`.
 
     It is `<name><number>`, or `<outer body>$<name><number>` for a loop in the body of another one, whose name is the value of
     the attribute `mark` in the active `AttrScope`.
+
+    Args:
+        name: name of the loop or branch.
+        mark: key of the attribute.
+        earlier: names of bodies in the graph that the loop reads, which are not used again; None: count those of the process.
     """
     outer = AttrScope.current().get(mark)
     name = f"{outer}${name}" if outer else name
+    if earlier is not None:
+        return next(text for text in map(f"{name}{{}}".format, itertools.count()) if text not in earlier)
     counts: Counter[str] = _local.__dict__.setdefault("bodies", Counter())
     counts[name] += 1
     return f"{name}{counts[name] - 1}"

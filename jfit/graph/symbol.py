@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from jfit.graph import costs, drawing, html, infer, serial
-from jfit.graph.compose import apply_op, function
-from jfit.graph.nodes import Entry, Graph, Node, name_hint, replace_nodes
+from jfit.graph.compose import apply_op, function, reserved_by
+from jfit.graph.names import Label
+from jfit.graph.nodes import Entry, Graph, Node, name_hint, replace_nodes, topological
 from jfit.ops import ALIASES
 
 
@@ -76,27 +77,39 @@ class Symbol(Graph):
         """
         if args and kwargs:
             raise TypeError("compose with positional symbols or with named ones, not both at once")
-        variables = self.list_inputs()
-        if len(args) > len(variables):
-            raise TypeError(f"got {len(args)} symbols, but {self!r} has {len(variables)} variables: {variables}")
-        replacements = dict(zip(variables, args, strict=False)) if args else kwargs
-        for key, value in replacements.items():
-            if key not in variables:
-                raise ValueError(f"no variable is named {key!r}: {name_hint(key, variables)}")
-            if not isinstance(value, Symbol) or len(value.heads) != 1:
-                raise TypeError(f"variable {key!r} needs a symbol with one output, got {value!r}")
-
-        top = {id(h.node) for h in self.heads}
+        replacements = self._replacements(args, kwargs)
+        heads_before = self.raw_heads
+        top = {id(h.node) for h in heads_before}
 
         def swap(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
             if node.op is None:
-                return replacements[node.name].heads[0] if node.name in replacements else None
+                return replacements[node.label].raw_heads[0] if node.label in replacements else None
             return Entry(node.rebuilt(inputs, name), 0) if name and id(node) in top else None
 
         if name and len(top) != 1:
             raise ValueError(f"name={name!r} needs a symbol with outputs of one node; {self!r} has outputs of {len(top)}")
-        heads = replace_nodes(self.heads, swap)
-        return type(self)(Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, self.heads, strict=True))
+        heads = replace_nodes(heads_before, swap)
+        reserved = reserved_by((self, *replacements.values()))
+        ends = [Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, heads_before, strict=True)]
+        return type(self)(ends, reserved)
+
+    def _replacements(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Label, Symbol]:
+        """Check the arguments of `__call__`; returns a dict: label of a variable -> symbol that replaces it."""
+        labels = [n.label for n in topological(self.raw_heads) if n.op is None]
+        if len(args) > len(labels):
+            raise TypeError(f"got {len(args)} symbols, but {self!r} has {len(labels)} variables: {self.list_inputs()}")
+        names: list[Any] = list(labels)
+        if not all(key in labels for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
+            names = self.list_inputs()
+            labels = [n.label for n in topological(self.raw_heads) if n.op is None]
+        for key, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if key not in names:
+                raise ValueError(f"no variable is named {key!r}: {name_hint(str(key), self.list_inputs())}")
+            if not isinstance(value, Symbol) or len(value) != 1:
+                name = self.list_inputs()[names.index(key)]
+                raise TypeError(f"variable {name!r} needs a symbol with one output, got {value!r}")
+        by_name = {labels[names.index(key)]: value for key, value in kwargs.items()}
+        return dict(zip(labels, args, strict=False)) if args else by_name
 
     def __bool__(self) -> bool:
         raise TypeError(

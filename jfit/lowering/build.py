@@ -16,6 +16,7 @@ from jax import Array
 
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
+from jfit.graph.names import mark_lowered
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
@@ -71,6 +72,7 @@ def lower(
         heads = in_place(heads, (*data, *labels))
         order = topological(heads)
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
+    mark_lowered([n.label for n in variables])
     states, aux_ids = _state_names(order), aux_nodes(order)
     axes = {**_batch_axes(variables, (*data, *labels), states), **(batch_axes or {})}
     names = InputNames((*data, *labels), labels, axes)

@@ -255,10 +255,8 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
         return sym.Concat(*[sym.expand_dims(s, axis=axis) for s in steps], dim=axis) if merge else steps
     if merge is not False:
         return inputs
-    if len(inputs.heads) != 1:
-        raise ValueError(
-            f"{inputs!r} has {len(inputs.heads)} outputs, expected 1; pass list(inputs) if each output is one time step"
-        )
+    if len(inputs) != 1:
+        raise ValueError(f"{inputs!r} has {len(inputs)} outputs, expected 1; pass list(inputs) if each output is one time step")
     return list(sym.split(inputs, axis=axis, num_outputs=length, squeeze_axis=1))
 
 
