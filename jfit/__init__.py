@@ -37,6 +37,7 @@ from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonM
 from jfit.mxnet.monitor import Monitor
 from jfit.parallel import Context, compile_cache, cpu, data_parallel, gpu, tpu
 from jfit.parallel import disk_cache as _disk_cache
+from jfit.programs import clear_programs
 from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
 from jfit.step.state import TrainState, init_state
 from jfit.train.evaluate import predict, score
@@ -77,6 +78,7 @@ __all__ = [
     "callback",
     "callbacks",
     "checkpoint",
+    "clear_programs",
     "compile_cache",
     "counters",
     "cpu",

@@ -42,6 +42,7 @@ import numpy as np
 import pytest
 import selection
 
+import jfit
 from jfit.mxnet import keys
 
 # A shell that starts its jobs in the background has them ignore Ctrl-C, and their children too: tests of Ctrl-C send one.
@@ -103,6 +104,17 @@ def compiled(request: pytest.FixtureRequest):
         jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", QUICKLY)
+
+
+@pytest.fixture(autouse=True)
+def no_programs_of_changed_code(request: pytest.FixtureRequest):
+    """Keys of programs do not contain the code of jfit, which a test with `monkeypatch` may change."""
+    changes = "monkeypatch" in request.fixturenames
+    if changes:
+        jfit.clear_programs()
+    yield
+    if changes:
+        jfit.clear_programs()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -74,7 +74,7 @@ def test_the_first_example_of_readme_prints_the_table_below_it(tmp_path, monkeyp
     shown = [line.split() for line in text.split("```text\n")[1].split("\n```")[0].splitlines()]
     assert printed[0] == shown[0] and len(printed) == len(shown) == 4
     for row, expected in zip(printed[1:], shown[1:], strict=True):
-        steady = [0, *range(3, len(row))]  # columns 1 and 2 are times
+        steady = [0, *range(4, len(row))]  # columns 1, 2 and 3 are times
         np.testing.assert_allclose([float(row[k]) for k in steady], [float(expected[k]) for k in steady], atol=0.005)
 
 

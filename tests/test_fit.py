@@ -149,7 +149,7 @@ def test_time_major_inputs_are_fed_from_rows(resident):
 # ------------------------------------------------------------------------------------------------ what a Run gives
 def test_the_history_has_one_complete_row_per_epoch(run):
     wanted = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
-    assert run.history.columns() == wanted
+    assert [name for name in run.history.columns() if name != "compile_time"] == wanted  # of epochs that compiled programs
     assert run.history.column("epoch") == [0, 1, 2] and run.history.column("step") == [7, 14, 21]
     assert all(v > 0 for v in run.history.column("samples_per_second"))
     assert run.history.column("loss")[-1] < run.history.column("loss")[0]

@@ -68,6 +68,7 @@ def test_a_second_call_compiles_nothing(files):
 def test_a_graph_is_lowered_only_once(files, monkeypatch):
     made, plan = [], build._make_plan
     monkeypatch.setattr(build, "_make_plan", lambda *args: made.append(args) or plan(*args))
+    jfit.clear_programs()
     jfit.load("net").predict(files[1])
     assert len(made) == 1
 

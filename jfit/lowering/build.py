@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.graph.description import description_of
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
 from jfit.graph.names import mark_lowered
@@ -28,6 +29,9 @@ from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
+from jfit.programs import ByIdentity, Recent, kept, settings
+
+MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 
 
 def lower(
@@ -65,6 +69,23 @@ def lower(
         >>> outputs[0].shape
         (2, 3)
     """
+    names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
+    description = description_of(symbol)
+    if description is None:
+        return _lowered(symbol, inputs, capture, batch_axes)
+    key = description, names, capture, axes
+    model = _models.get(key)
+    # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
+    if model is None or description_of(model.symbol) != description:
+        model = _models[key] = _lowered(symbol, names, capture, batch_axes)
+        model.apply.__dict__["program_key"] = ByIdentity(object())  # programs of this model have it in their key
+    return model
+
+
+_models = kept(64)
+
+
+def _lowered(symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, batch_axes: Mapping[str, int] | None) -> Model:
     heads = symbol.heads if capture is None else _captured(symbol, capture)
     order = topological(heads)
     data, labels = _input_names(order, heads, inputs)
@@ -347,8 +368,19 @@ def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> d
 
 
 def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: InputNames, apply: Any):
+    plans = Recent(MAX_PLANS)
+
     def plan(specs: Specs) -> Plan:
         """Compute the `Plan` of the model for inputs of these shapes and dtypes by `jax.eval_shape`, without running it."""
+        if not all(isinstance(size, int) for spec in specs.values() for size in spec.shape):  # symbolic, of jax.export
+            return compute(specs)
+        key = tuple([(name, spec.shape, spec.dtype) for name, spec in specs.items()]), settings()
+        result = plans.get(key)
+        if result is None:
+            result = plans[key] = compute(specs)
+        return result
+
+    def compute(specs: Specs) -> Plan:
         size = _batch_size(specs, names)
         variables = _variable_specs(symbol, {**params, **aux}, specs)
         values = ({k: variables[k] for k in params}, {k: variables[k] for k in aux}, dict(specs))

@@ -17,6 +17,7 @@ from jax import Array
 
 from jfit.graph import html
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
+from jfit.programs import ByIdentity, Unkeyed
 
 Params = dict[str, Array]
 Aux = dict[str, Array]
@@ -241,6 +242,17 @@ class Model(NamedTuple):
     def evaluation_inputs(self) -> tuple[str, ...]:
         """Names of the inputs that prediction needs: the data inputs and `evaluation_labels`."""
         return (*self.inputs, *self.evaluation_labels)
+
+    @property
+    def program_key(self) -> Any:
+        """What programs of this model depend on: the graph, by the key that `lower` gave to `apply`, and the metadata."""
+        key = getattr(self.apply, "program_key", None)
+        if key is None or self.symbol is None or self.joint_loss is not None:
+            raise Unkeyed
+        functions = [ByIdentity(f) for f in (*self.tables.values(), *(o.loss for o in self.outputs))]
+        outputs = tuple([o._replace(loss=None) for o in self.outputs])
+        names = self.inputs, self.labels, self.batch_axes, self.frozen, self.traits, self.optional, self.evaluation_labels
+        return key, functions, ByIdentity(self.plan), tuple(self.tables), outputs, names, self.logged
 
     def __repr__(self) -> str:
         # Some models of functions have outputs only when the first batch is known.

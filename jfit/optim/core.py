@@ -20,6 +20,7 @@ from jax import Array
 
 from jfit.optim.rows import SparseRows, in_rows
 from jfit.optim.schedules import Schedule
+from jfit.programs import depends_on_more
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]
@@ -169,9 +170,24 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         return None if self.base_rate is None or callable(self.base_rate) else float(self.base_rate)
 
     @property
+    def program_key(self) -> Any:
+        """What `update` depends on; a base learning rate that is a number is in the state, see `rate_at`."""
+        return *self, self.takes_rate, self.state_spec, _BaseRate(self.base_rate), self.name
+
+    @property
     def transform(self) -> Optimizer:
         """This optimizer, which is an optax transformation."""
         return self
+
+
+class _BaseRate(NamedTuple):
+    """A base learning rate.  Programs with different numbers are equal: they read it from the state, or call `rate_at`."""
+
+    value: LearningRate | None
+
+    @property
+    def program_key(self) -> Any:
+        return self.value if callable(self.value) or self.value is None else "number"
 
 
 def zeros(w: Array) -> Array:
@@ -224,7 +240,7 @@ def transformation(
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
         starts[MASTER] = cast(Any, _master)
-    state_spec = StateSpec(starts, counted, shared, lazy)
+    state_spec, initial = StateSpec(starts, counted, shared, lazy), _BaseRate(base)
 
     def init(params: Any) -> OptState:
         return OptState(
@@ -242,7 +258,7 @@ def transformation(
             raise ValueError("jfit optimizers need the parameters to compute an update; call update(grads, state, params).")
         leaves, tree = jax.tree.flatten(params)
         names, gradients = leaf_names(params), tree.flatten_up_to(grads)
-        rate = rate_at(base, state.count) if learning_rate is None else learning_rate
+        rate = rate_at(initial.value, state.count) if learning_rate is None else learning_rate
         t = jax.tree.map(lambda c: c + 1, state.count)
         old_slots = [tree.flatten_up_to(state.slots[name]) for name in starts]
         lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
@@ -356,7 +372,10 @@ def rate_at(base: LearningRate, count: Any) -> Any:
     """
     if isinstance(base, Schedule):
         return base(count + 1)
-    return base(count) if callable(base) else base
+    if callable(base):
+        return base(count)
+    depends_on_more()  # keys of programs have no learning rates that are numbers
+    return base
 
 
 # ------------------------------------------------------------------------------------------------ building blocks of rules

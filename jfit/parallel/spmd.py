@@ -2,12 +2,11 @@
 
 This is the only file that uses pmap.  Parameters are ONE replicated array of their natural shape (out_axes=None), without a
 leading device axis.  `SPMD` selects pmap or jit(shard_map), which JAX recommends in place of pmap; both have the same
-signature here.
+signature here.  Programs are kept for the process (`jfit.programs`): an equal function is not compiled again.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jfit import counters
 from jfit.parallel.devices import AXIS, Device
+from jfit.programs import Program
 
 SPMD = "pmap"  # or "shard_map"
 # number of calls between two waits of the host, so that at most 16 are queued: with 32, emulated CPU devices abort the process
@@ -31,8 +30,10 @@ def compile_spmd(
     *,
     donate: tuple[int, ...] = (),
     name: str = "program",
-) -> Callable[..., Any]:
+) -> Program:
     """Compile `fn(*args, axis_name=...)` for devices: jit for one device, pmap or shard_map for several.
+
+    A function that computes the same as one that was compiled before in this process uses its program, see `jfit.programs`.
 
     Args:
         fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
@@ -43,7 +44,7 @@ def compile_spmd(
         name: name under which `jfit.counters` counts how often the function is traced.
 
     Returns:
-        Compiled function of the positional arguments.
+        `jfit.programs.Program`, called with the positional arguments.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,17 +52,25 @@ def compile_spmd(
         >>> float(double(jnp.float32(3.0)))
         6.0
     """
-    axis = AXIS if len(devices) > 1 else None
+    axis, devices, spmd = AXIS if len(devices) > 1 else None, list(devices), SPMD
 
-    @functools.wraps(fn)
-    def traced(*args: Any) -> Any:
-        counters.count_trace(name)
+    def program(*args: Any) -> Any:
         return fn(*args, axis_name=axis)
 
-    if axis is None:
-        return jax.jit(traced, donate_argnums=donate)
-    compile_ = jax.pmap if SPMD == "pmap" else _shard_map
-    return compile_(traced, axis_name=AXIS, devices=list(devices), in_axes=in_axes, out_axes=out_axes, donate_argnums=donate)
+    def build(traced: Callable[..., Any]) -> Any:
+        if axis is None:
+            return jax.jit(traced, donate_argnums=donate)
+        compile_ = jax.pmap if spmd == "pmap" else _shard_map
+        return compile_(traced, axis_name=AXIS, devices=devices, in_axes=in_axes, out_axes=out_axes, donate_argnums=donate)
+
+    static = spmd, tuple(devices), donate, _hashable(in_axes), _hashable(out_axes)
+    varies = [i for i, axes in enumerate(in_axes) if isinstance(axes, int)]
+    return Program(program, build, name=name, static=static, varies=varies)
+
+
+def _hashable(axes: Any) -> Any:
+    leaves, tree = jax.tree.flatten(axes, is_leaf=lambda a: a is None)
+    return tree, tuple(leaves)
 
 
 def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):

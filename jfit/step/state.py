@@ -23,6 +23,7 @@ from jfit.ops import nearest
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
+from jfit.programs import Program
 from jfit.step.totals import zero_totals
 
 
@@ -171,8 +172,8 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
-        # With jit, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
-        opt_state=jax.tree.map(own_buffer, jax.jit(optimizer.init)(trainable)),
+        # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
+        opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
         metrics=zero_totals(metrics, model.bound(inputs).logged if inputs else ()),
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
         key=jax.random.key_data(run_key),

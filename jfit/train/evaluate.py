@@ -84,6 +84,11 @@ class Scorer:
         """Pure evaluation step with the metrics that are computed on the devices."""
         return eval_step(self.model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers)
 
+    @property
+    def program_key(self) -> Any:
+        """The part of this object on which the programs of a `ResidentScorer` depend, see `jfit.programs.key_of`."""
+        return self.step
+
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Compute loss and metrics over all rows.
 

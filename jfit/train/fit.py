@@ -19,6 +19,7 @@ from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_unsharded, place, require_one_process
+from jfit.programs import check_shapes
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics, paired
 from jfit.step.regularizers import by_exact_name
@@ -390,7 +391,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy, settings.regularizers)
     try:
         plan = checked_plan(model, data, probe, state).in_evaluation
-        jax.eval_shape(scorer.step, state.params, state.aux, zero_totals(scorer.metrics, model.logged), dict(probe))
+        check_shapes(scorer.step, state.params, state.aux, zero_totals(scorer.metrics, model.logged), dict(probe))
     except ValueError as error:
         error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
         raise

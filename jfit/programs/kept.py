@@ -1,0 +1,350 @@
+"""Compiled programs that are kept for the whole process, by what they compute.
+
+`Program` wraps a function that is to be compiled.  Two tables, both bounded, make sure that equal functions are compiled once:
+
+1. By key.  `key_of` describes a function completely: its code and the values that it closes over.  Programs with equal keys
+   share their compiled functions, and the second is neither traced nor compiled.
+2. By text.  A function without a key (such as one that the user wrote) is traced and lowered.  If an equal text was compiled
+   before, the result of that is called.
+
+The tables contain compiled functions; they do not refer to the functions they were made of, to models or to data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.programs.keys import key_of
+
+# Maximum number of entries of each table; the one that was used least recently is dropped.
+MAX_PROGRAMS = 128
+# Maximum number of characters of a text that is kept: a text contains the arrays that its function closes over.
+MAX_TEXT = 16 << 20
+MAX_SIGNATURES = 64  # compiled functions of one program, for different shapes
+_UNRELATED = ("cache", "log", "traceback", "profil", "dump", "explain")  # settings of jax without effect on programs
+
+
+class Recent:
+    """A dict of limited length that drops the item that was used least recently; safe for several threads.
+
+    Args:
+        size: maximum number of items.
+
+    Example:
+        >>> recent = Recent(2)
+        >>> recent["a"], recent["b"], recent["c"] = 1, 2, 3
+        >>> recent.get("a"), recent.get("c"), len(recent)
+        (None, 3, 2)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self._items, self._lock = size, OrderedDict[Any, Any](), threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return an item, or None."""
+        with self._lock:
+            if key in self._items:
+                self._items.move_to_end(key)
+            return self._items.get(key)
+
+    def __setitem__(self, key: Hashable, value: Any) -> None:
+        with self._lock:
+            self._items.pop(key, None)
+        self.setdefault(key, value)
+
+    def setdefault(self, key: Hashable, value: Any) -> Any:
+        """Return the item, which becomes `value` if there is none."""
+        with self._lock:
+            result = self._items.setdefault(key, value)
+            self._items.move_to_end(key)
+            while len(self._items) > self.size:
+                self._items.popitem(last=False)
+            return result
+
+    def pop(self, key: Hashable) -> None:
+        """Remove an item if it exists."""
+        with self._lock:
+            self._items.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        with self._lock:
+            self._items.clear()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+_by_key, _by_text = Recent(MAX_PROGRAMS), Recent(MAX_PROGRAMS)
+_caches = [_by_key, _by_text]
+
+
+def kept(size: int) -> Recent:
+    """Make a `Recent` for results that can be computed again; `clear_programs` empties it.
+
+    Args:
+        size: maximum number of items.
+
+    Returns:
+        Empty `Recent`.
+
+    Example:
+        >>> shapes = kept(10)
+        >>> len(shapes)
+        0
+    """
+    cache = Recent(size)
+    _caches.append(cache)
+    return cache
+
+
+def clear_programs() -> None:
+    """Drop the compiled programs and lowered graphs that jfit keeps for the process; those in use continue to work.
+
+    Example:
+        >>> import jfit
+        >>> jfit.clear_programs()
+    """
+    for cache in _caches:
+        cache.clear()
+
+
+def settings() -> tuple[Any, ...]:
+    """Read the settings of jax on which a compiled program depends, such as `jax_enable_x64`.
+
+    Returns:
+        Hashable tuple of the values that are in effect on this thread.
+
+    Example:
+        >>> settings() == settings()
+        True
+    """
+    values = jax.config.values
+    pairs = [(n, getattr(jax.config, n, v)) for n, v in values.items() if not any(word in n for word in _UNRELATED)]
+    return tuple([v if isinstance(v, Hashable) else repr(v) for _, v in pairs])
+
+
+_tracing = threading.local()
+
+
+def depends_on_more() -> None:
+    """Declare, in a function that is being traced, that the program depends on a value that is not in its key.
+
+    The program is then not kept by its key; it is kept by its text, which has that value.
+
+    Example:
+        >>> depends_on_more()
+    """
+    _tracing.incomplete = True
+
+
+class _Untraced(Exception):
+    """A compiled function was called in a way for which it was not compiled."""
+
+
+class _Body:
+    """The function that jax traces.  It refers to the function of the user only during its first call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fn: Callable[..., Any] | None = None
+        self.results: Any = None  # structure, shapes, dtypes and weak types of the results
+
+    def __call__(self, *args: Any) -> Any:
+        if self.fn is None:
+            raise _Untraced
+        counters.count_trace(self.name)
+        result = self.fn(*args)
+        leaves, tree = jax.tree.flatten(result)
+        self.results = tree, tuple([repr(jax.typeof(x)) for x in leaves])
+        return result
+
+    def function(self) -> Callable[..., Any]:
+        """This object as a function with the name of the program, which jax uses in messages."""
+
+        def program(*args: Any) -> Any:
+            return self(*args)
+
+        program.__name__ = program.__qualname__ = self.name
+        return program
+
+
+class _Shared:
+    """The compiled functions of all programs with one key, by signature of the arguments."""
+
+    def __init__(self) -> None:
+        self.runs, self.lock = Recent(MAX_SIGNATURES), threading.RLock()
+
+
+class Program:
+    """A function that is compiled at its first call, unless an equal one was compiled before in this process.
+
+    Calls with other shapes or dtypes, or under other settings of jax, are first calls, too, as for `jax.jit`.
+
+    Args:
+        fn: pure function of positional arguments.
+        build: function that returns the compiled version of a function, such as `jax.jit`.
+        name: name under which `jfit.counters` counts how often the function is traced.
+        static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
+        varies: positions of the arguments whose shapes may change between calls, such as the batch; empty: all.
+
+    Example:
+        >>> def scaled(factor):
+        ...     return Program(lambda x: factor * x, jax.jit, name="scaled")
+        >>> with counters.counted() as counts:
+        ...     results = [float(scaled(2)(np.float32(x))) for x in (3.0, 4.0)]
+        >>> results, counts["compiles"]
+        ([6.0, 8.0], 1)
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        build: Callable[[Callable[..., Any]], Any],
+        *,
+        name: str = "program",
+        static: Hashable = (),
+        varies: Sequence[int] = (),
+    ) -> None:
+        self._fn, self._build, self._name, self._static, self._varies = fn, build, name, static, tuple(varies)
+        self._runs: dict[Any, Any] = {}  # signature -> compiled function
+        self._by_shape: dict[Any, Any] = {}  # shapes of the arguments that vary -> compiled function
+        self._only: Any = None  # the compiled function, as long as there is one only
+        key = key_of(fn)
+        self._shared = _Shared() if key is None else _by_key.setdefault((key, static, name), _Shared())
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the compiled function; returns what `fn` returns."""
+        run = self._only
+        if run is None and self._runs:
+            run = self._by_shape.get(self._shapes(args))
+        if run is not None:
+            try:
+                return run(*args)
+            except _Untraced:
+                pass
+        return self._first_call(args)
+
+    def _shapes(self, args: tuple[Any, ...]) -> Any:
+        leaves, tree = jax.tree.flatten([args[i] for i in self._varies] if self._varies else args)
+        return tree, tuple([getattr(x, "shape", ()) for x in leaves])
+
+    def _first_call(self, args: tuple[Any, ...]) -> Any:
+        signature = _signature(args)
+        if signature is None or jax.config.jax_disable_jit:  # called by a traced function, or nothing is to be compiled
+            return self._build(self._fn)(*args)
+        with self._shared.lock:
+            for run in (self._runs.get(signature), self._shared.runs.get(signature)):
+                if run is not None:
+                    with contextlib.suppress(_Untraced):  # jax.clear_caches(), or a setting that is not in the signature
+                        result = run(*args)
+                        self._keep(signature, args, run)
+                        return result
+            with counters.compiling(self._name):
+                return self._traced_call(signature, args)
+
+    def _traced_call(self, signature: Any, args: tuple[Any, ...]) -> Any:
+        """Trace and lower the function; compile it unless an equal text was compiled before."""
+        body = _Body(self._name)
+        run = self._build(body.function())
+        body.fn = self._fn
+        try:
+            _tracing.incomplete = False
+            digest, shareable = _text_of(run.lower(*args))
+            shareable = shareable and not _tracing.incomplete
+            text = digest and (digest, body.results, signature, self._static)
+            known = text and _by_text.get(text)
+            if known is not None:
+                body.fn = None
+                with contextlib.suppress(_Untraced):
+                    result = known(*args)
+                    self._keep(signature, args, known, share=shareable)
+                    return result
+                body.fn = self._fn
+            result = run(*args)
+        finally:
+            body.fn = None
+        if text is not None:
+            _by_text[text] = run
+        self._keep(signature, args, run, share=shareable)
+        return result
+
+    def _keep(self, signature: Any, args: tuple[Any, ...], run: Any, share: bool = False) -> None:
+        self._runs[signature] = self._by_shape[self._shapes(args)] = run
+        self._only = run if len(self._runs) == 1 else None
+        if share:
+            self._shared.runs[signature] = run
+
+
+def _signature(args: tuple[Any, ...]) -> Any:
+    """Structure, shapes, dtypes and placement of arguments, and the settings of jax; None if one is a tracer."""
+    leaves, tree = jax.tree.flatten(args)
+    try:
+        return tree, tuple(map(_describe, leaves)), settings()
+    except AttributeError:  # tracers have no sharding
+        return None
+
+
+def _describe(x: Any) -> Any:
+    if isinstance(x, jax.Array):
+        return x.shape, x.dtype, x.weak_type, x.sharding, x.committed
+    return (x.shape, x.dtype) if isinstance(x, np.ndarray | np.generic) else type(x)
+
+
+def _text_of(lowered: Any) -> tuple[Any, bool]:
+    """Return (digest of a lowered function, whether programs may share the compiled function).
+
+    The digest is None if the text does not describe the function completely.  Functions that call Python on the host are not
+    shared: the text does not say which Python function they call.
+    """
+    text = lowered.as_text()
+    if "callback" in text or any(f"stablehlo.{op}" in text for op in ("send", "recv", "infeed", "outfeed")):
+        return None, False
+    arguments = _argument_names(lowered)
+    if len(text) > MAX_TEXT or arguments is None or jax.config.values.get("jax_use_simplified_jaxpr_constants"):
+        return None, True
+    return (hashlib.sha256(text.encode()).digest(), arguments), True
+
+
+def _argument_names(lowered: Any) -> tuple[str, ...] | None:
+    """Names of the arguments that a lowered function uses; jax leaves out the others, so that the text has no trace of them.
+
+    None if the names are unknown.
+    """
+    try:
+        functions = lowered.compiler_ir("stablehlo").body.operations
+        main = next(f for f in functions if str(getattr(f, "sym_name", "")).strip('"') == "main")
+        names = tuple([str(argument.location) for argument in main.arguments])
+    except (AttributeError, StopIteration, NotImplementedError):
+        return None
+    return names if len(set(names)) == len(names) and not any("unknown" in name for name in names) else None
+
+
+_checked = kept(MAX_PROGRAMS)
+
+
+def check_shapes(fn: Callable[..., Any], *args: Any) -> None:
+    """Trace a function for arguments of these shapes, which raises its errors; do nothing if an equal call succeeded before.
+
+    Args:
+        fn: function of arrays.
+        *args: pytrees of arrays; only shapes and dtypes are used.
+
+    Example:
+        >>> check_shapes(lambda x: x + 1, np.ones(3))
+    """
+    key, signature = key_of(fn), _signature(args)
+    if key is not None and _checked.get((key, signature)):
+        return
+    jax.eval_shape(fn, *args)
+    if key is not None:
+        _checked[key, signature] = True

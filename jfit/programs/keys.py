@@ -1,0 +1,216 @@
+"""Keys of functions: values that are equal only for functions that compute the same.
+
+A function computes the same as another if its code is the same, and everything that the code can read: the values that it
+closes over, its defaults, its attributes.  `key_of` follows all of these.  What it cannot describe completely (an array, a
+function or an object that the user wrote) has no key, and then the whole function has none.
+
+The code of jfit and of the libraries in `TRUSTED` is not followed into its global variables, because they do not change.
+
+An object can determine its key by an attribute or property `program_key`: a value that replaces it, such as a tuple of the
+fields that matter, or `ByIdentity(object)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import types
+from collections.abc import Hashable, Mapping, Set
+from enum import Enum
+from typing import Any
+
+import jax
+import numpy as np
+
+# packages whose functions read no global variables that change
+TRUSTED = frozenset(
+    {"jfit", "jax", "jaxlib", "numpy", "optax", "chex", "builtins", "math", "operator", "functools", "collections"}
+)
+MAX_ARRAY_BYTES = 4096  # larger arrays are data
+_PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented))
+
+
+class Unkeyed(Exception):
+    """A value has no key."""
+
+
+def key_of(value: Any) -> Hashable | None:
+    """Return a key of a function or value, or None if it cannot be described completely.
+
+    Args:
+        value: function, or a value of Python, NumPy or jfit.
+
+    Returns:
+        Hashable value; equal keys mean equal values, and functions that compute the same.
+
+    Example:
+        >>> from jfit.optim import adam
+        >>> key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.9)), key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.8))
+        (True, False)
+        >>> key_of([jax.numpy.ones(2)]) is None  # arrays on devices are data
+        True
+    """
+    try:
+        key = _Reader().read(value)
+        hash(key)
+    except (Unkeyed, TypeError, RecursionError):
+        return None
+    return key
+
+
+class ByIdentity:
+    """Key of an object that is equal only to the key of the same object; it keeps the object alive.
+
+    Args:
+        value: any object.
+
+    Example:
+        >>> a, b = [1], [1]
+        >>> ByIdentity(a) == ByIdentity(a), ByIdentity(a) == ByIdentity(b)
+        (True, False)
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def is_trusted(module: Any) -> bool:
+    """Whether a module, by name, belongs to jfit or to a library whose global variables do not change."""
+    return isinstance(module, str) and module.split(".")[0] in TRUSTED
+
+
+class _Reader:
+    """Computes one key.  A function or container that occurs again is replaced by its number, so that cycles end."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []  # objects whose ids are in `_numbers`: another object must not get such an id
+
+    def read(self, x: Any) -> Any:
+        kind = type(x)
+        if kind in _PLAIN:
+            return kind.__name__, x
+        if kind is float:
+            return "float", x.hex()
+        if kind is complex:
+            return "complex", x.real.hex(), x.imag.hex()
+        if isinstance(x, ByIdentity):
+            return x
+        if kind is tuple:
+            return ("tuple", *map(self.read, x))
+        if id(x) in self._numbers:
+            return "again", self._numbers[id(x)]
+        self._numbers[id(x)] = len(self._numbers)
+        self._alive.append(x)
+        return self._object(x, kind)
+
+    def _object(self, x: Any, kind: type) -> Any:
+        if isinstance(x, types.FunctionType):
+            return self._function(x)
+        if isinstance(x, type):
+            return self._type(x)
+        own = getattr(kind, "program_key", None)
+        if own is not None:
+            return "own", self._type(kind), self.read(x.program_key)
+        for classes, read in _READERS:
+            if isinstance(x, classes):
+                return read(self, x)
+        if dataclasses.is_dataclass(x):
+            return self._type(kind), *[(f.name, self.read(getattr(x, f.name))) for f in dataclasses.fields(x)], self._rest(x)
+        return self._library_object(x)
+
+    def _function(self, fn: types.FunctionType) -> Any:
+        if "program_key" in fn.__dict__:
+            return "own", self.read(fn.__dict__["program_key"])
+        module = fn.__globals__.get("__name__")  # not fn.__module__, which functools.wraps changes
+        if not is_trusted(module):
+            raise Unkeyed
+        cells = [("empty",) if _is_empty(cell) else self.read(cell.cell_contents) for cell in fn.__closure__ or ()]
+        attributes = {k: v for k, v in fn.__dict__.items() if k != "__wrapped__"}
+        return "function", module, fn.__code__, *map(self.read, (fn.__defaults__, fn.__kwdefaults__, attributes)), *cells
+
+    def _type(self, kind: type) -> Any:
+        if not is_trusted(kind.__module__):
+            raise Unkeyed
+        return ByIdentity(kind)
+
+    def _rest(self, x: Any) -> Any:
+        """Attributes that are no fields; those of a cached_property are computed from the fields."""
+        names = {f.name for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else set()
+        attributes = {k: v for k, v in getattr(x, "__dict__", {}).items() if k not in names}
+        cached = [k for k in attributes if isinstance(getattr(type(x), k, None), functools.cached_property)]
+        return self.read({k: v for k, v in attributes.items() if k not in cached})
+
+    def _tuple(self, x: tuple[Any, ...]) -> Any:  # a NamedTuple or another subclass
+        return self._type(type(x)), *map(self.read, x), self._rest(x)
+
+    def _sequence(self, x: Any) -> Any:
+        return self._type(type(x)), *map(self.read, x)
+
+    def _mapping(self, x: Mapping[Any, Any]) -> Any:
+        return "mapping", self._type(type(x)), *[(self.read(k), self.read(v)) for k, v in x.items()]
+
+    def _set(self, x: Set[Any]) -> Any:
+        return "set", self._type(type(x)), frozenset(self.read(item) for item in x)
+
+    def _partial(self, x: functools.partial[Any]) -> Any:
+        return "partial", self.read(x.func), self.read(x.args), self.read(dict(x.keywords))
+
+    def _method(self, x: types.MethodType) -> Any:
+        return "method", self.read(x.__func__), self.read(x.__self__)
+
+    def _array(self, x: np.ndarray[Any, Any] | np.generic) -> Any:
+        if x.nbytes > MAX_ARRAY_BYTES or x.dtype.hasobject:
+            raise Unkeyed
+        return "array", type(x).__name__, x.dtype.str, x.dtype.name, x.shape, x.tobytes()
+
+    def _named(self, x: Any) -> Any:
+        return type(x).__name__, str(x)
+
+    def _enum(self, x: Enum) -> Any:
+        return self._type(type(x)), x.name
+
+    def _library_object(self, x: Any) -> Any:
+        """A function of a library that is not a Python function (such as a jitted one), found there under its name."""
+        module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
+        if isinstance(x, types.ModuleType) and is_trusted(x.__name__):
+            return "module", x.__name__
+        if not (is_trusted(module) and isinstance(name, str) and callable(x)):
+            raise Unkeyed
+        found = sys.modules.get(str(module))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not x:
+            raise Unkeyed
+        return "library", ByIdentity(x)
+
+
+_READERS: tuple[tuple[Any, Any], ...] = (
+    ((np.ndarray, np.generic), _Reader._array),
+    (np.dtype, _Reader._named),
+    (jax.Device, lambda reader, x: ByIdentity(x)),
+    (Enum, _Reader._enum),
+    (tuple, _Reader._tuple),
+    (list, _Reader._sequence),
+    ((dict, types.MappingProxyType), _Reader._mapping),
+    ((set, frozenset), _Reader._set),
+    (functools.partial, _Reader._partial),
+    (types.MethodType, _Reader._method),
+)
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False

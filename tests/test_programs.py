@@ -1,0 +1,383 @@
+"""Compiled programs are kept by what they compute: which calls compile, which do not, and that none gets a wrong program."""
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jfit
+from jfit import counters, metrics, optim, programs
+from jfit.parallel import spmd
+from jfit.programs import Program, Recent, key_of
+from jfit.programs.keys import ByIdentity
+
+X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype("float32")
+DEVICES = pytest.mark.parametrize("devices", [1, 2])
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    jfit.clear_programs()
+
+
+def net(dropout=0.5, hidden=4, **attrs):
+    h = jfit.sym.FullyConnected(jfit.sym.Variable("data", **attrs), num_hidden=hidden, name="fc1")
+    h = jfit.sym.Dropout(jfit.sym.Activation(h, act_type="tanh", name="act"), p=dropout, name="drop")
+    return jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(h, num_hidden=2, name="fc2"), name="softmax")
+
+
+def fitted(model=None, x=X, y=Y, **options):
+    """Train a small network; return the run and what was counted."""
+    options = {"batch_size": 8, "num_epoch": 1, "progress": False} | options
+    with counters.counted() as counts:
+        run = jfit.fit(net() if model is None else model, (x, y), **options)
+    return run, counts
+
+
+def traces(counts):
+    return {name.split(":")[1]: count for name, count in counts.items() if name.startswith("traces:")}
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+# ------------------------------------------------------------------------------------------------ fit, score, predict
+@DEVICES
+def test_a_second_fit_of_an_equal_network_traces_and_compiles_nothing(devices):
+    def everything():
+        run, counts = fitted(x=X, devices=devices, eval_data=(X, Y), optimizer_params={"momentum": 0.9})
+        with counters.counted() as after:
+            score, outputs = run.score((X, Y)), run.predict(X)
+        return run.params, score, outputs, counts + after
+
+    params, score, outputs, first = everything()
+    again_params, again_score, again_outputs, second = everything()
+    assert first["traces:train"] == first["traces:train_tail"] == first["traces:predict"] == 1
+    assert second["traces"] == 0 and second["compiles"] == 0
+    same(params, again_params)
+    assert score == again_score
+    np.testing.assert_array_equal(outputs, again_outputs)
+
+
+def test_the_kept_program_computes_the_same_bits_as_a_new_one():
+    fitted()
+    kept, counts = fitted(seed=3)
+    assert not traces(counts)
+    jfit.clear_programs()
+    new, counts = fitted(seed=3)
+    assert traces(counts)
+    same(kept.params, new.params)
+
+
+@DEVICES
+def test_folds_and_another_learning_rate_use_the_first_programs(devices):
+    fitted(x=X[4:], y=Y[4:], devices=devices)
+    for fold in range(1, 5):
+        keep = np.arange(20) // 4 != fold
+        rate = {"learning_rate": 0.1 * fold}
+        run, counts = fitted(x=X[keep], y=Y[keep], devices=devices, seed=fold, optimizer_params=rate)
+        assert not traces(counts) and counts["compiles"] == 0
+        assert run.history.epochs[-1]["lr"] == pytest.approx(0.1 * fold)
+
+
+CHANGES = {
+    "dropout": lambda: fitted(net(dropout=0.25)),
+    "size": lambda: fitted(net(hidden=5)),
+    "momentum": lambda: fitted(optimizer_params={"momentum": 0.9}),
+    "multiplier": lambda: fitted(optimizer_params={"lr_mult": {"fc1_weight": 0.0}}),
+    "optimizer": lambda: fitted(optimizer="adam"),
+    "metric": lambda: fitted(eval_metric="ce"),
+    "schedule": lambda: fitted(schedule="cosine", optimizer_params={"learning_rate": 0.1}),
+    "clip": lambda: fitted(clip_norm=0.01),
+    "policy": lambda: fitted(policy="bfloat16"),
+    "frozen": lambda: fitted(frozen=["fc1_*"]),
+    "regularizers": lambda: fitted(regularizers={"fc1_weight": jfit.regularizers.l2(0.1)}),
+    "batch size": lambda: fitted(batch_size=4),
+    "device": lambda: fitted(devices=jax.devices()[1:2]),
+    "devices": lambda: fitted(devices=2),
+    "data": lambda: fitted(x=X.astype("float16")),
+    "micro_batches": lambda: fitted(micro_batches=2),
+}
+
+
+@pytest.mark.repetitions(3)
+@pytest.mark.parametrize("what", CHANGES)
+def test_each_change_of_the_program_is_noticed(what):
+    """After an unchanged run, a changed one gives the same parameters as in an empty process."""
+    fitted()
+    changed, counts = CHANGES[what]()
+    assert counts["traces:train"] or what == "multiplier"  # multipliers are arrays in the state
+    jfit.clear_programs()
+    new, _ = CHANGES[what]()
+    same(changed.params, new.params)
+
+
+def test_other_settings_of_jax_are_other_programs():
+    fitted()
+    with jax.default_matmul_precision("float32"):
+        assert fitted()[1]["traces:train"] == 1
+    with jax.enable_x64(True):
+        assert fitted()[1]["traces:train"] == 1
+    assert not traces(fitted()[1])
+
+
+def test_pmap_and_shard_map_do_not_share_programs(monkeypatch):
+    first, _ = fitted(devices=2)
+    monkeypatch.setattr(spmd, "SPMD", "shard_map")
+    second, counts = fitted(devices=2)
+    assert counts["traces:train"] == 1
+    same(first.params, second.params)
+    assert not traces(fitted(devices=2)[1])
+
+
+def test_a_redefined_function_and_optax_optimizer_are_traced_once_and_not_compiled():
+    def cell(scale):
+        def apply(params, x):
+            return jnp.tanh(x @ params["w"]) * scale
+
+        params = {"w": np.full((3, 2), 0.1, "float32")}
+        loss = optax.softmax_cross_entropy_with_integer_labels
+        return fitted(apply, y=Y.astype("int32"), loss=loss, params=params, optimizer=optax.adam(0.1), eval_metric="acc")
+
+    first, _ = cell(2.0)
+    second, counts = cell(2.0)
+    assert traces(counts)["train"] == traces(counts)["train_tail"] == 1
+    assert counts["compiles"] == 0
+    same(first.params, second.params)
+    other, counts = cell(3.0)
+    assert counts["compiles"] >= 2
+    assert not np.array_equal(other.params["w"], first.params["w"])
+
+
+def test_data_parallel_and_score_of_equal_models_share_programs():
+    def steps():
+        model, batch = jfit.lower(net()), {"data": X[:8], "softmax_label": Y[:8]}
+        parallel = jfit.data_parallel(jfit.train_step(model, optim.sgd(0.1, momentum=0.9)), devices=2)
+        state, _ = parallel(parallel.place(jfit.init_state(model, optim.sgd(0.1, momentum=0.9), batch)), batch)
+        params = {k: np.asarray(v) for k, v in state.params.items()}
+        jfit.predict(net(), X, params=params)
+        return jfit.score(net(), (X, Y), params=params)
+
+    first = steps()
+    with counters.counted() as counts:
+        assert steps() == first
+    assert counts["traces"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ lowered graphs
+def test_equal_graphs_have_one_model_and_changed_ones_another():
+    model = jfit.lower(net())
+    assert jfit.lower(net()) is model
+    for other in (net(dropout=0.1), net(__lr_mult__="2"), jfit.sym.Group([net(), net()])):
+        assert jfit.lower(other) is not model
+    assert jfit.lower(net(), inputs=["data"]) is not model
+    assert jfit.lower(net(), batch_axes={"data": 1}) is not model
+    assert jfit.lower(net(), capture="act").outputs[-1].name == "act_output"
+
+
+def test_a_changed_attribute_of_a_node_makes_another_model():
+    first = net()
+    model = jfit.lower(first)
+    first.nodes()[1].attrs["__wd_mult__"] = "0"
+    assert jfit.lower(first) is not model
+    assert "__wd_mult__" not in jfit.lower(net()).symbol.nodes()[1].attrs
+
+
+def test_graphs_with_operators_of_the_user_are_not_kept():
+    @jfit.ops.operator("twice_kept", attrs={})
+    def twice(ctx, attrs, data):
+        "2 x."
+        return 2 * data
+
+    try:
+        graph = jfit.sym.twice_kept(jfit.sym.Variable("data"), name="t")
+        assert jfit.lower(graph) is not jfit.lower(graph)
+        assert key_of(jfit.lower(graph)) is None
+    finally:
+        jfit.ops.REGISTRY.pop("twice_kept")
+
+
+# ------------------------------------------------------------------------------------------------ programs
+def multiply(factor, **options):
+    return Program(lambda x: factor * x, jax.jit, name="multiply", **options)
+
+
+def test_programs_of_equal_text_compile_once_and_others_do_not_share():
+    with counters.counted() as counts:
+        assert [float(multiply(k)(jnp.float32(3))) for k in (2, 2, 5)] == [6, 6, 15]
+    assert counts["compiles"] == 2 and counts["traces:multiply"] == 3
+
+
+def test_equal_text_for_one_shape_says_nothing_about_another():
+    def by_size(large):
+        return Program(lambda x: x * (2 if x.size < 4 else large), jax.jit)
+
+    a, b = by_size(10), by_size(100)
+    for program, large in ((a, 10), (b, 100), (a, 10)):
+        assert program(jnp.ones(2)).tolist() == [2, 2]
+        assert program(jnp.ones(4)).tolist() == [large] * 4
+
+
+def test_arguments_that_the_text_does_not_use_are_not_confused():
+    first, second = Program(lambda a, b: a, jax.jit), Program(lambda a, b: b, jax.jit)
+    assert float(first(jnp.float32(1), jnp.float32(2))) == 1
+    assert float(second(jnp.float32(1), jnp.float32(2))) == 2
+
+
+def test_results_of_equal_text_keep_their_structure_and_types():
+    assert Program(lambda x: {"a": x}, jax.jit)(jnp.float32(1)).keys() == {"a"}
+    assert Program(lambda x: {"b": x}, jax.jit)(jnp.float32(1)).keys() == {"b"}
+    key = jax.random.key_data(jax.random.key(0))
+    assert Program(lambda x: x, jax.jit)(key).dtype == jnp.uint32
+    assert jnp.issubdtype(Program(jax.random.wrap_key_data, jax.jit)(key).dtype, jax.dtypes.prng_key)
+    strong = Program(lambda x: x + jnp.zeros((), x.dtype), jax.jit)(jnp.ones(()))
+    assert not strong.weak_type
+
+
+def test_constants_belong_to_the_text():
+    a, b = (np.random.default_rng(seed).normal(size=1000).astype("float32") for seed in (0, 1))
+    for constant in (a, b):
+        np.testing.assert_array_equal(Program(lambda x, c=constant: x + c, jax.jit)(np.zeros(1000, "float32")), constant)
+
+
+def test_functions_on_the_host_are_never_shared():
+    def host(value):
+        result = jax.ShapeDtypeStruct((), "float32")
+        return Program(lambda x: jax.pure_callback(lambda v: np.float32(value), result, x), jax.jit)
+
+    assert [float(host(v)(jnp.float32(0))) for v in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_donated_arguments_are_deleted_also_in_a_kept_program():
+    for _ in range(2):
+        program = spmd.compile_spmd(lambda x, axis_name: x + 1, jax.devices()[:1], (None,), None, donate=(0,))
+        x = jnp.ones(3)
+        assert program(x).tolist() == [2, 2, 2] and x.is_deleted()
+
+
+def test_alternating_shapes_are_traced_once_each():
+    program = spmd.compile_spmd(lambda w, x, axis_name: w * x.sum(), jax.devices()[:1], (None, 0), None, name="alternating")
+    with counters.counted() as counts:
+        for size in (2, 3, 2, 3, 2, 3):
+            assert float(program(jnp.float32(2), jnp.ones(size))) == 2 * size
+    assert counts["traces"] == 2
+
+
+def test_a_program_follows_settings_that_change_between_calls():
+    program = multiply(2)
+    program(jnp.ones(2))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        program(jnp.full(2, jnp.nan))
+    with jax.disable_jit():
+        assert program(jnp.ones(2)).tolist() == [2, 2]
+    jax.clear_caches()
+    assert program(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_a_program_can_be_called_inside_a_traced_function():
+    assert float(jax.jit(multiply(2))(jnp.float32(3))) == 6
+    assert float(jax.grad(multiply(2))(jnp.float32(3))) == 2
+
+
+def test_errors_of_the_function_are_raised_each_time():
+    def fails(x):
+        raise ValueError("no")
+
+    program = Program(fails, jax.jit)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            program(jnp.ones(2))
+
+
+class Data:
+    """Something that a function closes over."""
+
+
+def test_kept_programs_do_not_keep_what_their_function_closes_over():
+    def closure():
+        data = Data()
+        Program(lambda x: (data, x + 1)[1], jax.jit)(jnp.ones(2))
+        return weakref.ref(data)
+
+    alive = closure()
+    gc.collect()
+    assert alive() is None
+
+
+@DEVICES
+def test_kept_programs_do_not_keep_data_parameters_or_runs(devices):
+    def apply(params, x):
+        return x @ params["w"]
+
+    params = {"w": np.ones((3, 1), "float32")}
+    x, model = X.copy(), jfit.Model.from_function(apply, loss="mse", params=params)
+    run, _ = fitted(model, x=x, y=Y[:, None], devices=devices)
+    alive = [weakref.ref(thing) for thing in (x, run, *jax.tree.leaves(run.params))]
+    of_graph, _ = fitted(x=X, devices=devices)
+    alive += [weakref.ref(thing) for thing in (of_graph, *of_graph.params.values())]
+    del run, x, model, of_graph
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * len(alive)
+
+
+def test_the_tables_are_bounded_and_can_be_cleared():
+    recent = Recent(2)
+    for key in "abac":
+        recent[key] = key
+    assert recent.get("b") is None and recent.get("a") == "a" and len(recent) == 2
+    fitted()
+    jfit.clear_programs()
+    assert traces(fitted()[1])["train"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ keys
+def test_optimizers_have_keys_by_their_parameters_but_not_by_their_learning_rate():
+    for name in optim.OPTIMIZERS:
+        get = functools.partial(optim.get, name, lr_mult={"w": 2.0})
+        key = key_of(get())
+        assert key is not None, name
+        assert key == key_of(get(learning_rate=0.7)), name
+        assert key != key_of(get(learning_rate=optim.schedules.cosine(10))), name
+        assert key != key_of(get(lr_mult={"w": 3.0})), name
+
+
+@pytest.mark.parametrize("name", ["acc", "ce", "mse", "f1", "perplexity"])
+def test_metrics_by_name_have_keys(name):
+    assert key_of(metrics.get(name)) == key_of(metrics.get(name)) is not None
+
+
+@pytest.mark.parametrize("a, b", [(1, 1.0), (1, True), (0.0, -0.0), ("1", 1), ((1, 2), [1, 2]), (None, "None"), (b"a", "a")])
+def test_values_that_python_compares_equal_have_different_keys(a, b):
+    assert key_of(a) != key_of(b)
+    assert key_of((a, {"x": a})) != key_of((a, {"x": b}))
+
+
+def test_values_that_cannot_be_described_have_no_key():
+    for value in (jnp.ones(2), np.ones(5000), lambda x: x, Data(), Data, [jnp.ones(())], functools.partial(lambda x: x)):
+        assert key_of(value) is None
+    assert key_of(float("nan")) == key_of(float("nan"))
+    assert key_of(np.arange(3)) == key_of(np.arange(3)) != key_of(np.arange(3.0))
+
+
+def test_a_key_by_identity_is_equal_to_itself_only():
+    a, b = Data(), Data()
+    assert ByIdentity(a) == ByIdentity(a) != ByIdentity(b)
+
+
+def test_a_learning_rate_that_is_not_in_the_state_belongs_to_the_program():
+    def updated(rate):
+        model, batch = jfit.lower(net(dropout=0.0)), {"data": X[:8], "softmax_label": Y[:8]}
+        state = jfit.init_state(model, optim.sgd(rate), batch)._replace(base_lr=None)
+        return jfit.data_parallel(jfit.train_step(model, optim.sgd(rate)), devices=1)(state, batch)[0].params["fc2_bias"]
+
+    assert not np.array_equal(updated(0.1), updated(0.2))
+    assert programs.settings()
