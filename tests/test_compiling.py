@@ -4,6 +4,7 @@ import io
 import logging
 import threading
 
+import numpy as np
 import pytest
 
 import jfit
@@ -69,3 +70,20 @@ def test_the_progress_bar_says_what_is_compiled(slow_at_once):
 
 def test_lines_of_jax_for_debugging_stay_out_of_the_log():
     assert not logging.getLogger("jax._src.dispatch").isEnabledFor(logging.INFO)
+
+
+def test_an_epoch_has_its_compile_time_apart_from_its_time():
+    history = small_run().history
+    assert history.epochs[0]["compile_time"] > 0
+    assert "compile_time" not in history.epochs[1]
+    total = history.epochs[0]["time"] + history.epochs[0]["compile_time"]
+    assert history.epochs[0]["samples_per_second"] == pytest.approx(4 / history.epochs[0]["time"])
+    assert history.epochs[0]["samples_per_second"] > 4 / total
+    assert "compile (s)" in history.table()
+
+
+def small_run() -> jfit.Run:
+    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=5, name="compile_time")
+    net = jfit.sym.SoftmaxOutput(net, name="softmax")
+    x = np.eye(4, dtype="float32")
+    return jfit.fit(net, (x, [0, 1, 0, 1]), batch_size=2, num_epoch=2, progress=False)
