@@ -22,28 +22,33 @@ Each stage can be used without the stages below it.
 """
 
 import logging
+import sys
+from typing import TYPE_CHECKING, Any
 
-from jfit import callbacks, checkpoint, counters, data, export, formats, init, losses, metrics, ops, optim, parallel, sym
-from jfit.data import Batch, NDArrayIter
-from jfit.graph import Symbol
-from jfit.load import Loaded, load
-from jfit.lowering import lower, summary
-from jfit.lowering.model import Model, Policy
-from jfit.mxnet import callback
-from jfit.mxnet.feedforward import FeedForward, TrainingOptions
-from jfit.mxnet.gluon import Parameter, ParameterDict, Trainer
-from jfit.mxnet.kvstore import KVStore
-from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
-from jfit.mxnet.monitor import Monitor
-from jfit.parallel import Context, compile_cache, cpu, data_parallel, gpu, tpu
-from jfit.parallel import disk_cache as _disk_cache
-from jfit.programs import clear_programs
-from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
-from jfit.step.state import TrainState, init_state
-from jfit.train.evaluate import predict, score
-from jfit.train.fit import fit
-from jfit.train.lr_find import lr_find
-from jfit.train.run import Run, last_run
+from jfit import disk_cache as _disk_cache
+from jfit import lazy as _lazy
+
+if TYPE_CHECKING:  # these names, each of which is imported when it is first used
+    from jfit import callbacks, checkpoint, counters, data, export, formats, init, losses, metrics, ops, optim, parallel, sym
+    from jfit.data import Batch, NDArrayIter
+    from jfit.graph import Symbol
+    from jfit.load import Loaded, load
+    from jfit.lowering import lower, summary
+    from jfit.lowering.model import Model, Policy
+    from jfit.mxnet import callback
+    from jfit.mxnet.feedforward import FeedForward, TrainingOptions
+    from jfit.mxnet.gluon import Parameter, ParameterDict, Trainer
+    from jfit.mxnet.kvstore import KVStore
+    from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
+    from jfit.mxnet.monitor import Monitor
+    from jfit.parallel import Context, compile_cache, cpu, data_parallel, gpu, tpu
+    from jfit.programs import clear_programs
+    from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
+    from jfit.step.state import TrainState, init_state
+    from jfit.train.evaluate import predict, score
+    from jfit.train.fit import fit
+    from jfit.train.lr_find import lr_find
+    from jfit.train.run import Run, last_run
 
 __version__ = "0.1.0"
 
@@ -111,3 +116,42 @@ __all__ = [
     "tpu",
     "train_step",
 ]
+
+_PACKAGES = "callbacks checkpoint counters data export formats init losses metrics ops optim parallel programs sym"
+_HOMES = {
+    "jfit.data": "Batch NDArrayIter",
+    "jfit.graph": "Symbol",
+    "jfit.load": "Loaded load",
+    "jfit.lowering": "lower summary",
+    "jfit.lowering.model": "Model Policy",
+    "jfit.mxnet.feedforward": "FeedForward TrainingOptions",
+    "jfit.mxnet.gluon": "Parameter ParameterDict Trainer",
+    "jfit.mxnet.kvstore": "KVStore",
+    "jfit.mxnet.module": "BucketingModule Module PythonLossModule PythonModule SequentialModule",
+    "jfit.mxnet.monitor": "Monitor",
+    "jfit.parallel": "Context compile_cache cpu data_parallel gpu tpu",
+    "jfit.programs": "clear_programs",
+    "jfit.step": "StepOut eval_step gradients predict_step regularizers totals train_step",
+    "jfit.step.state": "TrainState init_state",
+    "jfit.train.evaluate": "predict score",
+    "jfit.train.fit": "fit",
+    "jfit.train.lr_find": "lr_find",
+    "jfit.train.run": "Run last_run",
+}
+_STAGES = ("graph", "lowering", "mxnet", "step", "train")
+
+
+def _stage(name: str) -> Any:
+    """Import all of jfit for `jfit.train` and the like, whose modules are reached as attributes: `jfit.train.loop`."""
+    if name not in _STAGES:
+        raise AttributeError(f"module 'jfit' has no attribute {name!r}")
+    for each in __all__:
+        getattr(sys.modules[__name__], each)
+    return vars(sys.modules[__name__])[name]
+
+
+_lazy.attributes(
+    sys.modules[__name__],
+    {**_lazy.homes_of(_HOMES), "callback": "jfit.mxnet.callback"} | {name: f"jfit.{name}" for name in _PACKAGES.split()},
+    _stage,
+)

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jfit
-from jfit.parallel import disk_cache
+from jfit import disk_cache
 
 PROGRAM = """
 import json, sys, warnings

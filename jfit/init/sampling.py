@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.random import define_prng_impl
 
 from jfit import counters
 
@@ -131,6 +130,8 @@ def _unsupported(*_: Any) -> Any:
 @functools.cache
 def _program(kind: type) -> Any:
     """Compiled program `(rows, scales) -> values`: uint32 (ROWS, 4), float32 (ROWS,) -> float32 (ROWS, WIDTH)."""
+    from jax.extend.random import define_prng_impl  # takes 20 ms, which `import jfit` does not have to wait for
+
     # A generator whose key is the whole table of rows: jax.random converts its bits to floats as it does for threefry.
     generator = define_prng_impl(
         key_shape=(ROWS, 4),

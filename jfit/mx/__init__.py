@@ -10,42 +10,45 @@ package only re-exports them under MXNet's module names, and no other package of
 (4, 2)
 """
 
-from typing import NoReturn
+import sys
+from typing import TYPE_CHECKING
 
-from jfit.mx import (
-    attribute,
-    base,
-    callback,
-    contrib,
-    gluon,
-    kvstore,
-    lr_scheduler,
-    metric,
-    model,
-    module,
-    monitor,
-    name,
-    optimizer,
-)
-from jfit.mx.attribute import AttrScope
-from jfit.mxnet import context, image, initializer, operator, random, recordio, rnn, symbol, util, visualization
-from jfit.mxnet import ndarray as nd
+from jfit import lazy as _lazy
+from jfit.mxnet import context, ndarray, random
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.executor import executor
-from jfit.mxnet.executor.executor import Executor
-from jfit.mxnet.io import arrays as io
 from jfit.mxnet.namespaces import absent
 
-img = image
-init = initializer
-kv = kvstore
-mod = module
-mon = monitor
-ndarray = nd
-sym = symbol
-rnd = random
-viz = visualization
+if TYPE_CHECKING:  # these names, each of which is imported when it is first used
+    from jfit.mx import (
+        attribute,
+        base,
+        callback,
+        contrib,
+        gluon,
+        kvstore,
+        lr_scheduler,
+        metric,
+        model,
+        module,
+        monitor,
+        name,
+        optimizer,
+    )
+    from jfit.mx import kvstore as kv
+    from jfit.mx import module as mod
+    from jfit.mx import monitor as mon
+    from jfit.mx.attribute import AttrScope
+    from jfit.mxnet import image, initializer, operator, recordio, rnn, symbol, util, visualization
+    from jfit.mxnet import image as img
+    from jfit.mxnet import initializer as init
+    from jfit.mxnet import symbol as sym
+    from jfit.mxnet import visualization as viz
+    from jfit.mxnet.executor import executor
+    from jfit.mxnet.executor.executor import Executor
+    from jfit.mxnet.io import arrays as io
+
+nd, rnd = ndarray, random
 __version__ = "1.9.1"  # the version of MXNet that this package is compatible with
 
 __all__ = [
@@ -96,6 +99,22 @@ __all__ = [
     "viz",
 ]
 
+_OF_MX = "attribute base callback contrib gluon kvstore lr_scheduler metric model module monitor name optimizer"
+_OF_MXNET = "image initializer operator recordio rnn symbol util visualization"
+_HOMES = {
+    **{n: f"jfit.mx.{n}" for n in _OF_MX.split()},
+    **{n: f"jfit.mxnet.{n}" for n in _OF_MXNET.split()},
+    "AttrScope": "jfit.mx.attribute:AttrScope",
+    "Executor": "jfit.mxnet.executor.executor:Executor",
+    "executor": "jfit.mxnet.executor.executor",
+    "img": "jfit.mxnet.image",
+    "init": "jfit.mxnet.initializer",
+    "io": "jfit.mxnet.io.arrays",
+    "kv": "jfit.mx.kvstore",
+    "mod": "jfit.mx.module",
+    "mon": "jfit.mx.monitor",
+    "sym": "jfit.mxnet.symbol",
+    "viz": "jfit.mxnet.visualization",
+}
 
-def __getattr__(name: str) -> NoReturn:
-    absent("mx", name, __all__)
+_lazy.attributes(sys.modules[__name__], _HOMES, lambda attribute: absent("mx", attribute, __all__))

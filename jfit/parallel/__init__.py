@@ -1,5 +1,6 @@
 """Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
+from jfit.disk_cache import compile_cache
 from jfit.parallel.data_parallel import DataParallel, data_parallel
 from jfit.parallel.devices import (
     Context,
@@ -14,7 +15,6 @@ from jfit.parallel.devices import (
     split_batch,
     tpu,
 )
-from jfit.parallel.disk_cache import compile_cache
 from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [

@@ -338,7 +338,14 @@ def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:
         return np.array(value, dtype)
     if isinstance(value, np.ndarray):
         value = value.astype(dtype)
+    elif dtype == np.float32 and _is_numbers(value):
+        value = np.array(value, dtype)  # jnp.array compiles the conversion of a list
     return place(jnp.array(value, dtype, copy=True), ctx)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether a value is a Python number or a nested list of them."""
+    return all(map(_is_numbers, value)) if isinstance(value, (list, tuple)) else type(value) in (int, float, bool)
 
 
 def invoke(name: str, arrays: Sequence[Any], attrs: dict[str, Any], out: Any = None) -> Any:

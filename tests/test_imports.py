@@ -1,0 +1,89 @@
+"""`import jfit` and `import jfit.mx` import their names when they are used; all names stay where they were."""
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jfit
+import jfit.mx as mx
+from jfit import lazy
+
+ROOT = Path(jfit.__file__).parent
+
+
+def declared(package):
+    """Name -> (module, attribute) of the imports under `if TYPE_CHECKING:`, which type checkers read."""
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    [block] = [n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name) and n.test.id == "TYPE_CHECKING"]
+    return {a.asname or a.name: (node.module, a.name) for node in block.body for a in node.names}
+
+
+@pytest.mark.parametrize("package", [jfit, mx, jfit.data], ids=["jfit", "jfit.mx", "jfit.data"])
+def test_names_are_those_that_type_checkers_read(package):
+    names = declared(package)
+    for name, (module, attribute) in names.items():
+        source = importlib.import_module(module)
+        expected = getattr(source, attribute, None) or importlib.import_module(f"{module}.{attribute}")
+        # `import jfit.mx.image` sets the attribute to that module, which re-exports the names of the other
+        assert getattr(package, name) in (expected, sys.modules.get(f"{package.__name__}.{name}")), name
+    assert set(package.__all__) <= set(dir(package))
+    assert all(hasattr(package, name) for name in package.__all__)
+    assert set(names) <= set(package.__all__) | set(package._HOMES)
+
+
+def test_a_fresh_process_imports_only_what_is_used():
+    code = """
+import sys, jfit
+assert not [m for m in sys.modules if m.startswith("jfit.") and m not in ("jfit.lazy", "jfit.disk_cache")], sys.modules
+assert "optax" not in sys.modules
+from jfit import Run as run_class
+assert jfit.load.__name__ == "load" and jfit.fit.__module__ == "jfit.train.fit" and jfit.Run is run_class
+import jfit.load.loaded  # its import sets the attribute `load` of jfit, which stays the function
+assert callable(jfit.load) and "jfit.mxnet.module" not in sys.modules
+assert "jfit.data.images" not in sys.modules
+assert jfit.train.loop.Loop and jfit.lowering.model.Model is jfit.Model
+import jfit.mx as mx
+assert not {"onnx", "PIL", "pandas", "torch", "flax", "matplotlib"} & set(sys.modules)
+from jfit.mx import nd, sym as symbols, gluon
+assert mx.sym is symbols and mx.nd is nd and mx.gluon.Trainer is gluon.Trainer
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["mx.module", "mx.random", "mx.sym", "mxnet.symbol", "mxnet.gluon", "train.fit", "data.images"]
+)
+def test_any_module_can_be_the_first_that_is_imported(name):
+    code = f"from jfit.{name.rpartition('.')[0]} import {name.rpartition('.')[2]}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_missing_names_raise_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'jfit' has no attribute 'fitt'"):
+        jfit.fitt  # noqa: B018
+    with pytest.raises(AttributeError, match=r"mx.symm: jfit does not provide 'symm' here \(yet\); .*'sym'"):
+        mx.symm  # noqa: B018
+    assert not hasattr(jfit, "__path_of_nothing__") and not hasattr(mx, "__wrapped__")
+
+
+def test_classes_are_pickled_by_the_module_that_defines_them():
+    for value in (jfit.TrainState, jfit.Policy, jfit.fit, mx.nd.NDArray):
+        assert pickle.loads(pickle.dumps(value)) is value
+
+
+def test_lazy_packages_are_listed():
+    """No other package hides imports in a table of strings."""
+    users = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if "import_module(" in p.read_text(encoding="utf-8")]
+    assert "lazy.py" in users
+    assert [p for p in sorted(ROOT.rglob("__init__.py")) if "_lazy.attributes(" in p.read_text(encoding="utf-8")] == [
+        ROOT / "__init__.py",
+        ROOT / "data" / "__init__.py",
+        ROOT / "mx" / "__init__.py",
+    ]
+    assert lazy.homes_of({"a.b": "c d"}) == {"c": "a.b:c", "d": "a.b:d"}
