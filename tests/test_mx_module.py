@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import jfit
 import jfit.mx as mx
 from jfit import counters
 
@@ -46,6 +47,7 @@ def test_get_params_returns_copies():
 def test_an_epoch_over_arrays_in_memory_runs_as_one_program():
     mod = mx.mod.Module(module().symbol)
     train = mx.io.NDArrayIter(np.random.default_rng(0).normal(size=(32, 3)), np.arange(32) % 2, 4)
+    jfit.clear_programs()
     with counters.counted() as seen:
         mod.fit(train, num_epoch=2)
     assert seen["traces:module_epoch"] == 1 and not seen["traces:module_step"]

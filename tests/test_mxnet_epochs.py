@@ -63,6 +63,7 @@ def assert_same_bits(a, b):
 
 def ran_whole(run):
     """Whether a pass went through the epoch programs."""
+    jfit.clear_programs()  # else programs of other passes are used, and nothing is traced
     with counters.counted() as seen:
         run()
     return seen["traces:module_epoch"] > 0
@@ -71,6 +72,7 @@ def ran_whole(run):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices,kvstore", [(1, "local"), (2, "device"), (3, "device"), (3, None)])
 def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
+    jfit.clear_programs()
     with counters.counted() as seen:
         whole = trained(devices=devices, kvstore=kvstore)
     assert seen["traces:module_epoch"] == 1

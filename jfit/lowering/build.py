@@ -70,6 +70,7 @@ def lower(
         (2, 3)
     """
     names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
+    mark_lowered([n.label for n in symbol.nodes() if n.op is None])
     description = description_of(symbol)
     if description is None:
         return _lowered(symbol, inputs, capture, batch_axes)
@@ -93,7 +94,6 @@ def _lowered(symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, 
         heads = in_place(heads, (*data, *labels))
         order = topological(heads)
     variables, operators = [n for n in order if n.op is None], [n for n in order if n.op is not None]
-    mark_lowered([n.label for n in variables])
     states, aux_ids = _state_names(order), aux_nodes(order)
     axes = {**_batch_axes(variables, (*data, *labels), states), **(batch_axes or {})}
     names = InputNames((*data, *labels), labels, axes)

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.counters import count_trace
+from jfit.graph.description import description_of
 from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.model import Model
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
+from jfit.programs import kept
 from jfit.step.slices import part_key
 
 # operators that block gradients, so that their outputs need no head gradient
@@ -111,17 +113,25 @@ class Programs:
         return frozenset(labels - others)
 
 
-@functools.lru_cache(maxsize=128)
+_programs = kept(128)
+
+
 def programs_of(heads: tuple[Entry, ...]) -> Programs:
-    """Return the cached `Programs` of the graph with these outputs; executors of the same nodes share one.
+    """Return the cached `Programs` of the graph with these outputs; executors of equal graphs share one.
 
     Example:
         >>> import jfit
-        >>> net = jfit.sym.relu(jfit.sym.Variable("x"))
-        >>> programs_of(net.heads) is programs_of(net[0].heads)
+        >>> net = lambda: jfit.sym.relu(jfit.sym.Variable("x"))
+        >>> programs_of(net().heads) is programs_of(net().heads)
         True
     """
-    return Programs(heads)
+    description = description_of(Symbol(heads))
+    key = heads if description is None else description
+    programs = _programs.get(key)
+    # The graph is compared, too: its attributes are dicts, which may have been changed since.
+    if programs is None or (description is not None and description_of(programs.symbol) != description):
+        programs = _programs[key] = Programs(heads)
+    return programs
 
 
 def _apply(model: Model, args: Mapping[str, Array], aux: Arrays, key: Array, train: bool):

@@ -555,4 +555,7 @@ def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
         outputs, new_aux = model.apply(params, aux, inputs, **options)
         return outputs, {**new_aux, **{n: aux[n] for n in fixed if n in new_aux}}
 
+    key = getattr(model.apply, "program_key", None)
+    if key is not None:  # equal models with equal fixed states share programs, see `jfit.programs.key_of`
+        apply.__dict__["program_key"] = key, "fixed", tuple(fixed)
     return model._replace(apply=apply)

@@ -154,12 +154,14 @@ class EpochRunner:
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
     def _many(self) -> Callable[..., tuple[TrainState, Array]]:
-        batch_axes = self.passes.programs.model.batch_axes
+        # not `self`: programs must not keep the arrays of the iterator alive
+        batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
+        train = self.passes.programs.raw_step(metrics=self._metric_sums_of)
 
         def many(
             state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None
         ):
-            step = self.passes.programs.raw_step(rescale, metrics=self._metric_sums_of)
+            step = train(rescale=rescale)
 
             def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
                 slots = pack["order"][begin + j]
@@ -171,7 +173,7 @@ class EpochRunner:
                 several = out.lr is not None and out.lr.ndim
                 return state, report(out._replace(lr=None) if several else out)
 
-            return one(state, 0) if self.steps == 1 else repeat_steps(one)(state, count)
+            return one(state, 0) if single else repeat_steps(one)(state, count)
 
         return many
 

@@ -507,30 +507,37 @@ class Programs:
         """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
 
         def make():
+            train = self.raw_step(outputs=True, gradients=True)
+
             def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
                 # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
                 state, batch = lax.optimization_barrier((state, batch))
-                step = self.raw_step(rescale, outputs=True, gradients=True)
-                return step(state, batch, axis_name=axis_name)
+                return train(rescale=rescale)(state, batch, axis_name=axis_name)
 
             axes = self.axes()[1]
             return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
-    def raw_step(self, rescale: Any, **options: Any) -> Any:
-        """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction."""
+    def raw_step(self, **options: Any) -> Callable[..., Any]:
+        """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.
+
+        It refers neither to the module nor to its arrays: programs with equal ones are the same, see `jfit.programs.key_of`.
+        """
         optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
-        return train_step(self.model, optimizer, rescale=rescale, reduce=reduce, **options)
+        return functools.partial(train_step, self.model, optimizer, reduce=reduce, **options)
 
     def update(self) -> Program:
         """Return the program (state, gradients with a leading device axis, rescale) -> state; it donates the state."""
 
         def make():
+            optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+            table_names = frozenset(self.model.tables)
+
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
-                step = update_step(self.parameters.resolved(self.fixed_gammas), rescale=rescale, reduce=self.parameters.reduce)
+                step = update_step(optimizer, rescale=rescale, reduce=reduce)
                 # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
-                tables = {k: stored_rows(g) for k, g in gradients.items() if k in self.model.tables and not is_rows(g)}
+                tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
                 return step(state, {**gradients, **tables}, axis_name=axis_name)
 
             axes = self.axes()[1]

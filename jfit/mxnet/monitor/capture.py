@@ -83,12 +83,14 @@ def capture_outputs(
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
     variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
     run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=input_names), train=train)
+    # `raw` refers to names, not to nodes, so that equal captures are one program, see `jfit.programs.key_of`.
+    captured, outputs = tuple(computed), len(symbol.heads)
 
     def raw(params: Any, aux: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        values = run(params, aux, batch, *args, **kwargs)[len(symbol.heads) :]
+        values = run(params, aux, batch, *args, **kwargs)[outputs:]
         available = {**params, **aux, **parts_of(batch)[0]}
         direct = {name: jnp.asarray(available[source]) for name, source in variables.items() if source in available}
-        return {**direct, **dict(zip(computed, values, strict=True))}
+        return {**direct, **dict(zip(captured, values, strict=True))}
 
     return Capture(list(matches), raw)
 
@@ -126,12 +128,12 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
     probes = _probes(symbol, pattern, lower(symbol, inputs=input_names).optional)
     probed_inputs = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=input_names))
     model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=input_names)
+    gradient_names, outputs = tuple([p.name for p in probes.values()]), len(symbol.heads)
 
     def raw(params: Any, aux: Any, batch: Any, key: Any, step: Any, number: Any, *heads: Any, **kwargs: Any):
-        shapes = jax.eval_shape(lambda *a: probed_inputs(*a, **kwargs), params, aux, batch, key, step, number)[
-            len(symbol.heads) :
-        ]
-        zeros = {p.name: jnp.zeros(s.shape, s.dtype) for p, s in zip(probes.values(), shapes, strict=True)}
+        run_inputs = lambda *a: probed_inputs(*a, **kwargs)  # noqa: E731
+        shapes = jax.eval_shape(run_inputs, params, aux, batch, key, step, number)[outputs:]
+        zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in zip(gradient_names, shapes, strict=True)}
         floats = [name for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.floating)]
         run = gradient_step(model, floats)
         return run({**params, **zeros}, aux, batch, key, step, number, *heads, **kwargs)[1]

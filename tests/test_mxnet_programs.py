@@ -1,0 +1,235 @@
+"""Programs of MXNet's classes are kept for the process: the same work again traces and compiles nothing."""
+
+import gc
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jfit
+import jfit.mx as mx
+from jfit import counters
+
+X = np.random.default_rng(0).normal(size=(20, 5)).astype("float32")
+Y = (np.arange(20) % 3).astype("float32")
+
+
+def network(frozen=False):
+    """Built anew at each call; a NameManager gives equal names."""
+    with mx.name.NameManager():
+        hidden = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
+        hidden = mx.sym.BatchNorm(mx.sym.Activation(hidden, act_type="relu"), fix_gamma=frozen)
+        return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Dropout(hidden, p=0.2), num_hidden=3), name="softmax")
+
+
+def data():
+    return mx.io.NDArrayIter(X, Y, batch_size=5)
+
+
+def fit(contexts=1, rate=0.1, **options):
+    mx.random.seed(1)
+    mod = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
+    mod.fit(
+        data(),
+        eval_data=data(),
+        num_epoch=2,
+        **{
+            "optimizer": "sgd",
+            "optimizer_params": {"learning_rate": rate, "momentum": 0.9},
+            "initializer": mx.init.Xavier(),
+            **options,
+        },
+    )
+    return mod
+
+
+def batch_by_batch():
+    mod, metric = mx.mod.Module(network()), mx.metric.create("acc")
+    mod.bind(data().provide_data, data().provide_label)
+    mod.init_params(mx.init.Xavier())
+    mod.init_optimizer("adam")
+    for batch in data():
+        mod.forward_backward(batch)
+        mod.update()
+        mod.update_metric(metric, batch.label)
+    for batch in data():
+        mod.forward(batch, is_train=True)
+        mod.get_outputs()
+        mod.backward()
+        mod.update()
+    mod.reshape([("data", (4, 5))], [("softmax_label", (4,))])
+    mod.predict(data())
+
+
+def feedforward():
+    model = mx.model.FeedForward(network(), num_epoch=1, learning_rate=0.1, initializer=mx.init.Xavier())
+    model.fit(X, Y)
+    model.predict(X)
+    model.score(data())
+
+
+def bucketing():
+    def generate(length):
+        mean = mx.sym.mean(mx.sym.Variable("data"), axis=1, keepdims=True)
+        scores = mx.sym.FullyConnected(mean, num_hidden=4, name="fc")
+        return mx.sym.SoftmaxOutput(scores, name="softmax"), ("data",), ("softmax_label",)
+
+    mod = mx.mod.BucketingModule(generate, 6)
+    mod.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    mod.init_params(mx.init.Xavier())
+    mod.init_optimizer()
+    for length in (3, 6, 3):
+        shapes = {"provide_data": [("data", (4, length))], "provide_label": [("softmax_label", (4,))]}
+        mod.forward_backward(mx.io.DataBatch([mx.nd.ones((4, length))], [mx.nd.zeros(4)], bucket_key=length, **shapes))
+        mod.update()
+
+
+def executor():
+    bound = network().simple_bind(mx.cpu(), data=(5, 5), softmax_label=(5,))
+    bound.forward(is_train=True)[0].asnumpy()
+    bound.backward()
+    smaller = bound.reshape(data=(4, 5), softmax_label=(4,))
+    smaller.forward()[0].asnumpy()
+
+
+def trainer():
+    parameter = mx.gluon.Parameter("w", shape=(3, 4))
+    parameter.initialize(mx.init.Xavier(), ctx=mx.cpu())
+    updates = mx.gluon.Trainer([parameter], "adam", {"learning_rate": 0.1})
+    for _ in range(2):
+        parameter.grad()[:] = 1
+        updates.step(4, ignore_stale_grad=True)
+    parameter.data().asnumpy()
+
+
+def updates():
+    updater, weight = mx.optimizer.get_updater(mx.optimizer.create("nag", momentum=0.9)), mx.nd.ones((3, 3))
+    store: Any = mx.kv.create("local")
+    result = mx.nd.zeros((2, 3))
+    updater(0, mx.nd.ones((3, 3)), weight)
+    store.init(3, mx.nd.ones((2, 3)))
+    store.set_optimizer(mx.optimizer.create("sgd"))
+    store.push(3, [mx.nd.ones((2, 3))] * 2)
+    store.pull(3, out=result)
+
+
+def metrics():
+    for name in ("acc", "ce", "f1"):
+        metric = mx.metric.create(name)
+        metric.update([mx.nd.array([1, 0])], [mx.nd.array([[0.2, 0.8], [0.6, 0.4]])])
+        metric.get()
+
+
+def saved(tmp_path):
+    fit().save_checkpoint(str(tmp_path / "net"), 2)
+    loaded = mx.mod.Module.load(str(tmp_path / "net"), 2)
+    loaded.bind(data().provide_data, data().provide_label, for_training=False)
+    loaded.predict(data())
+
+
+def variance_reduced():
+    mod = mx.contrib.svrg_optimization.svrg_module.SVRGModule(network(), update_freq=1)
+    mod.fit(data(), num_epoch=1, optimizer_params={"learning_rate": 0.1})
+
+
+CASES = {
+    "Module": fit,
+    "Module on two devices": lambda: fit(2),
+    "Module with callbacks": lambda: fit(batch_end_callback=[mx.callback.Speedometer(5, 2), lambda param: None]),
+    "Module with a monitor": lambda: fit(monitor=mx.mon.Monitor(2, pattern=".*output")),
+    "batch by batch": batch_by_batch,
+    "FeedForward": feedforward,
+    "BucketingModule": bucketing,
+    "Executor": executor,
+    "Trainer": trainer,
+    "Updater and KVStore": updates,
+    "metrics": metrics,
+    "SVRGModule": variance_reduced,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_work_again_traces_and_compiles_nothing(case):
+    CASES[case]()
+    with counters.counted() as counts:
+        CASES[case]()
+    assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
+
+
+def test_a_loaded_module_uses_the_programs_of_the_saved_one(tmp_path):
+    saved(tmp_path)
+    with counters.counted() as counts:
+        saved(tmp_path)
+    assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
+
+
+def test_learning_rates_batch_scales_and_multipliers_are_data():
+    fit()
+    with counters.counted() as counts:
+        fit(rate=0.03, optimizer_params={"learning_rate": 0.03, "momentum": 0.9, "rescale_grad": 0.5})
+    assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
+
+
+# Modules that share some of their programs, and must not share others.
+CONFIGS = {
+    "sgd": {},
+    "rate": {"rate": 0.02},
+    "momentum": {"optimizer_params": {"learning_rate": 0.1, "momentum": 0.5}},
+    "clip": {"optimizer_params": {"learning_rate": 0.1, "momentum": 0.9, "clip_gradient": 0.01}},
+    "adam": {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}},
+    "no kvstore": {"kvstore": None},
+    "two devices": {"contexts": 2},
+    "two separate devices": {"contexts": 2, "kvstore": None},
+    "metric": {"eval_metric": "ce"},
+    "callback": {"batch_end_callback": mx.callback.Speedometer(5, 2)},
+    "monitor": {"monitor": mx.mon.Monitor(2, pattern=".*output")},
+}
+
+
+def trained(config):
+    args, aux = fit(**CONFIGS[config]).get_params()
+    return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+
+
+@pytest.mark.repetitions(3)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
+    trained("sgd" if config != "sgd" else "momentum")
+    expected = trained(config)
+    jfit.clear_programs()
+    jax.tree.map(np.testing.assert_array_equal, expected, trained(config))
+
+
+@pytest.mark.repetitions(1)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("fixed", [("fullyconnected0_weight", "fullyconnected0_bias"), ()])
+def test_modules_with_other_frozen_parameters_do_not_share_their_steps(fixed, frozen):
+    """Frozen first layers also keep their moving statistics."""
+
+    def run():
+        mx.random.seed(1)
+        mod = mx.mod.Module(network(frozen), fixed_param_names=list(fixed))
+        mod.fit(data(), num_epoch=1, optimizer_params={"learning_rate": 0.1}, initializer=mx.init.Xavier())
+        args, aux = mod.get_params()
+        return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
+
+    fit()
+    shared = run()
+    jfit.clear_programs()
+    jax.tree.map(np.testing.assert_array_equal, shared, run())
+
+
+def test_programs_keep_neither_modules_nor_their_data_alive():
+    mod, values = mx.mod.Module(network()), data()
+    mod.fit(values, num_epoch=1, eval_metric="acc", initializer=mx.init.Xavier())
+    mod.predict(values)
+    bound = network().simple_bind(mx.cpu(), data=(5, 5), softmax_label=(5,))
+    bound.forward(is_train=True)[0].asnumpy()
+    bound.backward()
+    arrays = [array.value for array in (*bound.arg_arrays, *mod.get_params()[0].values())]
+    references = [weakref.ref(thing) for thing in (mod, values, bound, *arrays)]
+    del mod, values, bound, arrays
+    gc.collect()
+    assert [r() for r in references if r() is not None] == []
