@@ -34,6 +34,8 @@ class Ctx:
         sync_batch_stats: True: batch statistics are computed over all devices; False: over the batch slice of each device.
         table_rows: for an embedding table of which only some rows are passed, their sorted indices in the full table; None:
             the full table is passed.
+        plain: True: convolutions are computed by `lax.conv_general_dilated` even where another form is faster, so that the
+            operations of their definition can be counted.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,6 +55,7 @@ class Ctx:
     channels_last: bool = False
     sync_batch_stats: bool = False
     table_rows: Array | None = None
+    plain: bool = False
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
         """Return the row weights, reshaped to broadcast against an input.

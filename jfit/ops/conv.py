@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
 from jfit.ops.context import Ctx
+from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, shared_batch_rows
 
@@ -113,73 +114,36 @@ def _runs_in(ctx: Ctx, layout: str) -> str:
     return "NHWC" if ctx.channels_last else layout
 
 
-def _kernel_last(weight: Array) -> Array:
-    """Transpose a weight from (out, in, *kernel) to (*kernel, in, out)."""
-    return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
+def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: int, plain: bool = False) -> Array:
+    """Convolve data of the given layout with a weight of shape (out, in / groups, *kernel); `plain`: see `Ctx`."""
+    last = layout[-1] == "C"
+    sizes, kernel = data.shape[1:-1] if last else data.shape[2:], weight.shape[2:]
+    cpu = runs_in_forms(data) and min(window.output(sizes, kernel)) > 0  # if the kernel does not fit, lax raises the error
+    if plain or not (cpu or folds(sizes, kernel, window)):
+        return _by_definition(data, weight, layout, window, groups)
+    out = convolve(data if last else jnp.moveaxis(data, 1, -1), _kernel_last(weight), window, groups)
+    return out if last else jnp.moveaxis(out, -1, 1)
 
 
-def _convolve(data: Array, weight: Array, layout: str, stride, pads, dilate, groups: int, spread=None) -> Array:
-    """Convolve data of the given layout with a weight of shape (out, in / groups, *kernel)."""
+def _by_definition(data: Array, weight: Array, layout: str, window: Window, groups: int, spread: Any = None) -> Array:
+    """Compute `lax.conv_general_dilated`; arguments as for `_convolve`, and `spread` is its `lhs_dilation`."""
     last = layout[-1] == "C"
     axes = layout.strip("NC")
-    spec = (layout, axes + "IO" if last else "OI" + axes, layout)
     return lax.conv_general_dilated(
         data,
         _kernel_last(weight) if last else weight,
-        stride,
-        pads,
+        window.stride,
+        window.pads,
         lhs_dilation=spread,
-        rhs_dilation=dilate,
-        dimension_numbers=spec,
+        rhs_dilation=window.dilate,
+        dimension_numbers=(layout, axes + "IO" if last else "OI" + axes, layout),
         feature_group_count=groups,
     )
 
 
-SLICES = 8  # slices of the batch in the weight gradient on CPU; 16 are 3 to 5 % faster, but take twice as long to compile
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _convolve_sliced(pads: tuple[tuple[int, int], ...], data: Array, weight: Array) -> Array:
-    """Stride-1 convolution of (N, H, W, C) data whose weight gradient is computed slice by slice of the batch and summed.
-
-    On CPU this gradient is the slowest part of a training step; in slices it takes half the time (LeNet, batch size 128).
-    """
-    return _convolve(data, weight, "NHWC", (1, 1), pads, (1, 1), 1)
-
-
-def _sliced_forward(pads, data, weight):
-    return _convolve_sliced(pads, data, weight), (data, weight)
-
-
-def _sliced_backward(pads, residuals, grad):
-    data, weight = residuals
-    d_data = jax.vjp(lambda x: _convolve(x, weight, "NHWC", (1, 1), pads, (1, 1), 1), data)[1](grad)[0]
-
-    def part(x: Array, g: Array) -> Array:
-        # The weight gradient is a convolution with the channels as batch and the rows as channels.  Without the barriers XLA
-        # folds the transposes into it, and then does not use its fast convolution kernel inside a loop.
-        x = lax.optimization_barrier(jnp.transpose(x, (3, 1, 2, 0)))
-        g = lax.optimization_barrier(jnp.transpose(g, (1, 2, 0, 3)))
-        return lax.conv_general_dilated(x, g, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    # Unrolled instead of lax.scan, so that the slices run in parallel on several cores (LeNet on two cores: 0.99 of the speed
-    # of a hand-written loop, with lax.scan 0.92).
-    parts = zip(jnp.split(data, SLICES), jnp.split(grad, SLICES), strict=True)
-    total = functools.reduce(jnp.add, [part(x, g) for x, g in parts])  # (channels, *kernel, filters)
-    return d_data, jnp.transpose(total, (3, 0, 1, 2))
-
-
-_convolve_sliced.defvjp(_sliced_forward, _sliced_backward)
-
-
-def _slices_help(data: Array, runs: str, stride, dilate, groups: int) -> bool:
-    """Return True where measurements found `_convolve_sliced` faster: large float32 batches of (N, H, W, C) on CPU."""
-    plain = groups == 1 and stride == (1, 1) and dilate == (1, 1)
-    rows = data.shape[0]
-    even = (
-        isinstance(rows, int) and rows >= 4 * SLICES and rows % SLICES == 0
-    )  # no int in an exported program with a symbolic batch size
-    return plain and even and runs == "NHWC" and data.dtype == jnp.float32 and jax.default_backend() == "cpu"
+def _kernel_last(weight: Array) -> Array:
+    """Transpose a weight from (out, in, *kernel) to (*kernel, in, out)."""
+    return jnp.transpose(weight, (*range(2, weight.ndim), 1, 0))
 
 
 def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
@@ -223,11 +187,8 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array 
     runs = _runs_in(ctx, layout)
     stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
     pads = tuple((p, p) for p in _spatial(attrs, "pad", 0))
-    weight = weight.astype(data.dtype)
-    if _slices_help(data, runs, stride, dilate, attrs.num_group):
-        out = cast(Array, _convolve_sliced(pads, data, weight))
-    else:
-        out = _convolve(data, weight, runs, stride, pads, dilate, attrs.num_group)
+    window = Window(stride, pads, dilate)
+    out = _convolve(data, weight.astype(data.dtype), runs, window, attrs.num_group, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
@@ -270,20 +231,32 @@ def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Arra
     stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
     start = runs.index("C") + 1 if runs[1] == "C" else 1
     pads = _deconv_pads(attrs, data.shape[start : start + dims])
-    out = transposed(data, weight, stride, dilate, pads, groups, runs)
+    out = transposed(data, weight, stride, dilate, pads, groups, runs, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
-def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, runs: str = "NCHW") -> Array:
-    """Compute a transposed convolution with weight (channels, filters / groups, *kernel) and (pad, adj) of each axis."""
+def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, runs: str = "NCHW", plain: bool = False) -> Array:
+    """Compute a transposed convolution with weight (channels, filters / groups, *kernel) and (pad, adj) of each axis.
+
+    plain=True: by `lax.conv_general_dilated` even where another form is faster.
+    """
     kernel = weight.shape[2:]
     dims = len(kernel)
-    around = [(d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True)]
+    start = 1 if runs[-1] == "C" else 2
+    entries = zip(data.shape[start : start + dims], stride, dilate, kernel, pads, strict=True)
+    sizes = tuple(s * (n - 1) - 2 * p + d * (k - 1) + 1 + a for n, s, d, k, (p, a) in entries)
+    if not plain and runs_in_forms(data) and min(sizes) > 0:
+        window = Window(tuple(stride), tuple((p, p - a) for p, a in pads), tuple(dilate))
+        filters = weight.shape[1] * groups
+        zeros = jnp.zeros((data.shape[0], *sizes, filters) if start == 1 else (data.shape[0], filters, *sizes), data.dtype)
+        # the gradient of the convolution with the same weight, which runs in a faster form, too
+        return jax.vjp(lambda x: _convolve(x, weight.astype(data.dtype), runs, window, groups), zeros)[1](data)[0]
+    around = tuple((d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True))
     # (groups * in, out, *k) -> (groups * out, in, *k), flipped in space: the weight of the equivalent convolution
     split = weight.astype(data.dtype).reshape(groups, -1, *weight.shape[1:])
     flipped = jnp.flip(jnp.swapaxes(split, 1, 2), range(3, 3 + dims))
     flipped = flipped.reshape(groups * weight.shape[1], -1, *kernel)
-    return _convolve(data, flipped, runs, (1,) * dims, around, dilate, groups, spread=stride)
+    return _by_definition(data, flipped, runs, Window((1,) * dims, around, dilate), groups, stride)
 
 
 # ----------------------------------------------------------------------------------------------------

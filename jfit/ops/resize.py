@@ -109,7 +109,7 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
         raise ValueError(f"UpSampling: scale is {scale}, expected at least 1")
     if attrs.sample_type == "bilinear":
         pads = ((scale // 2, 0),) * 2
-        return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1])
+        return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1], plain=ctx.plain)
     resized_inputs = []
     for array in arrays:
         size = _image("UpSampling", array.shape)

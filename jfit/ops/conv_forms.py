@@ -1,0 +1,336 @@
+"""Convolutions in equivalent forms that run faster than one `lax.conv_general_dilated`.
+
+On every backend, a spatial axis on which the output has one entry is folded into the channels, such as the embedding axis of a
+text network with kernels (3, 300) over embeddings of size 300.  If no axis is left, the convolution is a product of matrices.
+
+The other forms are for float32 on CPU, where XLA runs only dense 1-D and 2-D convolutions with an optimized kernel, and their
+weight gradients only for some arrangements of the axes.  `python -m benchmarks.convolutions` compares them with torch.
+
+- kernels of size 1: a product of matrices
+- depthwise convolutions: a sum over kernel entries of shifted data times weight
+- 3-D convolutions: the kernel entries along the first axis become channels of a 2-D convolution
+- groups: dense convolutions of several groups each, with zeros in the weight between groups
+- the gradients of data and weight: see `_Product`
+
+All functions here use channels-last data (batch, *sizes, channels) and weights (*kernel, channels / groups, filters).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jfit.ops.rules import along
+
+MAX_TAPS = 64  # kernel entries up to which a depthwise convolution is written as a sum; each entry adds to the compile time
+MIN_BLOCK = 32  # input channels per dense convolution of a grouped one; fewer do not use the width of the CPU's vectors
+MAX_BLOCKS = 8  # dense convolutions per grouped one; each adds to the compile time
+MAX_SLICES = 16  # slices of the batch in a weight gradient; its inner sums are shorter and stay in the cache
+SLICE_ROWS = 8  # rows per slice, at least: they are the channels of a convolution, of which a vector has eight
+SLICE_POSITIONS = 512  # output positions per slice, at least
+
+
+class Window(NamedTuple):
+    """The static arguments of a convolution, with one entry per spatial axis."""
+
+    stride: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]  # (low, high); negative: entries are cut off
+    dilate: tuple[int, ...]
+
+    def without(self, axis: int) -> Window:
+        """Return the window without a spatial axis."""
+        after = axis + 1
+        return Window(
+            self.stride[:axis] + self.stride[after:],
+            self.pads[:axis] + self.pads[after:],
+            self.dilate[:axis] + self.dilate[after:],
+        )
+
+    def output(self, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the spatial sizes of the output for data and kernel of these sizes."""
+        entries = zip(sizes, kernel, self.stride, self.pads, self.dilate, strict=True)
+        return tuple((n + low + high - d * (k - 1) - 1) // s + 1 for n, k, s, (low, high), d in entries)
+
+
+def runs_in_forms(data: Array) -> bool:
+    """Return True if the forms for CPU apply to this array: float32, and no symbolic size, as in exported programs."""
+    sizes = data.shape
+    return data.dtype == jnp.float32 and all(isinstance(n, int) and n > 0 for n in sizes) and jax.default_backend() == "cpu"
+
+
+def convolve(data: Array, weight: Array, window: Window, groups: int) -> Array:
+    """Convolve channels-last data; sizes except the batch size must not be symbolic."""
+    cpu = runs_in_forms(data)
+    if cpu and weight.shape[-2] == 1 < groups and math.prod(weight.shape[:-2]) <= MAX_TAPS:  # depthwise
+        return _depthwise(data, weight, window)
+    data, weight, window, folded = _fold(data, weight, window, groups)
+    return jnp.expand_dims(_convolve(data, weight, window, groups, cpu), [1 + axis for axis in folded])
+
+
+def folds(sizes: tuple[int, ...], kernel: tuple[int, ...], window: Window) -> tuple[int, ...]:
+    """Return the spatial axes that `convolve` moves into the channels: the kernel has one position, which is not all padding.
+
+    An axis with a kernel of size 1 is only among them if no other axis would remain.
+    """
+    if not all(isinstance(n, int) for n in sizes):
+        return ()
+    outputs = window.output(sizes, kernel)
+    single = tuple(axis for axis, n in enumerate(outputs) if n == 1 and _overlap(axis, sizes, kernel, window))
+    wide = tuple(axis for axis in single if kernel[axis] > 1)
+    return single if wide and len(single) == len(sizes) else wide
+
+
+def _convolve(data: Array, weight: Array, window: Window, groups: int, cpu: bool) -> Array:
+    kernel = weight.shape[:-2]
+    if not kernel or (cpu and groups == 1 and set(kernel) == {1} and not any(map(any, window.pads))):
+        return _multiply(data, weight, window, groups)
+    if not cpu:
+        return conv(data, weight, window, groups)
+    if len(kernel) == 3:
+        return _unfold(data, weight, window, groups)
+    if groups > 1:
+        return _in_blocks(data, weight, window, groups)
+    return _DENSE(_Static(window, data.shape[1:-1], kernel))[0](data, weight)
+
+
+def conv(data: Array, weight: Array, window: Window, groups: int = 1) -> Array:
+    """Compute `lax.conv_general_dilated` of channels-last data."""
+    axes = "DHW"[-len(window.stride) :]
+    return lax.conv_general_dilated(
+        data,
+        weight,
+        window.stride,
+        window.pads,
+        rhs_dilation=window.dilate,
+        dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
+        feature_group_count=groups,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ folding and unfolding axes
+def _overlap(axis: int, sizes: tuple[int, ...], kernel: tuple[int, ...], window: Window) -> range:
+    """Return the kernel entries of the first position of the kernel that are on data instead of padding."""
+    low, step = window.pads[axis][0], window.dilate[axis]
+    return range(-(-max(low, 0) // step), min((sizes[axis] - 1 + low) // step + 1, kernel[axis]))
+
+
+def _fold(data: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array, Window, tuple[int, ...]]:
+    """Move each axis of `folds` into the channels; the result has the remaining axes and the indices of the folded ones."""
+    axes = folds(data.shape[1:-1], weight.shape[:-2], window)
+    for axis in reversed(axes):
+        entries = _overlap(axis, data.shape[1:-1], weight.shape[:-2], window)
+        step, low = window.dilate[axis], window.pads[axis][0]
+        part = lax.slice_in_dim(data, entries[0] * step - low, entries[-1] * step - low + 1, step, axis + 1)
+        data = _into_channels(jnp.moveaxis(part, axis + 1, -2), groups)
+        weight = _into_channels(
+            jnp.moveaxis(lax.slice_in_dim(weight, entries[0], entries[-1] + 1, 1, axis), axis, -3), 1, at=-3
+        )
+        window = window.without(axis)
+    return data, weight, window, axes
+
+
+def _into_channels(array: Array, groups: int, at: int = -2) -> Array:
+    """Merge axis `at` with the next axis, the channels; within each group, the channels stay together."""
+    at += array.ndim
+    before, (entries, channels), after = array.shape[:at], array.shape[at : at + 2], array.shape[at + 2 :]
+    if groups > 1:
+        array = jnp.swapaxes(array.reshape(*before, entries, groups, channels // groups, *after), at, at + 1)
+    return array.reshape(*before, entries * channels, *after)
+
+
+def _unfold(data: Array, weight: Array, window: Window, groups: int) -> Array:
+    """Convolve 3-D data as 2-D data: the entries of the kernel along the first axis become channels."""
+    step, pad, dilate, kernel = window.stride[0], window.pads[0], window.dilate[0], weight.shape[0]
+    data = lax.pad(data, jnp.zeros((), data.dtype), ((0, 0, 0), (*pad, 0), *((0, 0, 0),) * 3))
+    count = (data.shape[1] - dilate * (kernel - 1) - 1) // step + 1
+    parts = [lax.slice_in_dim(data, t * dilate, t * dilate + (count - 1) * step + 1, step, 1) for t in range(kernel)]
+    stacked = _into_channels(jnp.stack(parts, -2), groups)  # (batch, count, height, width, kernel * channels)
+    images = stacked.reshape(-1, *stacked.shape[2:])
+    weight = _into_channels(jnp.moveaxis(weight, 0, -3), 1, at=-3)
+    out = _convolve(images, weight, window.without(0), groups, True)
+    return out.reshape(data.shape[0], count, *out.shape[1:])
+
+
+# ------------------------------------------------------------------------------------------------ products of matrices, groups
+def _multiply(data: Array, weight: Array, window: Window, groups: int) -> Array:
+    """Convolve with a kernel of size 1, or without spatial axes."""
+    if any(step > 1 for step in window.stride):
+        data = data[(slice(None), *(slice(None, None, step) for step in window.stride))]
+    rows, filters = data.shape[:-1], weight.shape[-1]
+    weight = weight.reshape(-1, filters)
+    if groups == 1:
+        return (data.reshape(-1, data.shape[-1]) @ weight).reshape(*rows, filters)
+    out = jnp.einsum("ngi,igo->ngo", data.reshape(data.shape[0], groups, -1), weight.reshape(-1, groups, filters // groups))
+    return out.reshape(*rows, filters)
+
+
+def _in_blocks(data: Array, weight: Array, window: Window, groups: int) -> Array:
+    """Convolve blocks of groups densely, with zeros in the weight where an input and an output are of different groups."""
+    each, kernel = weight.shape[-2], weight.shape[:-2]
+    sizes = (m for m in range(1, groups + 1) if groups % m == 0)
+    merged = next(m for m in sizes if m == groups or (each * m >= MIN_BLOCK and groups // m <= MAX_BLOCKS))
+    blocks = groups // merged
+    split = weight.reshape(*kernel, 1, each, blocks, merged, -1)  # (*kernel, 1, inputs, blocks, groups, outputs)
+    same = jnp.eye(merged, dtype=bool)[:, None, None, :, None]
+    dense = jnp.moveaxis(jnp.where(same, split, 0), -3, 0).reshape(blocks, *kernel, merged * each, -1)
+    parts = zip(jnp.split(data, blocks, -1), dense, strict=True)
+    return jnp.concatenate([_convolve(x, w, window, 1, True) for x, w in parts], -1)
+
+
+# ------------------------------------------------------------------------------------------------ products with known gradients
+class _Static(NamedTuple):
+    """The static arguments of a product."""
+
+    window: Window
+    sizes: tuple[int, ...]  # spatial sizes of the data
+    kernel: tuple[int, ...]
+
+
+class _Product(NamedTuple):
+    """The three functions of a convolution, each linear in two of (data x, weight w, output y), with each other as gradients.
+
+    y = forward(x, w).  `to_data(y, w)` and `to_weight(x, y)` are the gradients of sum(y * forward(x, w)).
+    """
+
+    forward: Callable[[_Static, Array, Array], Array]
+    to_data: Callable[[_Static, Array, Array], Array]
+    to_weight: Callable[[_Static, Array, Array], Array]
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - there are two products, which live as long as the module
+    def __call__(self, static: _Static) -> tuple[Any, Any, Any]:
+        """Return (forward, to_data, to_weight) as differentiable functions of two arrays."""
+        forward, to_data, to_weight = (jax.custom_vjp(functools.partial(f, static)) for f in self)
+
+        def keep(f):
+            return lambda a, b: (f(a, b), (a, b))
+
+        forward.defvjp(keep(forward), lambda saved, y: (to_data(y, saved[1]), to_weight(saved[0], y)))
+        to_data.defvjp(keep(to_data), lambda saved, x: (forward(x, saved[1]), to_weight(x, saved[0])))
+        to_weight.defvjp(keep(to_weight), lambda saved, w: (to_data(saved[1], w), forward(saved[0], w)))
+        return forward, to_data, to_weight
+
+
+def _dense_forward(static: _Static, data: Array, weight: Array) -> Array:
+    window = static.window
+    few = data.shape[-1] <= 4 and len(window.stride) == 2 and min(window.stride) > 1 and set(window.dilate) == {1}
+    return _strided(static, data, weight) if few else conv(data, weight, window)
+
+
+def _strided(static: _Static, data: Array, weight: Array) -> Array:
+    """Convolve images with few channels with stride 1, after moving blocks of stride x stride pixels into the channels."""
+    (stride, pads, _), sizes, kernel = static
+    zero, channels = jnp.zeros((), data.dtype), data.shape[-1]
+    taps = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
+    counts = [n + t - 1 for n, t in zip(static.window.output(sizes, kernel), taps, strict=True)]
+    around = [(low, c * s - n - low, 0) for (low, _), c, s, n in zip(pads, counts, stride, sizes, strict=True)]
+    data = lax.pad(data, zero, ((0, 0, 0), *around, (0, 0, 0)))
+    data = data.reshape(-1, counts[0], stride[0], counts[1], stride[1], channels).transpose(0, 1, 3, 2, 4, 5)
+    weight = lax.pad(
+        weight, zero, (*((0, t * s - k, 0) for t, s, k in zip(taps, stride, kernel, strict=True)), *((0, 0, 0),) * 2)
+    )
+    weight = weight.reshape(taps[0], stride[0], taps[1], stride[1], channels, -1).transpose(0, 2, 1, 3, 4, 5)
+    plain = Window((1, 1), ((0, 0), (0, 0)), (1, 1))
+    return conv(data.reshape(-1, *counts, math.prod(stride) * channels), weight.reshape(*taps, -1, weight.shape[-1]), plain)
+
+
+def _dense_to_data(static: _Static, grad: Array, weight: Array) -> Array:
+    data = jax.ShapeDtypeStruct((grad.shape[0], *static.sizes, weight.shape[-2]), grad.dtype)
+    return jax.linear_transpose(lambda x: conv(x, weight, static.window), data)(grad)[0]
+
+
+def _dense_to_weight(static: _Static, data: Array, grad: Array) -> Array:
+    """Sum over slices of the batch; the gradient is a convolution with the channels as batch and the rows as channels."""
+    (stride, pads, dilate), sizes, kernel = static
+    outputs, dims = grad.shape[1:-1], len(stride)
+    around = tuple(
+        (low, d * (k - 1) + s * (o - 1) + 1 - n - low)
+        for (low, _), d, k, s, o, n in zip(pads, dilate, kernel, stride, outputs, sizes, strict=True)
+    )
+
+    def part(x: Array, y: Array) -> Array:
+        # Without the barriers XLA folds the transposes into the convolution, and then does not use its fast kernel for it.
+        x = lax.optimization_barrier(jnp.transpose(x, (dims + 1, *range(1, dims + 1), 0)))
+        y = lax.optimization_barrier(jnp.moveaxis(y, 0, -2))
+        return conv(x, y, Window(dilate, around, stride))  # (channels, *kernel, filters)
+
+    slices = _slices(data.shape[0], math.prod(outputs)) if dims == 2 else 1
+    if slices == 1:
+        return jnp.moveaxis(part(data, grad), 0, -2)
+    split = tuple(v.reshape(slices, -1, *v.shape[1:]) for v in (data, grad))
+    zeros = jnp.zeros((data.shape[-1], *kernel, grad.shape[-1]), data.dtype)
+    # A loop, because its body is compiled once; written out, the slices take several times as long to compile.
+    total, _ = lax.scan(lambda total, xy: (total + part(*xy), None), zeros, split)
+    return jnp.moveaxis(total, 0, -2)
+
+
+def _slices(rows: int, positions: int) -> int:
+    """Return the number of equal slices of the batch in a weight gradient, for output positions per row."""
+    most = min(MAX_SLICES, rows // SLICE_ROWS, rows * positions // SLICE_POSITIONS)
+    return next((n for n in range(most, 1, -1) if rows % n == 0), 1)
+
+
+_DENSE = _Product(_dense_forward, _dense_to_data, _dense_to_weight)
+
+
+def _depthwise(data: Array, weight: Array, window: Window) -> Array:
+    """Convolve each channel with kernels of its own; weight (*kernel, 1, channels * multiplier)."""
+    weight = weight.reshape(*weight.shape[:-2], -1)
+    times = weight.shape[-1] // data.shape[-1]
+    if times > 1:
+        # A product instead of a broadcast: its gradient is a product, too, while a sum over the minor axis would be slow.
+        data = jnp.einsum("...c,m->...cm", data, jnp.ones(times, data.dtype)).reshape(*data.shape[:-1], -1)
+    return _DEPTHWISE(_Static(window, data.shape[1:-1], weight.shape[:-1]))[0](data, weight)
+
+
+def _shifted(static: _Static, data: Array) -> list[Array]:
+    """Return for each kernel entry the data that it is multiplied by, one value per output position."""
+    (stride, pads, dilate), sizes, kernel = static
+    data = lax.pad(data, jnp.zeros((), data.dtype), ((0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)))
+    outputs = static.window.output(sizes, kernel)
+    parts = []
+    for tap in itertools.product(*map(range, kernel)):
+        start = [t * d for t, d in zip(tap, dilate, strict=True)]
+        stop = [a + (o - 1) * s + 1 for a, o, s in zip(start, outputs, stride, strict=True)]
+        parts.append(lax.slice(data, (0, *start, 0), (data.shape[0], *stop, data.shape[-1]), (1, *stride, 1)))
+    return parts
+
+
+def _depthwise_forward(static: _Static, data: Array, weight: Array) -> Array:
+    taps = weight.reshape(-1, weight.shape[-1])
+    # The product with 1 stores the weight in this order.  A transposed weight would be read with a stride in the inner loop.
+    taps = jnp.eye(len(taps), dtype=taps.dtype) @ taps
+    return functools.reduce(
+        jnp.add, [x * along(w, x.ndim - 1, x.ndim) for x, w in zip(_shifted(static, data), taps, strict=True)]
+    )
+
+
+def _depthwise_to_data(static: _Static, grad: Array, weight: Array) -> Array:
+    """Convolve the output gradient, with zeros between its entries if the stride is not 1, with the reversed kernel."""
+    (stride, pads, dilate), sizes, kernel = static
+    around = []
+    for n, k, s, (low, _), d, o in zip(sizes, kernel, stride, pads, dilate, grad.shape[1:-1], strict=True):
+        first = d * (k - 1) - low
+        around.append((first, n + d * (k - 1) - first - s * (o - 1) - 1, s - 1))
+    spread = lax.pad(grad, jnp.zeros((), grad.dtype), ((0, 0, 0), *around, (0, 0, 0)))
+    ones = (1,) * len(stride)
+    plain = _Static(Window(ones, ((0, 0),) * len(ones), dilate), spread.shape[1:-1], kernel)
+    return _depthwise_forward(plain, spread, jnp.flip(weight, range(len(kernel))))
+
+
+def _depthwise_to_weight(static: _Static, data: Array, grad: Array) -> Array:
+    """Sum the products of all kernel entries in one loop over the positions."""
+    products = [x * grad for x in _shifted(static, data)]
+    zeros = [jnp.zeros((), grad.dtype)] * len(products)
+    axes = tuple(range(1, grad.ndim - 1))
+    sums = lax.reduce(products, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], axes)
+    return jnp.stack([s.sum(0) for s in sums]).reshape(*static.kernel, -1)
+
+
+_DEPTHWISE = _Product(_depthwise_forward, _depthwise_to_data, _depthwise_to_weight)

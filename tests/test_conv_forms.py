@@ -1,0 +1,213 @@
+"""The forms of convolutions in `jfit.ops.conv_forms` equal `lax.conv_general_dilated`, forward and in both gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import jfit
+from jfit.ops import Ctx, conv_forms, lookup
+
+
+def function(op, **attrs):
+    """The operator as a function of arrays and of whether convolutions run by definition."""
+    record = lookup(op)
+    params = record.parse({"no_bias": True, **attrs})
+    return lambda *arrays, plain=False: record.fn(Ctx(plain=plain), params, *arrays)
+
+
+def draw(*size, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(size), jnp.float32)
+
+
+def check(op, size, filters, groups=1, **attrs):
+    """Compare output and gradients of the operator with those by definition (plain=True)."""
+    f = function(op, num_filter=filters, num_group=groups, **attrs)
+    first = (filters, size[1] // groups) if op == "Convolution" else (size[1], filters // groups)
+    data, weight = draw(*size), draw(*first, *attrs["kernel"], seed=1)
+
+    def run(plain):
+        out, gradient = jax.vjp(lambda x, w: f(x, w, plain=plain), data, weight)
+        return out, *gradient(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    for actual, expected in zip(jax.jit(run, static_argnums=0)(False), jax.jit(run, static_argnums=0)(True), strict=True):
+        assert actual.shape == expected.shape
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * max(1.0, float(jnp.abs(expected).max())))
+
+
+FORMS = {
+    "an axis folds": {"op": "Convolution", "size": (3, 2, 6, 5), "filters": 4, "kernel": (3, 5)},
+    "a dilated axis with a stride folds": {
+        "op": "Convolution",
+        "size": (3, 4, 6, 6),
+        "filters": 4,
+        "groups": 2,
+        "kernel": (3, 3),
+        "dilate": (1, 2),
+        "stride": (1, 4),
+    },
+    "an axis folds in 1-D": {"op": "Convolution", "size": (3, 4, 5), "filters": 2, "kernel": (5,)},
+    "all axes fold": {"op": "Convolution", "size": (3, 4, 3, 3), "filters": 6, "groups": 2, "kernel": (3, 3)},
+    "an axis folds in 3-D": {"op": "Convolution", "size": (2, 2, 4, 4, 3), "filters": 4, "kernel": (2, 2, 3)},
+    "padding beyond the data": {"op": "Convolution", "size": (3, 4, 1, 1), "filters": 2, "kernel": (3, 3), "pad": (1, 1)},
+    "1x1 with a stride": {"op": "Convolution", "size": (3, 4, 5, 6), "filters": 2, "kernel": (1, 1), "stride": (2, 2)},
+    "sliced weight gradient": {
+        "op": "Convolution",
+        "size": (16, 2, 9, 8),
+        "filters": 3,
+        "kernel": (3, 2),
+        "stride": (1, 2),
+        "pad": (1, 0),
+    },
+    "few channels": {
+        "op": "Convolution",
+        "size": (2, 3, 11, 9),
+        "filters": 4,
+        "kernel": (5, 3),
+        "stride": (2, 3),
+        "pad": (2, 1),
+    },
+    "3-D": {
+        "op": "Convolution",
+        "size": (2, 3, 5, 6, 4),
+        "filters": 4,
+        "kernel": (3, 2, 3),
+        "stride": (2, 1, 1),
+        "pad": (1, 0, 2),
+    },
+    "3-D groups": {
+        "op": "Convolution",
+        "size": (2, 4, 5, 6, 4),
+        "filters": 4,
+        "groups": 2,
+        "kernel": (2, 2, 2),
+        "dilate": (2, 1, 1),
+    },
+    "blocks of groups": {
+        "op": "Convolution",
+        "size": (2, 36, 4, 4),
+        "filters": 54,
+        "groups": 18,
+        "kernel": (3, 3),
+        "pad": (1, 1),
+    },
+    "depthwise": {
+        "op": "Convolution",
+        "size": (2, 6, 7, 6),
+        "filters": 12,
+        "groups": 6,
+        "kernel": (3, 2),
+        "stride": (2, 1),
+        "pad": (1, 1),
+    },
+    "depthwise 1-D": {
+        "op": "Convolution",
+        "size": (2, 3, 9),
+        "filters": 3,
+        "groups": 3,
+        "kernel": (4,),
+        "dilate": (2,),
+        "pad": (3,),
+    },
+    "transposed": {
+        "op": "Deconvolution",
+        "size": (2, 4, 4, 5),
+        "filters": 3,
+        "kernel": (4, 3),
+        "stride": (2, 3),
+        "pad": (1, 0),
+        "adj": (1, 2),
+    },
+    "transposed groups": {
+        "op": "Deconvolution",
+        "size": (2, 4, 3),
+        "filters": 6,
+        "groups": 2,
+        "kernel": (2,),
+        "stride": (2,),
+        "adj": (1,),
+    },
+    "transposed depthwise": {
+        "op": "Deconvolution",
+        "size": (2, 3, 4, 4),
+        "filters": 3,
+        "groups": 3,
+        "kernel": (4, 4),
+        "stride": (2, 2),
+    },
+    "transposed of one pixel": {"op": "Deconvolution", "size": (2, 5, 1, 1), "filters": 3, "kernel": (4, 4)},
+    "transposed 3-D": {"op": "Deconvolution", "size": (2, 4, 2, 3, 2), "filters": 2, "kernel": (2, 3, 2), "stride": (2, 1, 2)},
+}
+
+
+@pytest.mark.repetitions(10)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_equals_the_definition(form):
+    check(**FORMS[form])
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.data())
+def test_any_convolution_equals_the_definition(data):
+    axes = data.draw(st.integers(1, 3))
+
+    def each(low, high):
+        return tuple(data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes)))
+
+    kernel, dilate, pad = each(1, 3), each(1, 2), each(0, 2)
+    sizes = tuple(max(n, d * (k - 1) + 1 - 2 * p) for n, k, d, p in zip(each(1, 6), kernel, dilate, pad, strict=True))
+    groups, inputs, outputs = (data.draw(st.integers(1, 3)) for _ in range(3))
+    size = (data.draw(st.integers(1, 3)), groups * inputs, *sizes)
+    check("Convolution", size, groups * outputs, groups, kernel=kernel, dilate=dilate, pad=pad, stride=each(1, 3))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_text_convolution_has_one_spatial_axis_and_a_whole_one_is_a_product(layout):
+    text = function("Convolution", kernel=(3, 30), num_filter=4, layout=layout)
+    whole = function("Convolution", kernel=(7, 30), num_filter=4, layout=layout)
+    last = layout == "NHWC"
+    data, weight, whole_weight = (draw(n, *((k, 30, 1) if last else (1, k, 30))) for n, k in ((2, 7), (4, 3), (4, 7)))
+    assert text(data, weight).shape == ((2, 5, 1, 4) if last else (2, 4, 5, 1))
+    assert "f32[3,30,4]" in str(jax.make_jaxpr(text)(data, weight))  # (kernel, channels, filters)
+    gradients = jax.grad(lambda x, w: whole(x, w).sum(), (0, 1))
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(gradients)(data, whole_weight))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_gradients_of_gradients(groups):
+    f = function("Convolution", kernel=(3, 3), stride=(2, 2), num_filter=4, num_group=groups)
+    data, weight = draw(2, 4, 6, 6), draw(4, 4 // groups, 3, 3, seed=1)
+
+    def penalty(weight, plain):
+        return (jax.grad(lambda x: (f(x, weight, plain=plain) ** 3).sum())(data) ** 2).sum()
+
+    np.testing.assert_allclose(jax.grad(penalty)(weight, False), jax.grad(penalty)(weight, True), rtol=2e-4)
+
+
+def test_symbolic_batch_sizes_fold_too():
+    f = function("Convolution", kernel=(3, 5), num_filter=4)
+    (batch,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((batch, 2, 6, 5), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: f(x, draw(4, 2, 3, 5))))(spec)
+    np.testing.assert_allclose(exported.call(draw(3, 2, 6, 5)), f(draw(3, 2, 6, 5), draw(4, 2, 3, 5)), rtol=1e-5, atol=1e-5)
+
+
+def test_costs_are_those_of_the_definition():
+    data = jfit.sym.Variable("data")
+    conv = jfit.sym.Convolution(data, kernel=(3, 3), num_filter=8, num_group=8, no_bias=True, name="c")
+    assert conv.counts(data=(1, 8, 5, 5))["c"].macs == 3 * 3 * 8 * 3 * 3
+
+
+def test_slices_divide_the_batch():
+    assert [conv_forms._slices(rows, 1024) for rows in (128, 100, 50, 37, 8)] == [16, 10, 5, 1, 1]
+    assert conv_forms._slices(128, 4) == 1
+
+
+def test_other_dtypes_run_by_definition():
+    window = conv_forms.Window((1,), ((0, 0),), (1,))
+    data, weight = draw(2, 5, 3).astype(jnp.bfloat16), draw(2, 3, 4).astype(jnp.bfloat16)
+    expected = lax.conv_general_dilated(data, weight, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+    assert np.array_equal(conv_forms.convolve(data, weight, window, 1), expected)
