@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 import jfit
 import jfit.mx as mx
 from jfit import sym
-from jfit.graph import GraphError
+from jfit.graph import GraphError, names
+from jfit.graph.nodes import Graph
 
 # One step of building a network: (operator, name or None, indices of inputs, whether the names are read after it).
 GIVEN = st.sampled_from([None, None, None, None, "mine", "relu1", "fullyconnected0", "_plus0"])
@@ -77,7 +79,10 @@ def test_a_network_built_again_by_the_same_code_has_the_same_names(steps, other,
     assert pickle.loads(pickle.dumps(again)).tojson() == text
     names = [n.name for n in again.nodes()]
     assert len(set(names)) == len(names)
-    assert structure(build(steps, True)) == structure(build(steps))
+    read = build(steps, True)
+    assert structure(read) == structure(build(steps))
+    with mock.patch.object(Graph, "_add_to_numbering", lambda self: False):
+        assert read.tojson() == build(steps, True).tojson()
 
 
 @settings(max_examples=60, deadline=None)
@@ -210,6 +215,15 @@ def test_an_error_has_the_number_that_the_node_would_have():
     with contextlib.suppress(GraphError):
         sym.Convolution(first, first, first, first, kernel=(1, 1), num_filter=2)  # type: ignore[call-overload]
     assert sym.Convolution(first, kernel=(1, 1), num_filter=1).name == "convolution1"
+
+
+def test_reading_names_after_each_layer_numbers_only_new_nodes():
+    net = sym.Variable("data")
+    with mock.patch("jfit.graph.nodes.number", wraps=names.number) as whole_graphs:
+        for i in range(20):
+            net = sym.relu(sym.FullyConnected(net, num_hidden=2) + net)
+            assert net.name == f"relu{i}"
+    assert whole_graphs.call_count == 1
 
 
 def test_composition_keeps_names_open_until_they_are_read():

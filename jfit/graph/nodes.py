@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from jfit.graph.names import LOCK, AutoName, Derived, Label, number
+from jfit.graph.names import LOCK, AutoName, Derived, Label, Numbering, number
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 
@@ -63,11 +63,12 @@ class Subgraph:
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
-    __slots__ = ("attrs", "automatic", "inputs", "label", "op", "params", "subgraphs")
+    __slots__ = ("attrs", "automatic", "inputs", "label", "numbering", "op", "params", "subgraphs")
 
     op: Op | None
     label: Label  # the name, or an automatic name, which has no number yet until the names of a graph are used
     automatic: bool  # whether this node or one that it depends on has an automatic name
+    numbering: Numbering | None  # names of a graph that contains the graph of this node; None for variables with given names
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
     params: Attrs  # parsed operator attributes including defaults; with subgraphs also `graphs`, a tuple of Subgraph
@@ -84,6 +85,7 @@ class Node:
         put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
         put(self, "label", label)
+        put(self, "numbering", None)
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
         put(self, "subgraphs", subgraphs)
@@ -199,12 +201,25 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
 
 def _labels(heads: Iterable[Entry]) -> list[Label]:
     """Labels of all nodes of a graph and of its subgraphs."""
+    return _own_labels(topological(heads))
+
+
+def _own_labels(nodes: Iterable[Node]) -> list[Label]:
+    """Labels of some nodes and of their subgraphs."""
     labels: list[Label] = []
-    for node in topological(heads):
+    for node in nodes:
         labels.append(node.label)
         for graph in node.subgraphs:
             labels.extend(_labels(graph.raw_heads))
     return labels
+
+
+def _set_numbering(nodes: Iterable[Node], numbering: Numbering, head: Node) -> None:
+    """Note the names of the graph of `head` in its nodes."""
+    numbering.owner = id(head)
+    for node in nodes:
+        if node.op is not None or not isinstance(node.label, str):
+            object.__setattr__(node, "numbering", numbering)
 
 
 def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) -> tuple[Entry, ...]:
@@ -259,10 +274,37 @@ class Graph:
 
     def _number(self) -> None:
         with LOCK:
-            replacements = number(_labels(self.raw_heads))
-            if replacements:
-                object.__setattr__(self, "raw_heads", _renamed(self.raw_heads, replacements))
+            if not self._add_to_numbering():
+                replacements, numbering = number(_labels(self.raw_heads))
+                if replacements:
+                    object.__setattr__(self, "raw_heads", _renamed(self.raw_heads, replacements))
+                elif len(self.raw_heads) == 1:
+                    _set_numbering(topological(self.raw_heads), numbering, self.raw_heads[0].node)
             object.__setattr__(self, "numbered", True)
+
+    def _add_to_numbering(self) -> bool:
+        """Number new nodes on top of one node whose graph was numbered; return whether the graph is of this kind."""
+        if len(self.raw_heads) != 1:
+            return False
+        new: dict[int, Node] = {}
+        base: Numbering | None = None
+        complete = False  # whether `base` has the names of the nodes below only
+        stack = [self.raw_heads[0].node]
+        while stack:
+            node = stack.pop()
+            if node.numbering is None:
+                if id(node) not in new:
+                    new[id(node)] = node
+                    stack.extend([e.node for e in node.inputs])
+            elif base is None or base is node.numbering:
+                base = node.numbering
+                complete = complete or base.owner == id(node)
+            else:
+                return False
+        if base is None or not complete or not base.add(_own_labels(new.values())):
+            return False
+        _set_numbering(new.values(), base, self.raw_heads[0].node)
+        return True
 
     def __setattr__(self, key: str, value: Any) -> None:
         raise AttributeError("symbols are immutable; compose a new symbol instead")
