@@ -22,8 +22,8 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.columns import Columns, column_names
-from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model, Policy, Specs, plan_of
+from jfit.lowering.coupling import warn_per_device
+from jfit.lowering.model import Model, Plan, Policy, Specs, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
@@ -397,6 +397,7 @@ class HostBatches:
         weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.
+        plans: plans by `plan_key`, to which new ones are added; None: none yet.
     """
 
     def __init__(
@@ -411,7 +412,9 @@ class HostBatches:
         reason: str = "",
         values: tuple[Any, Any] | None = None,
         weights: bool | None = None,
+        plans: dict[Any, Plan] | None = None,
     ) -> None:
+        self.plans = {} if plans is None else plans
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
         self.reason, self.values, self._announced = reason, values, False
@@ -442,6 +445,11 @@ class HostBatches:
         else:
             source = self.data.batches(epoch, self.batch_size, start)
         return prefetch(source, size=ahead, transform=self._prepare)
+
+    def whole(self) -> tuple[Batch, int]:
+        """Return all rows of an `ArrayData` as one batch, prepared by the calling thread, as `read` yields batches."""
+        assert isinstance(self.data, ArrayData)
+        return self._prepare(self.data.take(slice(0, self.data.num_rows)))
 
     def _prepare(self, batch: Batch) -> tuple[Batch, int]:
         axes, unit = self.model.batch_axes, self.devices * self.micro_batches
@@ -477,12 +485,19 @@ class HostBatches:
         return batch, count - filled * self._rows_separable
 
     def _read_plan(self, batch: Batch) -> None:
-        if self.values is not None:
-            plan = verified_plan(self.model, *self.values, batch.inputs).in_evaluation
-        else:
-            plan = plan_of(self.model, batch.inputs).in_evaluation
+        if self.values is not None and self.model.verify is not None:
+            self.model.verify(*self.values, batch.inputs)  # decides once per shape of a row, so that plans stay valid
+        key = plan_key(batch.inputs)
+        if key not in self.plans:
+            self.plans[key] = plan_of(self.model, batch.inputs)
+        plan = self.plans[key].in_evaluation
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
         warn_per_device(plan, self.devices)
+
+
+def plan_key(inputs: Mapping[str, Any]) -> Any:
+    """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
+    return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
 
 
 def _with_weights(batch: Batch, count: int) -> Batch:

@@ -41,6 +41,7 @@ from jfit.train.batches import (
     first_batch,
     fits_on_device,
     labels_of,
+    plan_key,
     resolve_metrics,
     settings_of,
 )
@@ -256,10 +257,25 @@ class Predictor:
         Raises:
             ValueError: the data is empty, or padding rows cannot be removed from an output.
         """
-        parts = list(self._outputs(state, data))
+        if isinstance(data, ArrayData) and 0 < data.num_rows <= self.batch_size:
+            parts = [self._one_batch(state, data)]
+        else:
+            parts = list(self._outputs(state, data))
         if not parts:
             raise ValueError("predict got no batch: the data is empty")
         return tuple(_concatenate([p[i] for p in parts]) for i in range(len(parts[0])))
+
+    def _one_batch(self, state: TrainState, data: ArrayData) -> list[_BatchOutput]:
+        """Return the outputs for data of at most `batch_size` rows; no thread prepares batches ahead.
+
+        The rows are padded to a power of two, so that `batch_size` bounds the number of programs by its logarithm.
+        """
+        state = averaged(state)
+        size = min(self.batch_size, 1 << (data.num_rows - 1).bit_length())
+        options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans}
+        batches = HostBatches(self.model, data, len(self.devices), size, **options)
+        batch, count = batches.whole()
+        return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield the outputs of each batch, a tuple of NumPy arrays without padding rows; up to 8 batches are computed ahead."""
@@ -298,7 +314,7 @@ class Predictor:
         for out, layout in zip(counters.read(outputs), plan.rows, strict=True):
             if isinstance(layout, RowLayout):
                 merged = concat_slices(out if split else out[None], layout)
-                unpadded.append(_BatchOutput(merged.take(np.arange(count), axis=layout.axis + 1), layout.axis))
+                unpadded.append(_BatchOutput(merged[(*(slice(None),) * (layout.axis + 1), slice(count))], layout.axis))
             elif layout is LOST and (split or count != size):
                 raise ValueError(
                     "predict: an output mixes the rows of its batch, so padding rows cannot be removed from it; "
@@ -309,7 +325,7 @@ class Predictor:
         return unpadded
 
     def _plan(self, inputs: dict[str, Any]) -> Plan:
-        key = tuple((k, v.shape, str(v.dtype)) for k, v in inputs.items())
+        key = plan_key(inputs)
         if key not in self._plans:
             self._plans[key] = plan_of(self.model, inputs)
         return self._plans[key]

@@ -459,7 +459,8 @@ class Run:
         Args:
             data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.  Arrays are read in
                 their order.
-            batch_size: number of rows per batch.  Default: `eval_batch_size` of `fit`.
+            batch_size: number of rows per batch.  Default: `eval_batch_size` of `fit`.  Fewer rows are padded to a power of
+                two, so that few programs are compiled for any number of rows, unless rows of the model affect each other.
 
         Returns:
             NumPy array of shape (rows, ...), or a tuple of arrays if the model has several outputs.
