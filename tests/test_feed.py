@@ -174,7 +174,8 @@ def test_an_epoch_with_an_incomplete_batch_compiles_two_train_programs_and_later
 def test_on_cpu_a_convolutional_net_always_runs_one_step_per_dispatch():
     seen: list[dict[str, int]] = []
     epochs_of(seen, net=convnet(), data=IMAGES, steps_per_call=2, batch_size=8)  # 3 full batches and the tail
-    assert {k for k in seen[0] if k.startswith("traces:")} == {"traces:train", "traces:train_tail"}
+    programs = {k for k in seen[0] if k.startswith("traces:")} - {"traces:initial_values", "traces:init_optimizer"}
+    assert programs == {"traces:train", "traces:train_tail"}
     assert all("compiles" not in later for later in seen[1:])
 
 
