@@ -154,7 +154,7 @@ def _problem(folder: Path) -> str | None:
         return "it belongs to another user"
     parent = folder.parent.stat().st_mode  # others could put a folder of theirs in its place, but for a sticky one such as /tmp
     open_to_others = stat.S_IWGRP | stat.S_IWOTH
-    if os.name == "posix" and (status.st_mode & open_to_others or parent & open_to_others and not parent & stat.S_ISVTX):
+    if os.name == "posix" and (status.st_mode & open_to_others or (parent & open_to_others and not parent & stat.S_ISVTX)):
         return "other users can write there, and could run code in this process"
     return None if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else "it is read-only"
 
