@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import types
 import weakref
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 import jfit
 from jfit import counters, metrics, optim, programs
 from jfit.parallel import spmd
-from jfit.programs import Program, Recent, key_of
+from jfit.programs import Program, Recent, constants, key_of
 from jfit.programs.keys import ByIdentity
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -92,7 +93,7 @@ def test_folds_and_another_learning_rate_use_the_first_programs(devices):
 CHANGES = {
     "dropout": lambda: fitted(net(dropout=0.25)),
     "size": lambda: fitted(net(hidden=5)),
-    "momentum": lambda: fitted(optimizer_params={"momentum": 0.9}),
+    "momentum": lambda: fitted(optimizer_params={"momentum": 0.9}),  # from 0, without momentum
     "multiplier": lambda: fitted(optimizer_params={"lr_mult": {"fc1_weight": 0.0}}),
     "optimizer": lambda: fitted(optimizer="adam"),
     "metric": lambda: fitted(eval_metric="ce"),
@@ -337,6 +338,90 @@ def test_the_tables_are_bounded_and_can_be_cleared():
     fitted()
     jfit.clear_programs()
     assert traces(fitted()[1])["train"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ numbers of optimizers
+NUMBERS = {
+    "sgd": {"momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "signum": {"momentum": 0.9, "wd_lh": 0.003},
+    "dcasgd": {"momentum": 0.9, "lamda": 0.07},
+    "test": {"wd": 0.0},
+    "adam": {"beta1": 0.85, "beta2": 0.98, "epsilon": 3e-7},
+    "adamw": {"beta1": 0.85, "beta2": 0.98, "epsilon": 3e-7},
+    "adamax": {"beta1": 0.85, "beta2": 0.98},
+    "nadam": {"beta1": 0.85, "beta2": 0.98, "epsilon": 3e-7},
+    "rmsprop": {"gamma1": 0.8, "gamma2": 0.7, "epsilon": 3e-7, "centered": True, "clip_weights": 0.9},
+    "adagrad": {"eps": 3e-6},
+    "groupadagrad": {"eps": 3e-6, "wd": 0.0, "frozen": ["*_bias"]},
+    "adadelta": {"rho": 0.8, "epsilon": 3e-6},
+    "ftrl": {"lamda1": 0.003, "beta": 0.7},
+    "ftml": {"beta1": 0.7, "beta2": 0.98, "epsilon": 3e-7},
+    "lamb": {"beta1": 0.85, "beta2": 0.98, "epsilon": 3e-7},
+    "lars": {"momentum": 0.9, "eta": 0.03, "eps": 0.002},
+    "lbsgd": {"momentum": 0.9, "batch_scale": 2},
+    "sgld": {},
+}
+# numbers that belong to the program: XLA rounds differently if gamma1 is an argument; Nadam's schedule has exponents
+FIXED = {"rmsprop": ["gamma1"], "nadam": ["beta1"]}
+
+
+def trained_with(name, change, **options):
+    """Train with the numbers of `NUMBERS`, each changed by a factor, and with weight decay, on batches of 7 rows."""
+    numbers = {"wd": 0.003} | NUMBERS[name]
+    options = {"frozen": numbers.pop("frozen", [])} | options
+    fixed = FIXED.get(name, ())
+    numbers = {k: v * change if type(v) is float and k not in fixed else v for k, v in numbers.items()}
+    return fitted(net(dropout=0.0), batch_size=7, num_epoch=2, optimizer=name, optimizer_params=numbers, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_arguments_give_the_bits_of_constants(name, monkeypatch):
+    clips = {"optimizer_clip": {}, "step_clip": {"clip_norm": 0.7, "clip_value": 0.3}}
+    for options in clips.values():
+        trained_with(name, 1.01, **options)
+        run, counts = trained_with(name, 1.0, **options)
+        assert not traces(counts), name
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, "is_argument", lambda value: False)
+            jfit.clear_programs()
+            static, counts = trained_with(name, 1.0, **options)
+            assert counts["traces:train"] == 1
+        same(run.params, static.params)
+        jfit.clear_programs()
+
+
+def test_a_sweep_over_momentum_decay_and_limits_compiles_nothing():
+    def point(k):
+        numbers = {"momentum": 0.9 - 0.1 * k, "wd": 0.001 * (k + 1), "clip_gradient": 1.0 / (k + 2), "learning_rate": 0.1 + k}
+        return fitted(optimizer_params=numbers, clip_norm=0.5 + k / 7)
+
+    runs = [point(k) for k in range(3)]
+    assert not any(traces(counts) or counts["compiles"] for _, counts in runs[1:])
+    jfit.clear_programs()
+    same(point(2)[0].params, runs[2][0].params)
+
+
+def test_numbers_made_while_a_program_is_traced_are_not_confused():
+    """An optimizer that depends on the order of the graph is made again, and here only when the program is traced."""
+    model, batch = jfit.lower(net(dropout=0.0)), {"data": X[:8], "softmax_label": Y[:8]}
+
+    def step(wd):
+        train = functools.partial(jfit.train_step, model, optim.nadam(0.1, wd=wd))
+        fn = lambda state, batch, axis_name: train()(state, batch)[0]  # noqa: E731
+        fn = types.FunctionType(fn.__code__, {"__name__": "jfit"}, "fn", None, fn.__closure__)  # so that it has a key
+        assert key_of(fn) is not None
+        program = spmd.compile_spmd(fn, jax.devices()[:1], (None, 0), None)
+        return program(jfit.init_state(model, optim.nadam(0.1, wd=wd), batch), batch).params
+
+    assert not np.array_equal(step(0.5)["fc1_weight"], step(0.7)["fc1_weight"])
+
+
+def test_integers_and_special_values_belong_to_the_program():
+    argument = constants.is_argument
+    assert argument(0.9) and argument(-5.0) and argument(1e-8)
+    assert not any(map(argument, (0.0, -0.0, 1.0, 2, True, None, float("nan"), float("inf"), 1e-42, 1e300, np.float32(0.5))))
 
 
 # ------------------------------------------------------------------------------------------------ keys

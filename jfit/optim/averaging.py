@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -120,7 +121,8 @@ def _in_range(decay: Any) -> bool:
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:
     if callable(decay):
         return decay(count)
-    return decay * one_minus_power(decay, count - 1) / one_minus_power(decay, count) if debias else decay
+    log = math.log(decay) if decay else None
+    return decay * one_minus_power(log, count - 1) / one_minus_power(log, count) if debias else decay
 
 
 def ema_params(params: Mapping[str, Array], opt_state: Any) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from jax import Array
 
 from jfit.optim.rows import SparseRows, in_rows
 from jfit.optim.schedules import Schedule
-from jfit.programs import depends_on_more
+from jfit.programs import Constants, depends_on_more
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]
@@ -211,6 +211,7 @@ def transformation(
     order: Sequence[str] | None = None,
     fixed: Sequence[str] | None = None,
     lazy: bool = False,
+    numbers: Constants | None = None,
 ) -> Optimizer:
     """Make an optimizer of an update rule.
 
@@ -230,24 +231,26 @@ def transformation(
             with fix_gamma like any parameter, and BatchNorm then overwrites it with 1.  None: no names.
         lazy: whether a `SparseRows` gradient updates only the weight rows and slot rows at its indices.  Rules that need the
             whole parameter, such as its norm, cannot be lazy.
+        numbers: the weight decay as `Constants`, if another optimizer shares it; None: that of `common`.
 
     Returns:
         `Optimizer`.  The updates are added to the parameters; an update is a `SparseRows` if its gradient is one and the rule
         is lazy.
     """
-    base, wd, lr_mult, wd_mult, multi_precision = common
+    base, decay_rate, lr_mult, wd_mult, multi_precision = common
     counted = counted or callable(base)
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
         starts[MASTER] = cast(Any, _master)
     state_spec, initial = StateSpec(starts, counted, shared, lazy), _BaseRate(base)
+    decays, numbers = bool(decay_rate), numbers or Constants(wd=decay_rate)
 
     def init(params: Any) -> OptState:
         return OptState(
             count=jnp.zeros((), jnp.int32) if counted else None,
             slots={name: jax.tree.map(start, params) for name, start in starts.items()},
             lr_mult=multipliers(params, lr_mult),
-            wd_mult=multipliers(params, wd_mult, "mxnet") if wd else None,
+            wd_mult=multipliers(params, wd_mult, "mxnet") if decays else None,
             shared=None if shared is None else shared(),
         )
 
@@ -262,7 +265,8 @@ def transformation(
         t = jax.tree.map(lambda c: c + 1, state.count)
         old_slots = [tree.flatten_up_to(state.slots[name]) for name in starts]
         lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
-        decay = wd if state.wd_mult is None or not wd else jax.tree.map(lambda m: wd * m, state.wd_mult)
+        wd = numbers.wd
+        decay = wd if state.wd_mult is None or not decays else jax.tree.map(lambda m: wd * m, state.wd_mult)
         lr, decay, t_of, base_of = (_each(x, len(leaves)) for x in (lr, decay, t, rate))
         scalars, updates = dict(state.shared or {}), cast(list[Any], [None] * len(leaves))
         new_slots: list[list[Any]] = [[None] * len(leaves) for _ in starts]
@@ -288,6 +292,7 @@ def transformation(
             order=names if order is None else order,
             fixed=fixed_names if fixed is None else fixed,
             lazy=lazy,
+            numbers=numbers,
         )
 
     by_graph = None if advance is None else for_graph
@@ -381,7 +386,10 @@ def rate_at(base: LearningRate, count: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ building blocks of rules
 def clipper(bound: float | None) -> Callable[[Array], Array]:
     """Return x -> clip(x, -bound, bound), or the identity if the bound is None, 0 or negative (MXNet disables it with -1)."""
-    return (lambda x: jnp.clip(x, -bound, bound)) if bound is not None and bound > 0 else (lambda x: x)
+    if bound is None or not bound > 0:
+        return lambda x: x
+    numbers = Constants(bound=bound)
+    return lambda x: jnp.clip(x, -numbers.bound, numbers.bound)
 
 
 def decayed(g: Array, wd: Any, w: Array) -> Array:
@@ -390,15 +398,28 @@ def decayed(g: Array, wd: Any, w: Array) -> Array:
     return g if isinstance(wd, int | float) and wd == 0 else g + wd * w
 
 
-def moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """Return the new moving averages of g and g^2, with decay rates beta1 and beta2; slots[0] and slots[1] are the old ones."""
-    return beta1 * slots[0] + (1 - beta1) * g, beta2 * slots[1] + (1 - beta2) * g * g
+def decay_rates(beta1: float, beta2: float, **others: Any) -> Constants:
+    """The numbers of moving averages with decay rates beta1 and beta2: `rest1` is 1 - beta1, `log1` log(beta1), None for 0.
+
+    Args:
+        beta1, beta2: decay rates.
+        **others: further numbers.
+    """
+    log1, log2 = (math.log(beta) if beta else None for beta in (beta1, beta2))
+    return Constants(
+        **{"beta1": beta1, "beta2": beta2, "rest1": 1 - beta1, "rest2": 1 - beta2, "log1": log1, "log2": log2} | others
+    )
 
 
-def one_minus_power(beta: float, t: Array) -> Any:
-    """Compute 1 - beta^t in float32 (bias correction)."""
+def moments(g: Array, slots: Slots, numbers: Constants) -> tuple[Array, Array]:
+    """Return the new moving averages of g and g^2 with the numbers of `decay_rates`; slots[0] and slots[1] are the old ones."""
+    return numbers.beta1 * slots[0] + numbers.rest1 * g, numbers.beta2 * slots[1] + numbers.rest2 * g * g
+
+
+def one_minus_power(log_of_beta: Any, t: Array) -> Any:
+    """Compute 1 - beta^t in float32 (bias correction) from log(beta), which is None for beta = 0."""
     # 1 - 0.999 has a relative error of 1e-5 in float32; expm1 is exact to rounding.
-    return -jnp.expm1(t.astype(jnp.float32) * math.log(beta)) if beta else 1.0
+    return 1.0 if log_of_beta is None else -jnp.expm1(t.astype(jnp.float32) * log_of_beta)
 
 
 def wide(x: Array) -> Array:

@@ -16,12 +16,14 @@ from jfit.optim.core import (
     RuleContext,
     Slots,
     clipper,
+    decay_rates,
     decayed,
     moments,
     one_minus_power,
     transformation,
 )
 from jfit.optim.schedules import operand
+from jfit.programs import Constants
 
 # which parameters get a layer-wise learning rate from LARS
 Adapt = str | Mapping[str, bool] | Callable[[str], bool] | Sequence[bool]
@@ -70,13 +72,13 @@ def lamb(
 
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; Apache MXNet 1.9.1, `lamb_update_phase1` and `_phase2`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        mean, var = m, v = moments(clip(g), slots, beta1, beta2)
+        mean, var = m, v = moments(clip(g), slots, numbers)
         if bias_correction:
-            m, v = m / one_minus_power(beta1, ctx.t), v / one_minus_power(beta2, ctx.t)
-        u = decayed(m / (jnp.sqrt(v) + epsilon), ctx.wd, w)
+            m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
+        u = decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w)
         size, step_size = _norm(w), _norm(u)
         size = jnp.maximum(size, lower_bound) if lower_bound else size
         size = jnp.minimum(size, upper_bound) if upper_bound else size
@@ -141,6 +143,7 @@ def lars(
         https://arxiv.org/abs/1706.02677; Apache MXNet 1.9.1, `LARS`.
     """
     clip, correct = clipper(clip_gradient), bool(momentum and momentum_correction)
+    numbers = Constants(momentum=momentum, eta=eta, eps=eps)
 
     def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
         scalars, rate, last = [], shared["rate"], shared["last"]
@@ -154,11 +157,13 @@ def lars(
         rate = ctx.lr
         if _adapts(adapt, ctx.name):
             size, slope = _norm(w), _norm(g)
-            rate = rate * _ratio(eta * size, decayed(slope, ctx.wd, size) + eps, size, slope)
+            rate = rate * _ratio(numbers.eta * size, decayed(slope, ctx.wd, size) + numbers.eps, size, slope)
         step = -rate * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
-        corrected = momentum * _ratio(ctx.shared["rate"], ctx.shared["last"], ctx.shared["last"]) if correct else momentum
+        corrected = numbers.momentum
+        if correct:
+            corrected = corrected * _ratio(ctx.shared["rate"], ctx.shared["last"], ctx.shared["last"])
         m = corrected * slots[0] + step
         return m, (m,)
 
@@ -233,6 +238,7 @@ def lbsgd(
     if batch_scale < 1 or batch_scale != int(batch_scale):
         raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
     clip = clipper(clip_gradient)
+    has_momentum, numbers = bool(momentum), Constants(momentum=momentum)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
 
     def factor(number: Any, g: Array, w: Array, wd: Any) -> Any:
@@ -248,8 +254,8 @@ def lbsgd(
             total = jnp.where(jnp.asarray(ctx.t) == 2, 2 * g, total)
         g = total / batch_scale
         step = -ctx.lr * factor(number, g, w, ctx.wd) * decayed(clip(g), ctx.wd, w)
-        delta = momentum * slots[0] + step if momentum else step
-        after = (delta,) if momentum else ()
+        delta = numbers.momentum * slots[0] + step if has_momentum else step
+        after = (delta,) if has_momentum else ()
         if batch_scale == 1:
             return delta, after
         now = number % batch_scale == 0

@@ -13,10 +13,12 @@ from jfit.optim.core import (
     RuleContext,
     Slots,
     clipper,
+    decay_rates,
     decayed,
     one_minus_power,
     transformation,
 )
+from jfit.programs import Constants
 
 
 def ftrl(
@@ -56,16 +58,16 @@ def ftrl(
 
     Source: McMahan et al. 2013, https://dl.acm.org/doi/10.1145/2487575.2488200; Apache MXNet 1.9.1, `ftrl_update`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(lamda1=lamda1, beta=beta)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         n = slots[1] + g * g
         z = slots[0] + g - (jnp.sqrt(n) - jnp.sqrt(slots[1])) * w / ctx.lr
         # The condition is |z| <= lamda1, so that a NaN in z stays NaN: with |z| > lamda1 it would become 0, hiding an overflow.
-        soft = jnp.where(jnp.abs(z) <= lamda1, 0.0, jnp.sign(z) * lamda1 - z)
+        soft = jnp.where(jnp.abs(z) <= numbers.lamda1, 0.0, jnp.sign(z) * numbers.lamda1 - z)
         # If soft is 0, the update is -w, and w + (-w) is exactly 0.
-        return soft / ((beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
+        return soft / ((numbers.beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
     return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -107,13 +109,14 @@ def ftml(
 
     Source: Zheng and Kwok 2017, https://proceedings.mlr.press/v70/zheng17a.html; Apache MXNet 1.9.1, `ftml_update`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
-        v = beta2 * slots[1] + (1 - beta2) * g * g
-        d = one_minus_power(beta1, ctx.t) / ctx.lr * (jnp.sqrt(v / one_minus_power(beta2, ctx.t)) + epsilon)
-        z = beta1 * slots[2] + (1 - beta1) * g - (d - beta1 * slots[0]) * w
+        v = numbers.beta2 * slots[1] + numbers.rest2 * g * g
+        correction = jnp.sqrt(v / one_minus_power(numbers.log2, ctx.t)) + numbers.epsilon
+        d = one_minus_power(numbers.log1, ctx.t) / ctx.lr * correction
+        z = numbers.beta1 * slots[2] + numbers.rest1 * g - (d - numbers.beta1 * slots[0]) * w
         return -z / d - w, (d, v, z)
 
     return transformation(rule, ("d", "v", "z"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)

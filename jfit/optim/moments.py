@@ -17,11 +17,13 @@ from jfit.optim.core import (
     RuleContext,
     Slots,
     clipper,
+    decay_rates,
     decayed,
     moments,
     one_minus_power,
     transformation,
 )
+from jfit.programs import Constants
 
 
 def adam(
@@ -60,12 +62,12 @@ def adam(
 
     Source: Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; Apache MXNet 1.9.1, `adam_update`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), _kernel_rates(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        mean, var = _kernel_moments(clip(decayed(g, ctx.wd, w)), slots, beta1, beta2)
-        rate = ctx.lr * jnp.sqrt(one_minus_power(beta2, ctx.t)) / one_minus_power(beta1, ctx.t)
-        return -rate * mean / (jnp.sqrt(var) + epsilon), (mean, var)
+        mean, var = moments(clip(decayed(g, ctx.wd, w)), slots, numbers)
+        rate = ctx.lr * jnp.sqrt(one_minus_power(numbers.log2, ctx.t)) / one_minus_power(numbers.log1, ctx.t)
+        return -rate * mean / (jnp.sqrt(var) + numbers.epsilon), (mean, var)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     return transformation(rule, ("mean", "var"), common, counted=True, lazy=lazy_update)
@@ -111,13 +113,13 @@ def adamw(
 
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; Apache MXNet 1.9.1, `_contrib_adamw_update`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), (decay_rates if bias_correction else _kernel_rates)(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        mean, var = m, v = (moments if bias_correction else _kernel_moments)(clip(g), slots, beta1, beta2)
+        mean, var = m, v = moments(clip(g), slots, numbers)
         if bias_correction:
-            m, v = m / one_minus_power(beta1, ctx.t), v / one_minus_power(beta2, ctx.t)
-        return -ctx.lr * decayed(m / (jnp.sqrt(v) + epsilon), ctx.wd, w), (mean, var)
+            m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
+        return -ctx.lr * decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w), (mean, var)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
@@ -157,12 +159,12 @@ def adamax(
 
     Source: Kingma and Ba 2015, section 7, https://arxiv.org/abs/1412.6980; Apache MXNet 1.9.1, `Adamax`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
-        mean, size = beta1 * slots[0] + (1 - beta1) * g, jnp.maximum(beta2 * slots[1], jnp.abs(g))
-        rate = ctx.lr / one_minus_power(beta1, ctx.t)
+        mean, size = numbers.beta1 * slots[0] + numbers.rest1 * g, jnp.maximum(numbers.beta2 * slots[1], jnp.abs(g))
+        rate = ctx.lr / one_minus_power(numbers.log1, ctx.t)
         return -rate * mean / jnp.where(size == 0, 1.0, size), (mean, size)
 
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
@@ -219,7 +221,7 @@ def nadam(
 
     Source: Dozat 2016, https://cs229.stanford.edu/proj2015/054_report.pdf; Apache MXNet 1.9.1, `Nadam`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
 
     def warmed(t: Any) -> Any:
         return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))
@@ -233,19 +235,19 @@ def nadam(
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
-        mean, var = moments(g, slots, beta1, beta2)
+        mean, var = moments(g, slots, numbers)
         ahead = ctx.shared["of_g"] * g + ctx.shared["of_mean"] * mean
-        return -ctx.lr * ahead / (jnp.sqrt(var / one_minus_power(beta2, ctx.t)) + epsilon), (mean, var)
+        return -ctx.lr * ahead / (jnp.sqrt(var / one_minus_power(numbers.log2, ctx.t)) + numbers.epsilon), (mean, var)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
     return transformation(rule, ("mean", "var"), common, counted=True, shared=start, advance=advance, order=order, fixed=fixed)
 
 
-def _kernel_moments(g: Array, slots: Slots, beta1: float, beta2: float) -> tuple[Array, Array]:
-    """Return moving averages of g and g^2 as `moments`, but with 1 - beta rounded to float32, as in MXNet's kernels.
+def _kernel_rates(beta1: float, beta2: float, **others: Any) -> Constants:
+    """The numbers of moving averages as `decay_rates`, but with 1 - beta rounded to float32, as in MXNet's kernels.
 
     For beta = 0.999 this is 1e-5 (relative) below 0.001.
     """
     rest1, rest2 = (float(np.float32(1) - np.float32(beta)) for beta in (beta1, beta2))
-    return beta1 * slots[0] + rest1 * g, beta2 * slots[1] + rest2 * g * g
+    return decay_rates(beta1, beta2, **others, rest1=rest1, rest2=rest2)

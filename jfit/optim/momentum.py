@@ -18,6 +18,7 @@ from jfit.optim.core import (
     transformation,
     zeros,
 )
+from jfit.programs import Constants
 
 
 def sgd(
@@ -54,13 +55,13 @@ def sgd(
 
     Source: Apache MXNet 1.9.1, `sgd_update` and `sgd_mom_update` (weight decay is added after clipping).
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         step = -ctx.lr * decayed(clip(g), ctx.wd, w)
         if not slots:
             return step, ()
-        m = momentum * slots[0] + step
+        m = numbers.momentum * slots[0] + step
         return m, (m,)
 
     common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
@@ -103,11 +104,11 @@ def nag(
     """
     if not momentum:
         return sgd(learning_rate, 0.0, wd, clip_gradient, lr_mult, wd_mult, multi_precision)
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, ahead=1 + momentum)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
-        g, m = clip(g), momentum * slots[0]
-        delta = -m + (1 + momentum) * (m - ctx.lr * decayed(g, ctx.wd, w))
+        g, m = clip(g), numbers.momentum * slots[0]
+        delta = -m + numbers.ahead * (m - ctx.lr * decayed(g, ctx.wd, w))
         return delta, (m - ctx.lr * decayed(g, ctx.wd, w + delta),)
 
     return transformation(rule, ("momentum",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
@@ -157,13 +158,13 @@ def signum(
             f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh (nor has MXNet's kernel); "
             "pass wd, which signSGD applies outside the sign, or a nonzero momentum."
         )
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, rest=1 - momentum, growth=-wd_lh)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         if not slots:
             return -ctx.lr * decayed(_sign(g), ctx.wd, w), ()
-        m = momentum * slots[0] - (1 - momentum) * decayed(clip(g), ctx.wd, w)
-        return ctx.lr * decayed(_sign(m), -wd_lh, w), (m,)
+        m = numbers.momentum * slots[0] - numbers.rest * decayed(clip(g), ctx.wd, w)
+        return ctx.lr * decayed(_sign(m), numbers.growth, w), (m,)
 
     return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
@@ -205,14 +206,14 @@ def dcasgd(
 
     Source: Zheng et al. 2017, https://arxiv.org/abs/1609.08326; Apache MXNet 1.9.1, `DCASGD`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, lamda=lamda)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
-        step = -ctx.lr * (decayed(g, ctx.wd, w) + lamda * g * g * (w - slots[-1]))
-        if not momentum:
+        step = -ctx.lr * (decayed(g, ctx.wd, w) + numbers.lamda * g * g * (w - slots[-1]))
+        if len(slots) == 1:
             return step, (w,)
-        m = momentum * slots[0] + step
+        m = numbers.momentum * slots[0] + step
         return m, (m, w)
 
     slots = {"momentum": zeros, "previous": copied} if momentum else {"previous": copied}

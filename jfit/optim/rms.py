@@ -17,6 +17,7 @@ from jfit.optim.core import (
     transformation,
     zeros,
 )
+from jfit.programs import Constants
 
 
 def rmsprop(
@@ -60,18 +61,19 @@ def rmsprop(
 
     Source: Tieleman and Hinton 2012; Graves 2013, https://arxiv.org/abs/1308.0850; Apache MXNet 1.9.1, `rmsprop_update`.
     """
-    clip, bound = clipper(clip_gradient), clipper(clip_weights)
+    clip, bound, clips = clipper(clip_gradient), clipper(clip_weights), bool(clip_weights)
+    numbers = Constants(gamma2=gamma2, epsilon=epsilon)  # with gamma1, XLA would round differently than with Python numbers
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
         n = (1 - gamma1) * g * g + gamma1 * slots[0]
         if not centered:
-            delta, new = -ctx.lr * g / jnp.sqrt(n + epsilon), (n,)
+            delta, new = -ctx.lr * g / jnp.sqrt(n + numbers.epsilon), (n,)
         else:
             mean = (1 - gamma1) * g + gamma1 * slots[1]
-            delta = gamma2 * slots[2] - ctx.lr * g / jnp.sqrt(n - mean * mean + epsilon)
+            delta = numbers.gamma2 * slots[2] - ctx.lr * g / jnp.sqrt(n - mean * mean + numbers.epsilon)
             new = (n, mean, delta)
-        return (bound(w + delta) - w if clip_weights else delta), new
+        return (bound(w + delta) - w if clips else delta), new
 
     return transformation(
         rule, ("n", "g", "delta") if centered else ("n",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
@@ -109,12 +111,12 @@ def adagrad(
 
     Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `AdaGrad`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(eps=eps)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         history = slots[0] + g * g
-        return -ctx.lr * decayed(g / jnp.sqrt(history + eps), ctx.wd, w), (history,)
+        return -ctx.lr * decayed(g / jnp.sqrt(history + numbers.eps), ctx.wd, w), (history,)
 
     return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), lazy=True)
 
@@ -157,7 +159,7 @@ def group_adagrad(
     """
     if wd:
         raise ValueError(f"group_adagrad: wd is {wd}, but it must be 0: this optimizer has no weight decay.")
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(eps=eps)
 
     def start(w: Array) -> Array:
         if w.ndim != 2:
@@ -170,7 +172,7 @@ def group_adagrad(
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         history = slots[0] + jnp.mean(g * g, axis=1, keepdims=True)  # (rows, 1)
-        return -ctx.lr * g / jnp.sqrt(history + eps), (history,)
+        return -ctx.lr * g / jnp.sqrt(history + numbers.eps), (history,)
 
     return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision), lazy=True)
 
@@ -211,12 +213,12 @@ def adadelta(
 
     Source: Zeiler 2012, https://arxiv.org/abs/1212.5701; Apache MXNet 1.9.1, `AdaDelta`.
     """
-    clip = clipper(clip_gradient)
+    clip, numbers = clipper(clip_gradient), Constants(rho=rho, rest=1 - rho, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
-        acc_g = rho * slots[0] + (1 - rho) * g * g
-        delta = jnp.sqrt(slots[1] + epsilon) / jnp.sqrt(acc_g + epsilon) * g
-        return -decayed(delta, ctx.wd, w), (acc_g, rho * slots[1] + (1 - rho) * delta * delta)
+        acc_g = numbers.rho * slots[0] + numbers.rest * g * g
+        delta = jnp.sqrt(slots[1] + numbers.epsilon) / jnp.sqrt(acc_g + numbers.epsilon) * g
+        return -decayed(delta, ctx.wd, w), (acc_g, numbers.rho * slots[1] + numbers.rest * delta * delta)
 
     return transformation(rule, ("acc_g", "acc_delta"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))

@@ -7,6 +7,7 @@ signature here.  Programs are kept for the process (`jfit.programs`): an equal f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jfit.parallel.devices import AXIS, Device
+from jfit.parallel.devices import AXIS, Device, place
 from jfit.programs import Program
 
 SPMD = "pmap"  # or "shard_map"
@@ -57,15 +58,15 @@ def compile_spmd(
     def program(*args: Any) -> Any:
         return fn(*args, axis_name=axis)
 
-    def build(traced: Callable[..., Any]) -> Any:
+    def build(traced: Callable[..., Any], more: int) -> Any:
         if axis is None:
             return jax.jit(traced, donate_argnums=donate)
-        compile_ = jax.pmap if spmd == "pmap" else _shard_map
-        return compile_(traced, axis_name=AXIS, devices=devices, in_axes=in_axes, out_axes=out_axes, donate_argnums=donate)
+        compile_, axes = jax.pmap if spmd == "pmap" else _shard_map, (*in_axes, *(None,) * more)
+        return compile_(traced, axis_name=AXIS, devices=devices, in_axes=axes, out_axes=out_axes, donate_argnums=donate)
 
     static = spmd, tuple(devices), donate, _hashable(in_axes), _hashable(out_axes)
     varies = [i for i, axes in enumerate(in_axes) if isinstance(axes, int)]
-    return Program(program, build, name=name, static=static, varies=varies)
+    return Program(program, build, name=name, static=static, varies=varies, place=functools.partial(place, devices=devices))
 
 
 def _hashable(axes: Any) -> Any:

@@ -3,11 +3,13 @@
 >>> from jfit.programs import Program, clear_programs
 """
 
-from jfit.programs.kept import Program, Recent, check_shapes, clear_programs, depends_on_more, kept, settings
+from jfit.programs.constants import Constants, depends_on_more
 from jfit.programs.keys import ByIdentity, Unkeyed, key_of
+from jfit.programs.tables import Program, Recent, check_shapes, clear_programs, kept, settings
 
 __all__ = [
     "ByIdentity",
+    "Constants",
     "Program",
     "Recent",
     "Unkeyed",

@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit.programs.constants import Constants
+
 # packages whose functions read no global variables that change
 TRUSTED = frozenset(
     {"jfit", "jax", "jaxlib", "numpy", "optax", "chex", "builtins", "math", "operator", "functools", "collections"}
@@ -51,12 +53,23 @@ def key_of(value: Any) -> Hashable | None:
         >>> key_of([jax.numpy.ones(2)]) is None  # arrays on devices are data
         True
     """
+    return read_function(value, False)[0]
+
+
+def read_function(value: Any, arguments: bool) -> tuple[Hashable | None, list[Constants]]:
+    """Return (the key of a function or None, the `Constants` that it reads, in an order that depends on the key only).
+
+    Args:
+        value: the function.
+        arguments: whether the numbers of `Constants` are arguments of the program; if not, the key has their values.
+    """
+    reader = _Reader(arguments)
     try:
-        key = _Reader().read(value)
+        key = reader.read(value)
         hash(key)
-    except (Unkeyed, TypeError, RecursionError):
-        return None
-    return key
+    except (TypeError, RecursionError):
+        return None, []
+    return (key if reader.complete else None), reader.constants
 
 
 class ByIdentity:
@@ -91,8 +104,10 @@ def is_trusted(module: Any) -> bool:
 class _Reader:
     """Computes one key.  A function or container that occurs again is replaced by its number, so that cycles end."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: bool) -> None:
+        self._arguments = arguments
         self._numbers: dict[int, int] = {}
+        self.complete, self.constants = True, list[Constants]()
         self._alive: list[Any] = []  # objects whose ids are in `_numbers`: another object must not get such an id
 
     def read(self, x: Any) -> Any:
@@ -111,13 +126,19 @@ class _Reader:
             return "again", self._numbers[id(x)]
         self._numbers[id(x)] = len(self._numbers)
         self._alive.append(x)
-        return self._object(x, kind)
+        try:
+            return self._object(x, kind)
+        except Unkeyed:
+            self.complete = False  # there is no key; the rest is read for its `Constants`
+            return None
 
     def _object(self, x: Any, kind: type) -> Any:
         if isinstance(x, types.FunctionType):
             return self._function(x)
         if isinstance(x, type):
             return self._type(x)
+        if isinstance(x, Constants):
+            return self._constants(x)
         own = getattr(kind, "program_key", None)
         if own is not None:
             return "own", self._type(kind), self.read(x.program_key)
@@ -127,6 +148,12 @@ class _Reader:
         if dataclasses.is_dataclass(x):
             return self._type(kind), *[(f.name, self.read(getattr(x, f.name))) for f in dataclasses.fields(x)], self._rest(x)
         return self._library_object(x)
+
+    def _constants(self, x: Constants) -> Any:
+        self.constants.append(x)
+        if not self._arguments:
+            return "constants", self.read(x.values)
+        return "constants", x.names, self.read({k: v for k, v in x.values.items() if k not in x.names})
 
     def _function(self, fn: types.FunctionType) -> Any:
         if "program_key" in fn.__dict__:

@@ -26,6 +26,7 @@ from jfit.optim.core import is_small, wide
 from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.optim.structure import in_structure
+from jfit.programs import Constants
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
@@ -244,19 +245,17 @@ class _Update(NamedTuple):
         optimizer: computes the updates that are added to the parameters.
         rate_of: learning-rate schedule `(number of the update, base learning rate) -> rate`; None: the base learning rate.
         rescale: "mean" or a factor for the summed gradients.
-        clip_norm: maximum global L2 norm, or None.
-        clip_value: maximum absolute value of an element, or None.
+        limits: the numbers `norm`, maximum global L2 norm, and `value`, maximum absolute value of an element; None: no limit.
     """
 
     optimizer: Optimizer
     rate_of: Callable[..., Array] | None
     rescale: Any
-    clip_norm: float | None
-    clip_value: float | None
+    limits: Constants
 
     @classmethod
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
-        return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, norm, value)
+        return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
     def by_rows(self, gradients: Params) -> set[str]:
         """Names of the embedding tables of which only the rows with a gradient are updated."""
@@ -289,7 +288,7 @@ class _Update(NamedTuple):
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
-            return _clip(scaled, self.clip_norm, self.clip_value)
+            return _clip(scaled, self.limits.norm, self.limits.value)
 
         gradients = on_values(change, gradients) if tables else change(gradients)
         base = state.base_lr
@@ -390,7 +389,7 @@ def _scaled(g: Array, factor: Any, exact: bool) -> Array:
     return wide(g) * factor if exact and is_small(g) else g * jnp.asarray(factor, g.dtype)
 
 
-def _clip(gradients: Params, norm: float | None, value: float | None) -> Params:
+def _clip(gradients: Params, norm: Any, value: Any) -> Params:
     if norm is not None:
         length = optax.global_norm(gradients)
         scale = jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30))

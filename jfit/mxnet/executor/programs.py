@@ -121,7 +121,7 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
 
     Example:
         >>> import jfit
-        >>> net = lambda: jfit.sym.relu(jfit.sym.Variable("x"))
+        >>> net = lambda: jfit.sym.relu(jfit.sym.Variable("x"), name="r")
         >>> programs_of(net().heads) is programs_of(net().heads)
         True
     """

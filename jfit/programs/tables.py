@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 from jfit import counters
-from jfit.programs.keys import key_of
+from jfit.programs.constants import Constants, bound, table_of, tracing
+from jfit.programs.keys import key_of, read_function
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128
@@ -133,20 +134,6 @@ def settings() -> tuple[Any, ...]:
     return tuple([v if isinstance(v, Hashable) else repr(v) for _, v in pairs])
 
 
-_tracing = threading.local()
-
-
-def depends_on_more() -> None:
-    """Declare, in a function that is being traced, that the program depends on a value that is not in its key.
-
-    The program is then not kept by its key; it is kept by its text, which has that value.
-
-    Example:
-        >>> depends_on_more()
-    """
-    _tracing.incomplete = True
-
-
 class _Untraced(Exception):
     """A compiled function was called in a way for which it was not compiled."""
 
@@ -154,8 +141,8 @@ class _Untraced(Exception):
 class _Body:
     """The function that jax traces.  It refers to the function of the user only during its first call."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, constants: Sequence[Constants], has_table: bool) -> None:
+        self.name, self.constants, self.has_table = name, constants, has_table
         self.fn: Callable[..., Any] | None = None
         self.results: Any = None  # structure, shapes, dtypes and weak types of the results
 
@@ -163,7 +150,9 @@ class _Body:
         if self.fn is None:
             raise _Untraced
         counters.count_trace(self.name)
-        result = self.fn(*args)
+        inputs, table = (args[:-1], args[-1]) if self.has_table else (args, None)
+        with bound(self.constants, table):
+            result = self.fn(*inputs)
         leaves, tree = jax.tree.flatten(result)
         self.results = tree, tuple([repr(jax.typeof(x)) for x in leaves])
         return result
@@ -196,6 +185,9 @@ class Program:
         name: name under which `jfit.counters` counts how often the function is traced.
         static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
         varies: positions of the arguments whose shapes may change between calls, such as the batch; empty: all.
+        place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads are then one more
+            argument of the compiled function, the last, and `build` is called as `build(function, number of such arguments)`.
+            None: they belong to the program.
 
     Example:
         >>> def scaled(factor):
@@ -209,17 +201,19 @@ class Program:
     def __init__(
         self,
         fn: Callable[..., Any],
-        build: Callable[[Callable[..., Any]], Any],
+        build: Callable[..., Any],
         *,
         name: str = "program",
         static: Hashable = (),
         varies: Sequence[int] = (),
+        place: Callable[[Any], Any] | None = None,
     ) -> None:
+        self._place, self._table = place, tuple[Any, ...]()  # with the array of the constants, if there are any
         self._fn, self._build, self._name, self._static, self._varies = fn, build, name, static, tuple(varies)
         self._runs: dict[Any, Any] = {}  # signature -> compiled function
         self._by_shape: dict[Any, Any] = {}  # shapes of the arguments that vary -> compiled function
         self._only: Any = None  # the compiled function, as long as there is one only
-        key = key_of(fn)
+        key, self._constants = read_function(fn, place is not None)
         self._shared = _Shared() if key is None else _by_key.setdefault((key, static, name), _Shared())
 
     def __call__(self, *args: Any) -> Any:
@@ -229,10 +223,15 @@ class Program:
             run = self._by_shape.get(self._shapes(args))
         if run is not None:
             try:
-                return run(*args)
+                return run(*args, *self._table)
             except _Untraced:
                 pass
-        return self._first_call(args)
+        if self._place is not None and any(c.names for c in self._constants):
+            self._table = (self._place(table_of(self._constants)),)
+        return self._first_call((*args, *self._table))
+
+    def _compiled(self, body: _Body) -> Any:
+        return self._build(body.function()) if self._place is None else self._build(body.function(), len(self._table))
 
     def _shapes(self, args: tuple[Any, ...]) -> Any:
         leaves, tree = jax.tree.flatten([args[i] for i in self._varies] if self._varies else args)
@@ -241,7 +240,9 @@ class Program:
     def _first_call(self, args: tuple[Any, ...]) -> Any:
         signature = _signature(args)
         if signature is None or jax.config.jax_disable_jit:  # called by a traced function, or nothing is to be compiled
-            return self._build(self._fn)(*args)
+            body = _Body(self._name, self._constants, bool(self._table))
+            body.fn = self._fn
+            return self._compiled(body)(*args)
         with self._shared.lock:
             for run in (self._runs.get(signature), self._shared.runs.get(signature)):
                 if run is not None:
@@ -254,13 +255,13 @@ class Program:
 
     def _traced_call(self, signature: Any, args: tuple[Any, ...]) -> Any:
         """Trace and lower the function; compile it unless an equal text was compiled before."""
-        body = _Body(self._name)
-        run = self._build(body.function())
+        body = _Body(self._name, self._constants, bool(self._table))
+        run = self._compiled(body)
         body.fn = self._fn
         try:
-            _tracing.incomplete = False
+            tracing.incomplete = False
             digest, shareable = _text_of(run.lower(*args))
-            shareable = shareable and not _tracing.incomplete
+            shareable = shareable and not tracing.incomplete
             text = digest and (digest, body.results, signature, self._static)
             known = text and _by_text.get(text)
             if known is not None:
@@ -272,7 +273,7 @@ class Program:
                 body.fn = self._fn
             result = run(*args)
         finally:
-            body.fn = None
+            body.fn, body.constants = None, ()
         if text is not None:
             _by_text[text] = run
         self._keep(signature, args, run, share=shareable)
