@@ -11,11 +11,13 @@ True
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import re
 import stat
 import sys
+import warnings
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +27,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 MAX_BYTES = 1 << 30  # size of the folder above which the programs that were not used for longest are deleted
-_OFF = ("0", "false", "off", "no")
+_OFF, _ON = ("0", "false", "off", "no"), ("", "1", "true", "on", "yes")  # values of JFIT_CACHE that are no folders
 
 
 class _Active(NamedTuple):
@@ -49,7 +51,7 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
     Args:
         folder: True for the default folder, `jfit/xla` in the user's cache folder (`XDG_CACHE_HOME` or `~/.cache`; macOS:
             `~/Library/Caches`; Windows: `%LOCALAPPDATA%`); a folder of yours; or False for no cache.
-        max_bytes: maximum size of all files in the folder, in bytes.
+        max_bytes: maximum size of all programs in the folder, in bytes.  Other files are neither counted nor deleted.
 
     Returns:
         The folder in which programs are stored, or None if there is no cache: because `folder` is False, or because a default
@@ -58,6 +60,7 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
     Raises:
         PermissionError: `folder` is a path that cannot be created or written, or in which other users can write: whoever
             writes there can run code in this process.
+        TypeError: `folder` is neither a bool nor a path.
 
     Example:
         >>> import tempfile
@@ -66,6 +69,8 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
         True
         >>> compile_cache(False)
     """
+    if not isinstance(folder, (bool, str, os.PathLike)) or folder == "":
+        raise TypeError(f"folder is {folder!r}; expected True, False or the path of a folder")
     path = _use(folder, max_bytes)
     jax_cache.reset_cache()  # JAX opens its cache once, at the first compile
     return path
@@ -73,9 +78,9 @@ def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: in
 
 def _use(folder: bool | str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Path | None:
     _active.clear()
-    path = None
-    if folder is not False:
-        path = (_default_folder() if folder is True else Path(folder).absolute()) / _version()
+    path, base = None, _default_folder() if folder is True else Path(folder or "").expanduser().absolute()
+    if folder is not False and base is not None:
+        path = base / _version()
         problem = _problem(path)
         if problem and folder is not True:
             raise PermissionError(f"compiled programs cannot be kept in {path}: {problem}; choose another folder")
@@ -92,25 +97,33 @@ def _use(folder: bool | str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> P
 
 def start() -> None:
     """Switch the cache on as `import jfit` does: by `JFIT_CACHE` (0, or a folder), and only if the process has none."""
-    setting = os.environ.get("JFIT_CACHE", "")
-    if setting.lower() in _OFF or _setting("jax_compilation_cache_dir") or not _setting("jax_enable_compilation_cache"):
+    choice = os.environ.get("JFIT_CACHE", "")
+    if choice.lower() in _OFF or _setting("jax_compilation_cache_dir") or not _setting("jax_enable_compilation_cache"):
         return
-    _use(setting or True)
+    try:
+        _use(True if choice.lower() in _ON else choice)
+    except PermissionError as error:
+        warnings.warn(f"JFIT_CACHE: {error}", stacklevel=2)
 
 
 def _setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def _default_folder() -> Path:
-    home = os.path.expanduser("~")
+def _default_folder() -> Path | None:
+    """Folder of the user's programs; None if the user has no home (a number without an account, as in containers)."""
+    home, base = os.path.expanduser("~"), ""
     if sys.platform == "darwin":
         base = os.path.join(home, "Library", "Caches")
     elif sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.join(home, "AppData", "Local")
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    return Path(base, "jfit", "xla")
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        base = given if os.path.isabs(given) else os.path.join(home, ".cache")  # the specification ignores relative paths
+    return Path(base, "jfit", "xla") if os.path.isabs(base) else None
+
+
+_VERSION = re.compile(r"jax-.+-[0-9a-f]{8}")  # names of the subfolders, see `_version`
 
 
 def _version() -> str:
@@ -139,7 +152,9 @@ def _problem(folder: Path) -> str | None:
         return error.strerror or str(error)
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return "it belongs to another user"
-    if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    parent = folder.parent.stat().st_mode  # others could put a folder of theirs in its place, but for a sticky one such as /tmp
+    open_to_others = stat.S_IWGRP | stat.S_IWOTH
+    if os.name == "posix" and (status.st_mode & open_to_others or (parent & open_to_others and not parent & stat.S_ISVTX)):
         return "other users can write there, and could run code in this process"
     return None if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else "it is read-only"
 
@@ -148,15 +163,14 @@ def _problem(folder: Path) -> str | None:
 def _delete_oldest() -> None:
     """Delete the files that were not read or written for longest, until the folder has its maximum size."""
     for folder, max_bytes in _active:
-        # Other processes delete and write at the same time: a file that is gone, or a folder, is no error.
-        try:
-            entries = [entry for sub in os.scandir(folder) if sub.is_dir() for entry in os.scandir(sub.path)]
+        # Other processes delete and write at the same time: a file or a folder that is gone is no error.
+        with contextlib.suppress(OSError):
+            subfolders = [sub.path for sub in os.scandir(folder) if _VERSION.fullmatch(sub.name) and not sub.is_symlink()]
+            entries = [entry for path in subfolders for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)]
             found = sorted((max(s.st_atime, s.st_mtime), s.st_size, e.path) for e in entries for s in [e.stat()])
-        except OSError:
-            continue
-        excess = sum(size for _, size, _ in found) - max_bytes
-        for _, size, path in found:
-            if excess <= 0:
-                break
-            Path(path).unlink(missing_ok=True)
-            excess -= size
+            excess = sum(size for _, size, _ in found) - max_bytes
+            for _, size, path in found:
+                if excess <= 0:
+                    break
+                Path(path).unlink(missing_ok=True)
+                excess -= size

@@ -110,6 +110,12 @@ def test_a_folder_where_others_may_write_is_refused(tmp_path, restored):
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="other users can write there"):
         jfit.compile_cache(tmp_path)
+    folder.chmod(0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can write there"):
+        jfit.compile_cache(tmp_path)
+    tmp_path.chmod(0o1777)
+    assert jfit.compile_cache(tmp_path) == folder
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path, restored):
@@ -125,6 +131,52 @@ def test_the_files_used_longest_ago_are_deleted_when_the_process_ends(tmp_path, 
         os.utime(folder / name, (1e9 - age, 1e9 - age))
     disk_cache._delete_oldest()
     assert sorted(file.name for file in folder.iterdir()) == ["middle", "new"]
+
+
+def test_files_that_are_no_programs_are_never_deleted(tmp_path, restored):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    kept = [tmp_path / "data" / "thesis.txt", tmp_path / "elsewhere" / "photos.zip"]
+    for file in kept:
+        file.write_bytes(bytes(1000))
+    folder = jfit.compile_cache(tmp_path, max_bytes=1)
+    (folder / "folder").mkdir()
+    (tmp_path / "jax-link-01234567").symlink_to(tmp_path / "elsewhere")
+    (folder / "program-cache").write_bytes(bytes(1000))
+    disk_cache._delete_oldest()
+    assert all(file.exists() for file in kept)
+    assert not (folder / "program-cache").exists()
+
+
+@pytest.mark.parametrize("folder", ["", None, 1])
+def test_what_is_no_folder_is_refused(folder, restored):
+    with pytest.raises(TypeError, match="expected True, False or the path of a folder"):
+        jfit.compile_cache(folder)
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch, tmp_path, restored):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert jfit.compile_cache() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("choice", ["1", "on"])
+def test_the_environment_variable_may_say_yes(choice, monkeypatch, tmp_path, restored):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JFIT_CACHE", choice)
+    jax.config.update("jax_compilation_cache_dir", None)
+    disk_cache.start()
+    assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path / "jfit" / "xla"))
+
+
+def test_a_folder_in_the_environment_that_cannot_be_used_is_a_warning(monkeypatch, tmp_path, restored):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JFIT_CACHE", str(tmp_path / "file"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    with pytest.warns(UserWarning, match="JFIT_CACHE: compiled programs cannot be kept in"):
+        disk_cache.start()
 
 
 def test_programs_of_other_processors_and_versions_are_kept_apart(monkeypatch):
