@@ -6,6 +6,7 @@ Lowering classifies the variables of a graph as data, labels, parameters and aux
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ def lower(
     inputs: Sequence[str] | None = None,
     capture: str | None = None,
     batch_axes: Mapping[str, int] | None = None,
+    roll: bool | None = None,
 ) -> Model:
     """Lower a graph to a `Model`: a NamedTuple of pure functions (`init`, `apply`, `plan`) and of metadata.
 
@@ -52,6 +54,10 @@ def lower(
         capture: regular expression; every internal output whose name it matches is appended to the outputs.
         batch_axes: input name -> batch axis.  Default: position of N in the variable's `layout`, 1 for initial states of
             recurrent operators (layers, batch, size), else 0.
+        roll: True: repeated blocks of the graph, such as the time steps of an unrolled recurrent network, run as one
+            `lax.scan`, so that the time to compile does not depend on the number of steps.  Blocks with convolutions are
+            rolled on accelerators only.  False: every node is compiled separately.  Default: True, unless `capture` is passed
+            or the environment variable JFIT_ROLL is "0".
 
     Returns:
         The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new auxiliary states).
@@ -71,14 +77,15 @@ def lower(
     """
     names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
     mark_lowered([n.label for n in symbol.nodes() if n.op is None])
+    roll = capture is None and os.environ.get("JFIT_ROLL") != "0" if roll is None else roll
     description = description_of(symbol)
     if description is None:
-        return _lowered(symbol, inputs, capture, batch_axes)
-    key = description, names, capture, axes
+        return _lowered(symbol, inputs, capture, batch_axes, roll)
+    key = description, names, capture, axes, roll
     model = _models.get(key)
     # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
     if model is None or description_of(model.symbol) != description:
-        model = _models[key] = _lowered(symbol, names, capture, batch_axes)
+        model = _models[key] = _lowered(symbol, names, capture, batch_axes, roll)
         model.apply.__dict__["program_key"] = ByIdentity(object())  # programs of this model have it in their key
     return model
 
@@ -86,7 +93,9 @@ def lower(
 _models = kept(64)
 
 
-def _lowered(symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, batch_axes: Mapping[str, int] | None) -> Model:
+def _lowered(
+    symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, batch_axes: Mapping[str, int] | None, roll: bool
+) -> Model:
     heads = symbol.heads if capture is None else _captured(symbol, capture)
     order = topological(heads)
     data, labels = _input_names(order, heads, inputs)
@@ -99,7 +108,7 @@ def _lowered(symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, 
     names = InputNames((*data, *labels), labels, axes)
     params = _by_name([n for n in variables if id(n) not in aux_ids and n.name not in names.inputs])
     aux = _by_name([n for n in variables if id(n) in aux_ids])
-    apply = make_apply(order, heads, names)
+    apply = make_apply(order, heads, names, roll=roll)
     return Model(
         init=_make_init(Graph(heads), params, aux),
         apply=apply,

@@ -10,6 +10,7 @@ so the interpreter transposes where an operator needs it and not at every node. 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,34 +22,13 @@ from jax import Array
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
+from jfit.lowering.rolling.program import Program, plan_program, run_program
+from jfit.lowering.values import Value
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
 
 STATE_SLOTS = ("state", "state_cell")  # names of the initial-state inputs of recurrent operators; zeros if not passed
-NHWC_TO_NCHW, NCHW_TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)  # axes for jnp.transpose
-
-
-class Value(NamedTuple):
-    """One intermediate array; `rows`: where its batch rows are; `channels_last`: stored NHWC although the graph has NCHW."""
-
-    array: Any
-    rows: MaybeLayout
-    channels_last: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array with channels first, as in the graph."""
-        s = self.array.shape
-        return (s[0], s[3], s[1], s[2]) if self.channels_last else s
-
-    def to_channels_first(self) -> Value:
-        """Return the value with the array transposed to the layout of the graph."""
-        return Value(jnp.transpose(self.array, NHWC_TO_NCHW), self.rows) if self.channels_last else self
-
-    def to_channels_last(self) -> Value:
-        """Return the value with the 4-D array transposed to NHWC."""
-        return self if self.channels_last else Value(jnp.transpose(self.array, NCHW_TO_NHWC), self.rows, True)
 
 
 class InputNames(NamedTuple):
@@ -70,13 +50,14 @@ class _Arguments(NamedTuple):
     policy: Policy | None
 
 
-def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames):
+def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames, *, roll: bool = False):
     """Make the `apply` function (see `jfit.lowering.model.ApplyFn`) of the graph with the outputs `heads`.
 
     Args:
         order: the nodes of the graph in topological order.
         heads: the outputs of the graph.
         names: names of the inputs, labels and batch axes.
+        roll: whether repeated blocks, such as the time steps of an unrolled recurrent network, run as one `lax.scan`.
 
     Returns:
         `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
@@ -88,6 +69,11 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames)
     aux_ids = aux_nodes(order)
     label_ids = _label_operators(operators)
     open_shapes = _open_constants(operators)
+
+    @functools.cache  # at the first trace: many models are lowered only to look at them
+    def items() -> Program:
+        excluded = label_ids | {id(n) for n in open_shapes}
+        return plan_program(order, heads, names.inputs, excluded, roll)
 
     def apply(
         params: Params,
@@ -120,19 +106,21 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames)
         attributes = _attributes_with_shapes(open_shapes, heads, uncast, variables, size)
         new_aux = dict(aux)
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
-        for node in operators:
-            ins = [values[id(e.node), e.index] for e in node.inputs]
+
+        def run(node: Node, ins: Sequence[Value | None], name_hash: Any = None) -> list[Value | None]:
+            ins = list(ins)
             _replace_labels_and_aux(node, ins, uncast, aux_ids, new_aux)
             if id(node) in label_ids and any(v is None for v in ins):
-                values.update({(id(node), i): None for i in range(len(node.op.output_names(node.params)))})  # type: ignore
-                continue
+                return [None] * len(node.op.output_names(node.params))  # type: ignore[union-attr]
             ins = [_missing_input(node, i, ins, train, inputs) if v is None else v for i, v in enumerate(ins)]
             rows = table_rows.get(node.inputs[1].node.name) if table_rows and len(node.inputs) > 1 else None
             ctx = base if rows is None else dataclasses.replace(base, table_rows=rows)
-            outs, updated = _run(node, attributes.get(id(node), node.params), ins, ctx, key, policy)
-            values.update({(id(node), i): v for i, v in enumerate(outs)})
+            outs, updated = _run(node, attributes.get(id(node), node.params), ins, ctx, key, policy, name_hash)
             new_aux.update(updated)
-        results = [values[id(h.node), h.index] or _raise_missing(h.node, inputs) for h in heads]
+            return list(outs)
+
+        store = run_program(items(), values, run)
+        results = [store.get(h) or _raise_missing(h.node, inputs) for h in heads]
         if _rows_out is not None:
             _rows_out.extend(r.rows for r in results)
         return tuple(r.to_channels_first().array for r in results), new_aux
@@ -274,20 +262,28 @@ def _raise_missing(node: Node, inputs: Inputs, where: str = "") -> Any:
 
 # ------------------------------------------------------------------------------------------------ operators
 def _run(
-    node: Node, params: Attrs, ins: Sequence[Value | None], base: Ctx, key: Array | None, policy: Policy | None
+    node: Node,
+    params: Attrs,
+    ins: Sequence[Value | None],
+    base: Ctx,
+    key: Array | None,
+    policy: Policy | None,
+    name_hash: Any = None,
 ) -> tuple[list[Value], Aux]:
     """Run one node; returns (its outputs, the new auxiliary states by name).
 
     `params` are the parsed attributes, `ins` the inputs, `base` is the context without the fields that differ between nodes.
+    `name_hash`: crc32 of the name whose random numbers are drawn, uint32; None: of the node's own name.
     """
     op = node.op
     assert op is not None
     last = _runs_channels_last(op, node, ins)
     ins = _transposed(op, ins, last)
     arrays = _promoted(op, [None if v is None else v.array for v in ins], policy)
+    name_hash = zlib.crc32(node.name.encode()) if name_hash is None else name_hash
     ctx = dataclasses.replace(
         base,
-        key=jax.random.fold_in(key, zlib.crc32(node.name.encode())) if key is not None and op.needs_rng else None,
+        key=jax.random.fold_in(key, name_hash) if key is not None and op.needs_rng else None,
         rows=tuple(None if v is None else v.rows for v in ins),
         node=node.name,
         channels_last=last,
