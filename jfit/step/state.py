@@ -185,7 +185,7 @@ def averaged(state: TrainState) -> TrainState:
     return state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
 
 
-def own_buffer(x: Array) -> Array:
+def own_buffer(x: Array | np.ndarray) -> Array:
     """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
     return jax.device_put(x, may_alias=False)
 
@@ -271,5 +271,7 @@ def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | No
                 f"{kind}[{name!r}] has shape {np.shape(value)}, but the model needs {drawn[name].shape} for these inputs; "
                 "pass a value of that shape, or matching inputs"
             )
-        result[name] = jnp.array(value, drawn[name].dtype)
+        same = isinstance(value, np.ndarray) and value.dtype == drawn[name].dtype
+        # jnp.array compiles a program for each shape, even without a conversion.
+        result[name] = own_buffer(value) if same else jnp.array(value, drawn[name].dtype)
     return result

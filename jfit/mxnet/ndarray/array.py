@@ -339,8 +339,10 @@ def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:
     if isinstance(value, np.ndarray):
         value = value.astype(dtype)
     elif dtype == np.float32 and _is_numbers(value):
-        value = np.array(value, dtype)  # jnp.array compiles the conversion of a list
-    return place(jnp.array(value, dtype, copy=True), ctx)
+        value = np.array(value, dtype)
+    # jnp.array compiles a program for each shape, even without a conversion.
+    copy = jax.device_put(value, may_alias=False) if isinstance(value, np.ndarray) else jnp.array(value, dtype, copy=True)
+    return place(copy, ctx)
 
 
 def _is_numbers(value: Any) -> bool:

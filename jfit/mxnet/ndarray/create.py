@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
+
+_COPIED = 1 << 20  # maximum size of arrays of zeros and ones that are copied from the host: jnp.full compiles for each shape
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
@@ -122,6 +125,8 @@ def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = Non
     sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(s) for s in shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         result = NDArray(np.full(sizes, val, dtype))
+    elif type(val) in (int, float) and val in (0, 1) and math.prod(sizes) <= _COPIED:
+        result = NDArray(copy_as(np.full(sizes, val, dtype), dtype, ctx))
     else:
         result = NDArray(place(jnp.full(sizes, val, dtype), ctx))
     if out is None:
