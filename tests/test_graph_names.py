@@ -186,6 +186,7 @@ def test_a_new_last_layer_does_not_take_the_name_of_the_one_that_it_replaces(loa
     base = sym.load_json(base.tojson()) if loaded else base
     for _ in range(2):
         cut = sym.Dropout(base.get_internals()["relu0_output"], name="between")
+        assert cut.list_outputs() == ["between_output"]
         with_head = sym.FullyConnected(cut, num_hidden=4)
         assert with_head.list_arguments()[1:] == [f"fullyconnected{i}_{end}" for i in (0, 2) for end in ("weight", "bias")]
 
@@ -224,6 +225,40 @@ def test_reading_names_after_each_layer_numbers_only_new_nodes():
             net = sym.relu(sym.FullyConnected(net, num_hidden=2) + net)
             assert net.name == f"relu{i}"
     assert whole_graphs.call_count == 1
+
+
+def dense(x=None, **options):
+    return sym.FullyConnected(sym.Variable("data") if x is None else x, num_hidden=2, no_bias=True, **options)
+
+
+def test_a_layer_that_gets_a_given_name_of_another_layer_below_renames_that_one():
+    below = dense()
+    assert below.name == "fullyconnected0"
+    assert dense(below, name="fullyconnected0").list_arguments() == ["data", "fullyconnected1_weight", "fullyconnected0_weight"]
+    assert below.name == "fullyconnected0"
+
+
+def test_layers_numbered_in_several_graphs_get_different_names_in_a_joined_one():
+    a, b, c = dense(), dense(), dense()
+    assert sym.Group([a, b]).list_outputs() == ["fullyconnected0_output", "fullyconnected1_output"]
+    assert c.name == "fullyconnected0"
+    joined = sym.Group([c + a + b]).list_arguments()
+    assert sorted(name for name in joined if name != "data") == [f"fullyconnected{i}_weight" for i in range(3)]
+
+
+def test_loops_that_are_joined_have_different_names_in_their_bodies():
+    """Random numbers depend on the names: two loops must not draw the same dropout masks."""
+
+    def loop():
+        body = lambda x, s: (sym.Dropout(x), x + s)  # noqa: E731
+        return sym.contrib.foreach(body, sym.Variable("data"), sym.Variable("state"))[0]
+
+    parts = [loop(), loop()]
+    for part in parts:
+        part.list_arguments()
+    bodies = [graph for node in sym.Group(parts).nodes() for graph in node.subgraphs]
+    dropouts = [node.name for graph in bodies for node in graph.nodes() if node.op and node.op.name == "Dropout"]
+    assert sorted(dropouts) == ["dropout0", "dropout1"]
 
 
 def test_composition_keeps_names_open_until_they_are_read():
