@@ -121,6 +121,13 @@ FORMS = {
         "pad": (1, 0),
         "adj": (1, 2),
     },
+    "transposed to a target shape": {
+        "op": "Deconvolution",
+        "size": (2, 3, 4, 4),
+        "filters": 2,
+        "kernel": (4, 4),
+        "target_shape": (6, 6),
+    },
     "transposed groups": {
         "op": "Deconvolution",
         "size": (2, 4, 3),
@@ -143,7 +150,7 @@ FORMS = {
 }
 
 
-@pytest.mark.repetitions(10)
+@pytest.mark.repetitions(21)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_definition(form):
     check(**FORMS[form])
