@@ -107,14 +107,9 @@ def compiled(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(autouse=True)
-def no_programs_of_changed_code(request: pytest.FixtureRequest):
-    """Keys of programs do not contain the code of jfit, which a test with `monkeypatch` may change."""
-    changes = "monkeypatch" in request.fixturenames
-    if changes:
-        jfit.clear_programs()
-    yield
-    if changes:
-        jfit.clear_programs()
+def no_programs():
+    """Tests that count compilations do not depend on those before; keys of programs do not have code that a test changed."""
+    jfit.clear_programs()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -70,7 +70,7 @@ def test_the_host_waits_once_in_eight_steps_and_compiles_once():
     with counters.counted() as seen:
         find(steps=64, end=0.1)
     assert seen["traces:train"] == 1 and seen["traces:train_tail"] == 0
-    assert seen["host_syncs"] <= 64 // 8 + 1
+    assert seen["host_syncs"] <= 64 // 8 + 2  # one of them for the initial values
 
 
 def conv():
