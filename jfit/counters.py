@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,11 @@ _TITLES = {
     "train_tail": "the training step for batches of another size",
     "eval": "the evaluation",
     "predict": "the prediction",
+    "module_epoch": "the training step",
+    "module_step": "the training step",
+    "module_update": "the update of the parameters",
+    "forward": "the forward pass",
+    "init_optimizer": "the state of the optimizer",
 }
 _listening = threading.Lock()
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -39,12 +44,33 @@ _DISK_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class _Compiling:
-    """What `compiling` has measured, and who is told."""
+    """What `compiling` measures, and who is told.
+
+    Threads may compile at the same time: seconds in which several do count once.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.local = threading.local()  # `active`: whether this thread is in a block of `compiling`
-        self.watchers: list[Callable[[str, bool], None]] = []
+        self.lock = threading.Lock()
+        self.past = 0.0  # seconds of the blocks that have ended
+        self.blocks, self.since = 0, 0.0  # number of blocks that are open, and since when at least one is
+        self.local = threading.local()  # `active`: whether this thread is in a block
+        self.watchers: list[tuple[int, Callable[[str, bool], None]]] = []  # (id of a thread, function)
+
+    def enter(self) -> None:
+        with self.lock:
+            self.blocks += 1
+            if self.blocks == 1:
+                self.since = time.perf_counter()
+
+    def leave(self) -> None:
+        with self.lock:
+            self.blocks -= 1
+            if self.blocks == 0:
+                self.past += time.perf_counter() - self.since
+
+    def seconds(self) -> float:
+        with self.lock:
+            return self.past + (time.perf_counter() - self.since if self.blocks else 0.0)
 
 
 _compiling = _Compiling()
@@ -93,7 +119,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this process has spent in `compiling`, over all programs.
+    """Return the seconds that this process has spent in `compiling`; those in which several threads compile count once.
 
     Example:
         >>> before = compile_seconds()
@@ -102,7 +128,7 @@ def compile_seconds() -> float:
         >>> compile_seconds() >= before
         True
     """
-    return _compiling.seconds
+    return _compiling.seconds()
 
 
 @contextlib.contextmanager
@@ -122,36 +148,43 @@ def compiling(program: str) -> Iterator[None]:
     if getattr(_compiling.local, "active", False):
         yield
         return
-    _compiling.local.active = True
-    title, reported = _TITLES.get(program, f"the program {program!r}"), threading.Event()
+    title, announced = _TITLES.get(program, f"the program {program!r}"), threading.Lock()
+    reports = [watcher for thread, watcher in _compiling.watchers if thread == threading.get_ident()]
+    told: list[bool] = []
 
-    def report() -> None:
-        reported.set()
-        _report(f"compiling {title} ({SLOW_SECONDS:g} s so far)", False)
+    def announce() -> None:
+        with announced:
+            if not told:
+                told.append(True)
+                _report(reports, f"compiling {title} ({SLOW_SECONDS:g} s so far)", False)
 
-    timer, started = threading.Timer(SLOW_SECONDS, report), time.perf_counter()
+    timer, started, outcome = threading.Timer(SLOW_SECONDS, announce), time.perf_counter(), "stopped compiling"
     timer.daemon = True
     timer.start()
+    _compiling.local.active = True
+    _compiling.enter()
     try:
         yield
+        outcome = "compiled"
     finally:
-        timer.cancel()
+        _compiling.leave()
         _compiling.local.active = False
-        seconds = time.perf_counter() - started
-        _compiling.seconds += seconds
-        if reported.is_set():
-            _report(f"compiled {title} in {seconds:.1f} s", True)
+        timer.cancel()
+        with announced:  # a timer that is late says nothing any more
+            late, told[:] = bool(told), [True]
+        if late:
+            _report(reports, f"{outcome} {title} after {time.perf_counter() - started:.1f} s", True)
 
 
-def _report(sentence: str, done: bool) -> None:
+def _report(watchers: Sequence[Callable[[str, bool], None]], sentence: str, done: bool) -> None:
     logging.getLogger("jfit").info(sentence)
-    for watcher in list(_compiling.watchers):
+    for watcher in watchers:
         watcher(sentence, done)
 
 
 @contextlib.contextmanager
 def watching_compiles(watcher: Callable[[str, bool], None]) -> Iterator[None]:
-    """Context manager that calls `watcher(sentence, done)` for compilations that take longer than `SLOW_SECONDS`.
+    """Context manager that calls `watcher(sentence, done)` for compilations of this thread longer than `SLOW_SECONDS`.
 
     Args:
         watcher: called on another thread after `SLOW_SECONDS` (`done` is False), and when the program is compiled (True).
@@ -160,11 +193,12 @@ def watching_compiles(watcher: Callable[[str, bool], None]) -> Iterator[None]:
         >>> with watching_compiles(print):
         ...     _ = jax.jit(jnp.sin)(1.0)
     """
-    _compiling.watchers.append(watcher)
+    entry = threading.get_ident(), watcher
+    _compiling.watchers.append(entry)
     try:
         yield
     finally:
-        _compiling.watchers.remove(watcher)
+        _compiling.watchers.remove(entry)
 
 
 def count_trace(program: str) -> None:

@@ -206,10 +206,10 @@ class Loop:
 
     def _end_epoch(self, samples: int, started: float, compiled: float) -> None:
         totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
-        seconds = time.perf_counter() - started - (counters.compile_seconds() - compiled)
+        seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
         self._check_finite(int(totals.first_bad_step))
         logs = self._metric_values(totals)
-        logs |= {"samples_per_second": samples / max(seconds, 1e-9), "time": seconds} | reported_lr(report)
+        logs |= {"samples_per_second": samples / seconds, "time": seconds} | reported_lr(report)
         if self.evaluate is not None and ((self.epoch + 1) % self.eval_every == 0 or self.epoch + 1 == self._num_epoch):
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         if counters.compile_seconds() > compiled:
