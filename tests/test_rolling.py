@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit
+from jfit import mx
 from jfit.graph.nodes import GraphError
+from jfit.lowering.rolling import program
 from jfit.lowering.rolling.blocks import Block
 from jfit.lowering.rolling.find import schedule
 from tests.recurrent_nets import CELLS, decoder, random_net, reader, tagger, unrolled
@@ -179,3 +181,11 @@ def test_the_search_takes_linear_time_in_the_nodes():
         return len(calls) / len(net.nodes())
 
     assert calls_per_node(80) < 1.2 * calls_per_node(20)
+
+
+@pytest.mark.slow
+def test_convolutions_run_in_loops_on_accelerators(monkeypatch):
+    monkeypatch.setattr(program, "loops_may_convolve", lambda: True)
+    cell = mx.rnn.ConvLSTMCell(input_shape=(2, 2, 4, 4), num_hidden=3, h2h_kernel=(3, 3), i2h_pad=(1, 1))
+    outputs, _ = cell.unroll(5, sym.Variable("data"), merge_outputs=False)
+    check(sym.Group(list(outputs)), {"data": (2, 5, 2, 4, 4)}, loops=1)

@@ -44,8 +44,7 @@ def plan_program(
     operators: list[Item] = [n for n in order if n.op is not None]
     if not roll:
         return Program(operators, {}, {}, ())
-    # XLA compiles convolutions inside loops to slow code on CPUs.
-    items = schedule(order, inputs, excluded, convolutions=jax.default_backend() != "cpu", heads=heads)
+    items = schedule(order, inputs, excluded, convolutions=loops_may_convolve(), heads=heads)
     blocks = {i: item for i, item in enumerate(items) if isinstance(item, Block)}
     if not blocks:
         return Program(operators, {}, {}, ())
@@ -54,6 +53,11 @@ def plan_program(
     sliced = {r.entries for b in blocks.values() for reads in b.reads for r in reads if isinstance(r, Sliced)}
     deferred = {id(e.node) for entries in sliced if _source(entries) is not None for e in entries} - set(excluded)
     return Program(items, entries_read_outside(items, heads), nodes, deferred)
+
+
+def loops_may_convolve() -> bool:
+    """Return whether convolutions may run in loops: on CPUs, XLA compiles them to slow code."""
+    return jax.default_backend() != "cpu"
 
 
 def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> Store:
