@@ -26,7 +26,8 @@ STAGES = (
     ("model", "Models and initializers", "Lower a graph to the pure functions `init` and `apply`, and set initial values.",
      ("jfit.lowering", "jfit.init", "jfit.losses"), ("lowering",)),
     ("step", "Steps", "One update as a pure function of state and batch: `step(state, batch) -> (state, out)`.",
-     ("jfit.step", "jfit.gradients", "jfit.regularizers", "jfit.totals", "jfit.counters"), ("step",)),
+     ("jfit.step", "jfit.gradients", "jfit.regularizers", "jfit.totals", "jfit.counters",
+      "jfit.programs"), ("step", "programs", "disk_cache")),
     ("optim", "Optimizers and schedules", "Optax transformations with the arithmetic of MXNet, and learning-rate schedules. "
      "[Optimizers](../optimizers.md) lists the formulas.", ("jfit.optim",), ()),
     ("metrics", "Metrics", "Metrics as pure functions whose sums stay on the devices. [Metrics](../metrics.md) lists them.",

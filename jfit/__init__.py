@@ -23,14 +23,30 @@ Each stage can be used without the stages below it.
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jfit import disk_cache as _disk_cache
 from jfit import lazy as _lazy
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
-    from jfit import callbacks, checkpoint, counters, data, export, formats, init, losses, metrics, ops, optim, parallel, sym
+    from jfit import (
+        callbacks,
+        checkpoint,
+        counters,
+        data,
+        export,
+        formats,
+        init,
+        losses,
+        metrics,
+        ops,
+        optim,
+        parallel,
+        programs,
+        sym,
+    )
     from jfit.data import Batch, NDArrayIter
+    from jfit.disk_cache import compile_cache
     from jfit.graph import Symbol
     from jfit.load import Loaded, load
     from jfit.lowering import lower, summary
@@ -41,7 +57,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.mxnet.kvstore import KVStore
     from jfit.mxnet.module import BucketingModule, Module, PythonLossModule, PythonModule, SequentialModule
     from jfit.mxnet.monitor import Monitor
-    from jfit.parallel import Context, compile_cache, cpu, data_parallel, gpu, tpu
+    from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
     from jfit.programs import clear_programs
     from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
@@ -108,6 +124,7 @@ __all__ = [
     "parallel",
     "predict",
     "predict_step",
+    "programs",
     "regularizers",
     "score",
     "summary",
@@ -129,7 +146,8 @@ _HOMES = {
     "jfit.mxnet.kvstore": "KVStore",
     "jfit.mxnet.module": "BucketingModule Module PythonLossModule PythonModule SequentialModule",
     "jfit.mxnet.monitor": "Monitor",
-    "jfit.parallel": "Context compile_cache cpu data_parallel gpu tpu",
+    "jfit.disk_cache": "compile_cache",
+    "jfit.parallel": "Context cpu data_parallel gpu tpu",
     "jfit.programs": "clear_programs",
     "jfit.step": "StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
@@ -138,20 +156,8 @@ _HOMES = {
     "jfit.train.lr_find": "lr_find",
     "jfit.train.run": "Run last_run",
 }
-_STAGES = ("graph", "lowering", "mxnet", "step", "train")
-
-
-def _stage(name: str) -> Any:
-    """Import all of jfit for `jfit.train` and the like, whose modules are reached as attributes: `jfit.train.loop`."""
-    if name not in _STAGES:
-        raise AttributeError(f"module 'jfit' has no attribute {name!r}")
-    for each in __all__:
-        getattr(sys.modules[__name__], each)
-    return vars(sys.modules[__name__])[name]
-
 
 _lazy.attributes(
     sys.modules[__name__],
     {**_lazy.homes_of(_HOMES), "callback": "jfit.mxnet.callback"} | {name: f"jfit.{name}" for name in _PACKAGES.split()},
-    _stage,
 )

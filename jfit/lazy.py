@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used (`__getattr__` of a module, PEP 562).
+"""Packages whose public names and modules are imported when they are first used (`__getattr__` of a module, PEP 562).
 
 >>> import types
 >>> package = types.ModuleType("package")
@@ -10,6 +10,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -32,15 +35,19 @@ def attributes(package: ModuleType, homes: Mapping[str, str], missing: Callable[
     Args:
         package: the module, `sys.modules[__name__]` in its own code.
         homes: name -> "module", or "module:name" for a name in a module.
-        missing: function that is called with the name of any other attribute; it raises AttributeError or returns a value.
+        missing: function that is called with the name of an attribute that is neither in `homes` nor a module of the package;
+            it raises AttributeError or returns a value.
     """
 
     def find(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            if missing is not None and not name.startswith("__"):
+            module = module_of(package, name)
+            if module is None and missing is not None and not name.startswith("__"):
                 return missing(name)
-            raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+            if module is None:
+                raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+            return module
         source, _, attribute = home.partition(":")
         value = importlib.import_module(source)
         vars(package)[name] = value = getattr(value, attribute) if attribute else value
@@ -48,10 +55,33 @@ def attributes(package: ModuleType, homes: Mapping[str, str], missing: Callable[
 
     vars(package).update(
         __getattr__=find,
-        __dir__=lambda: sorted({*homes, *vars(package).get("__all__", ()), *(n for n in vars(package) if n.startswith("__"))}),
+        __dir__=lambda: sorted({*vars(package), *homes, *_module_names(package)}),
         _functions=frozenset(name for name, home in homes.items() if ":" in home),
     )
     package.__class__ = _Package
+
+
+def modules(package: str) -> None:
+    """Let the modules of a package be its attributes without an import statement: `jfit.train.loop` after `import jfit`.
+
+    Args:
+        package: name of the package, `__name__` in its own code.
+    """
+    attributes(sys.modules[package], {})
+
+
+def module_of(package: ModuleType, name: str) -> ModuleType | None:
+    """Import a module of a package; None if there is no module of this name."""
+    path = f"{package.__name__}.{name}"
+    if name.startswith("_") or not name.isidentifier() or importlib.util.find_spec(path) is None:
+        return None
+    return importlib.import_module(path)
+
+
+def _module_names(package: ModuleType) -> list[str]:
+    """Names of the modules in the folder of a package."""
+    names = [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+    return [name for name in names if not name.startswith("_")]
 
 
 def homes_of(modules: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pickle
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,12 @@ def declared(package):
     return {a.asname or a.name: (node.module, a.name) for node in block.body for a in node.names}
 
 
+def homes_of(package):
+    """The table of names and homes that the package passes to `lazy.attributes`."""
+    [table] = [c.cell_contents for c in vars(package)["__getattr__"].__closure__ if isinstance(c.cell_contents, dict)]
+    return table
+
+
 @pytest.mark.parametrize("package", [jfit, mx, jfit.data], ids=["jfit", "jfit.mx", "jfit.data"])
 def test_names_are_those_that_type_checkers_read(package):
     names = declared(package)
@@ -35,6 +42,7 @@ def test_names_are_those_that_type_checkers_read(package):
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, name) for name in package.__all__)
     assert set(names) <= set(package.__all__) | set(package._HOMES)
+    assert set(homes_of(package)) <= set(names), "names that type checkers do not know"
 
 
 def test_a_fresh_process_imports_only_what_is_used():
@@ -65,6 +73,60 @@ def test_any_module_can_be_the_first_that_is_imported(name):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+# After the first name is used, the second is still a module.  All of them were modules when `import jfit` imported everything.
+MODULES_AFTER = {
+    "fit": "train.lr_find",
+    "score": "train.fit",
+    "load": "train.run",
+    "callback": "mxnet.module",
+    "Module": "mxnet.gluon",
+    "data.files": "data.files.csv_iter",
+    "graph": "graph.in_place",
+    "programs": "mxnet.random",
+}
+
+
+def test_modules_are_attributes_whatever_was_used_before():
+    code = f"""
+import operator, os, types, sys, optax, jfit
+for first, module in {MODULES_AFTER!r}.items():
+    child = os.fork()
+    if not child:
+        try:
+            operator.attrgetter(first)(jfit)
+            value = operator.attrgetter(module)(jfit)
+            assert isinstance(value, types.ModuleType) and value.__name__ == "jfit." + module, (first, module)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, (first, module)
+assert not [m for m in sys.modules if m.startswith("jfit.") and m not in ("jfit.lazy", "jfit.disk_cache")]
+jfit.compile_cache(False)
+assert "jfit.parallel" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_every_package_has_its_modules_as_attributes():
+    """Those that no other test has imported yet are imported on demand."""
+    for file in sorted(ROOT.rglob("__init__.py")):
+        parts = file.parent.relative_to(ROOT).parts
+        if parts and parts[0] not in ("mx", "export", "callbacks", "checkpoint", "losses", "sym"):
+            package = importlib.import_module(".".join(["jfit", *parts]))
+            missing = [
+                m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and not hasattr(package, m.name)
+            ]
+            assert not missing, package
+
+
+def test_tab_completion_shows_names_and_modules():
+    assert {"mx", "train", "graph", "fit", "programs"} <= set(dir(jfit))
+    assert {"files", "images", "arrays", "stream", "adapters", "weights", "NDArrayIter", "CSVIter"} <= set(dir(jfit.data))
+    assert {"lr_find", "fit", "run"} <= set(dir(jfit.train)) and {"csv_iter", "mnist_iter"} <= set(dir(jfit.data.files))
+    assert "_module" not in dir(jfit) and not hasattr(jfit, "a.b") and not hasattr(jfit.ops, "__main__")
+
+
 def test_missing_names_raise_attribute_errors():
     with pytest.raises(AttributeError, match="module 'jfit' has no attribute 'fitt'"):
         jfit.fitt  # noqa: B018
@@ -86,6 +148,7 @@ def test_lazy_packages_are_listed():
         ROOT / "__init__.py",
         ROOT / "data" / "__init__.py",
         ROOT / "mx" / "__init__.py",
+        ROOT / "mxnet" / "image" / "__init__.py",  # none, but a message for missing names
     ]
     assert lazy.homes_of({"a.b": "c d"}) == {"c": "a.b:c", "d": "a.b:d"}
 

@@ -50,8 +50,6 @@ _HOMES = {
     "LibSVMIter": "jfit.data.files.libsvm_iter:LibSVMIter",
     "MNISTIter": "jfit.data.files.mnist_iter:MNISTIter",
     "ImageRecords": "jfit.data.images:ImageRecords",
-    "files": "jfit.data.files",
-    "images": "jfit.data.images",
 }
 
 _lazy.attributes(sys.modules[__name__], _HOMES)

@@ -1,5 +1,6 @@
 """File formats: atomic writes, safetensors, MXNet's array files (.params) and optimizer states (.states)."""
 
+from jfit import lazy as _lazy
 from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, sweep, trash
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
@@ -24,3 +25,5 @@ __all__ = [
     "trash",
     "write_tensors",
 ]
+
+_lazy.modules(__name__)

@@ -7,8 +7,10 @@
 ['data', 'fc_weight', 'fc_bias', 'softmax_label']
 """
 
+import sys
 from typing import Any
 
+from jfit import lazy as _lazy
 from jfit.graph import compose, serial
 from jfit.graph import control as contrib
 from jfit.graph.nodes import GraphError, bind_class
@@ -43,6 +45,9 @@ def __getattr__(name: str) -> Any:
     try:
         return compose.function(name, Symbol)
     except UnknownOperator as error:
+        module = _lazy.module_of(sys.modules[__name__], name)
+        if module is not None:
+            return module
         raise AttributeError(f"jfit.sym has no operator {name!r}: {str(error).split(': ', 1)[1]}") from None
 
 

@@ -5,3 +5,7 @@ array_types  which array type the classes return    ndarray_classes  subclasses 
 namespaces   operators by MXNet's names             keys             random keys derived from one seed
 errors       MXNet's exception types                files            checkpoint files
 """
+
+from jfit import lazy as _lazy
+
+_lazy.modules(__name__)

@@ -27,6 +27,7 @@ whole table.
 0.001
 """
 
+from jfit import lazy as _lazy
 from jfit.optim.averaging import EmaState, ema, ema_params
 from jfit.optim.core import Optimizer, OptState, set_multipliers
 from jfit.optim.langevin import sgld
@@ -113,3 +114,5 @@ __all__ = [
     "variance_reduced",
     "warmup_linear",
 ]
+
+_lazy.modules(__name__)

@@ -1,6 +1,5 @@
 """Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
-from jfit.disk_cache import compile_cache
 from jfit.parallel.data_parallel import DataParallel, data_parallel
 from jfit.parallel.devices import (
     Context,
@@ -22,7 +21,6 @@ __all__ = [
     "DataParallel",
     "Window",
     "check_unsharded",
-    "compile_cache",
     "compile_spmd",
     "cpu",
     "data_parallel",

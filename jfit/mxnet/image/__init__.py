@@ -6,8 +6,9 @@
 [15, 16, 17]
 """
 
-from typing import NoReturn
+import sys
 
+from jfit import lazy as _lazy
 from jfit.mxnet.image import augmenters, colours, functions
 from jfit.mxnet.image.augmenters import *  # noqa: F403  each file lists its names
 from jfit.mxnet.image.colours import *  # noqa: F403
@@ -22,5 +23,4 @@ __all__ += colours.__all__
 __all__ += functions.__all__
 
 
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.image", name, __all__)
+_lazy.attributes(sys.modules[__name__], {}, lambda name: absent("mx.image", name, __all__))

@@ -9,6 +9,7 @@ epochs      run many steps of fit in one dispatch
 bucketing, sequential, python, svrg: modules composed of other modules or written in Python
 """
 
+from jfit import lazy as _lazy
 from jfit.mxnet.module.base import BaseModule
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
@@ -17,3 +18,5 @@ from jfit.mxnet.module.sequential import SequentialModule
 from jfit.mxnet.module.svrg import SVRGModule
 
 __all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SVRGModule", "SequentialModule"]
+
+_lazy.modules(__name__)

@@ -81,14 +81,14 @@ def _binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str):
     return call
 
 
-random_uniform = uniform = random.uniform
-random_normal = normal = random.normal
-random_randint = random.randint
-
+# Read from `random` when they are used: it imports this package, and either of the two may be imported first.
+_OF_RANDOM = ("uniform", "normal", "random_uniform", "random_normal", "random_randint")
 _FUNCTIONS = SimpleNamespace(**{name: _binary_function(*ops) for name, ops in PAIRS.items()})
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_RANDOM:
+        return getattr(random, name.removeprefix("random_"))
     if hasattr(_FUNCTIONS, name):
         return getattr(_FUNCTIONS, name)
     return find("mx.nd", ("",), name, function)

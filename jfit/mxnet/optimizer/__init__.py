@@ -9,6 +9,7 @@ settings     optimizer <-> plain data for `.states` files; saved: validation of 
 lr_scheduler MXNet's stateful learning-rate schedulers
 """
 
+from jfit import lazy as _lazy
 from jfit.mxnet.optimizer import named
 from jfit.mxnet.optimizer.apply import apply_update, slot_names, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.base import Optimizer
@@ -25,3 +26,5 @@ __all__ = [
     "state_to_mxnet",
 ]
 __all__ += named.__all__
+
+_lazy.modules(__name__)
