@@ -165,11 +165,27 @@ def test_a_loaded_module_uses_the_programs_of_the_saved_one(tmp_path):
     assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
 
 
-def test_learning_rates_batch_scales_and_multipliers_are_data():
+def test_learning_rates_and_batch_scales_are_data():
     fit()
     with counters.counted() as counts:
         fit(rate=0.03, optimizer_params={"learning_rate": 0.03, "momentum": 0.9, "rescale_grad": 0.5})
     assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
+
+
+def multiplied(lr_mult, wd_mult):
+    optimizer = mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9, wd=0.1, rescale_grad=0.2)
+    optimizer.set_lr_mult(lr_mult)
+    optimizer.set_wd_mult(wd_mult)
+    return fit(optimizer=optimizer).get_params()[0]["fullyconnected0_weight"].asnumpy()
+
+
+def test_multipliers_of_learning_rates_and_weight_decay_are_data():
+    """The first ones compile: the programs of parameters with equal learning rates, or equal weight decays, are smaller."""
+    values = [multiplied({0: 0.5}, {0: 2.0})]
+    with counters.counted() as counts:
+        values += [multiplied({0: 0.25}, {0: 2.0}), multiplied({0: 0.25}, {0: 3.0, 2: 0.5}), multiplied({2: 3.0}, {1: 0.5})]
+    assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
+    assert len({value.tobytes() for value in values}) == 4
 
 
 # Modules that share some of their programs, and must not share others.

@@ -14,6 +14,7 @@ draws the values of every parameter, with the bits that these functions return f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -222,11 +223,20 @@ def draw_arrays(key: Array, parameters: Specs, folds: Mapping[str, int]) -> dict
         for name in names:
             distribution, spec = parameters[name]
             flat[name] = _array(distribution, spec, _fold(words, folds.get(name)), runs)
-        _fill(runs)
+        with _computed_on(data):
+            _fill(runs)
         for name in names:
             value = flat.pop(name)
             arrays[name] = jax.device_put(value.astype(parameters[name][1].dtype, copy=False), device, may_alias=False)
     return arrays
+
+
+def _computed_on(key: Array) -> contextlib.AbstractContextManager[Any]:
+    """Context in which programs run on the device of a key that was placed explicitly."""
+    default = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
+    [device] = key.devices()
+    # Without a change of the default device there is no new trace: JAX keeps programs by this setting.
+    return jax.default_device(device) if key.committed and device != default else contextlib.nullcontext()
 
 
 def _groups(parameters: Specs) -> Iterator[list[str]]:
