@@ -1,5 +1,6 @@
 """Compiled programs are kept by what they compute: which calls compile, which do not, and that none gets a wrong program."""
 
+import collections
 import functools
 import gc
 import types
@@ -14,7 +15,7 @@ import pytest
 import jfit
 from jfit import counters, metrics, optim, programs
 from jfit.parallel import spmd
-from jfit.programs import Program, Recent, constants, key_of
+from jfit.programs import Program, Recent, constants, key_of, tables
 from jfit.programs.keys import ByIdentity
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -177,11 +178,11 @@ def test_data_parallel_and_score_of_equal_models_share_programs():
 # ------------------------------------------------------------------------------------------------ lowered graphs
 def test_equal_graphs_have_one_model_and_changed_ones_another():
     model = jfit.lower(net())
-    assert jfit.lower(net()) is model
+    assert jfit.lower(net()).apply is model.apply
     for other in (net(dropout=0.1), net(__lr_mult__="2"), jfit.sym.Group([net(), net()])):
-        assert jfit.lower(other) is not model
-    assert jfit.lower(net(), inputs=["data"]) is not model
-    assert jfit.lower(net(), batch_axes={"data": 1}) is not model
+        assert jfit.lower(other).apply is not model.apply
+    assert jfit.lower(net(), inputs=["data"]).apply is not model.apply
+    assert jfit.lower(net(), batch_axes={"data": 1}).apply is not model.apply
     assert jfit.lower(net(), capture="act").outputs[-1].name == "act_output"
 
 
@@ -189,8 +190,24 @@ def test_a_changed_attribute_of_a_node_makes_another_model():
     first = net()
     model = jfit.lower(first)
     first.nodes()[1].attrs["__wd_mult__"] = "0"
-    assert jfit.lower(first) is not model
+    assert jfit.lower(first).apply is not model.apply
     assert "__wd_mult__" not in jfit.lower(net()).symbol.nodes()[1].attrs
+
+
+def test_a_model_of_an_equal_graph_has_the_symbol_and_the_dicts_of_its_caller():
+    first, graph = jfit.lower(net()), net()
+    model = jfit.lower(graph)
+    assert model.symbol is graph and key_of(model) == key_of(first) is not None
+    first.batch_axes["data"] = 1
+    first.tables["fc1_weight"] = None
+    assert not model.batch_axes and not model.tables and not jfit.lower(net()).batch_axes
+    both = jfit.sym.Group([model.symbol, graph])  # of the same nodes: each name occurs once
+    assert len(both.nodes()) == len(graph.nodes())
+
+
+def test_inputs_of_lower_may_be_an_iterator():
+    names = ["data", "softmax_label"]
+    assert jfit.lower(net(), inputs=iter(names)).apply is jfit.lower(net(), inputs=names).apply
 
 
 def test_graphs_with_operators_of_the_user_are_not_kept():
@@ -201,7 +218,8 @@ def test_graphs_with_operators_of_the_user_are_not_kept():
 
     try:
         graph = jfit.sym.twice_kept(jfit.sym.Variable("data"), name="t")
-        assert jfit.lower(graph) is not jfit.lower(graph)
+        assert jfit.lower(graph).apply is not jfit.lower(graph, inputs=iter(["data"])).apply
+        assert jfit.lower(graph, inputs=iter(["data"])).inputs == ("data",)
         assert key_of(jfit.lower(graph)) is None
     finally:
         jfit.ops.REGISTRY.pop("twice_kept")
@@ -338,6 +356,180 @@ def test_the_tables_are_bounded_and_can_be_cleared():
     fitted()
     jfit.clear_programs()
     assert traces(fitted()[1])["train"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ what could be confused
+def changed(model, apply):
+    """Predictions of a model whose `apply` is a wrapper."""
+    model = model if apply is None else model._replace(apply=apply(model.apply))
+    return fitted(model, seed=0)[0].predict(X)
+
+
+def zeroed(fn):
+    @functools.wraps(fn)
+    def wrapper(*args, **options):
+        outputs, aux = fn(*args, **options)
+        return tuple([0 * x for x in outputs]), aux
+
+    return wrapper
+
+
+def test_a_wrapper_does_not_have_the_key_of_the_function_that_it_wraps():
+    model = jfit.lower(net(dropout=0.0))
+    plain, wrapped = changed(model, None), changed(model, zeroed)
+    assert plain.any() and not wrapped.any()
+    for wrap in (zeroed, jax.checkpoint, functools.partial(jax.named_call, name="x")):
+        wrapper = wrap(model.apply)
+        assert key_of(wrapper) != key_of(model.apply)
+        assert key_of(model._replace(apply=wrapper)) is None
+    assert key_of(model) is not None
+
+
+def test_a_value_that_changes_before_the_trace_does_not_change_programs_of_others():
+    def stepped(regularizers, change=lambda: None):
+        model, batch = jfit.lower(net(dropout=0.0)), {"data": X[:8], "softmax_label": Y[:8]}
+        step = jfit.train_step(model, optim.sgd(0.1), regularizers=regularizers)
+        program = jfit.data_parallel(step, devices=1)
+        state = program.place(jfit.init_state(model, optim.sgd(0.1), batch))
+        change()
+        return np.asarray(program(state, batch)[0].params["fc1_weight"])
+
+    regularizers = {"fc1_weight": jfit.regularizers.l2(0.1)}
+    strong = stepped(regularizers, lambda: regularizers.update(fc1_weight=jfit.regularizers.l2(3.0)))
+    weak = stepped({"fc1_weight": jfit.regularizers.l2(0.1)})
+    jfit.clear_programs()
+    np.testing.assert_array_equal(weak, stepped({"fc1_weight": jfit.regularizers.l2(0.1)}))
+    np.testing.assert_array_equal(strong, stepped({"fc1_weight": jfit.regularizers.l2(3.0)}))
+
+
+def trusted(fn):
+    """The function as one of jfit, so that it has a key."""
+    return types.FunctionType(fn.__code__, {"__name__": "jfit", "jax": jax, "jnp": jnp}, "fn", None, fn.__closure__)
+
+
+def test_a_value_that_changes_during_the_trace_or_between_shapes_is_not_shared():
+    def scaled(values, during=None):
+        def fn(x):
+            if during is not None:
+                values[0] = during
+            return values[0] * x
+
+        return Program(trusted(fn), jax.jit, name="changing")
+
+    program = scaled([2.0])
+    values = [2.0]
+    again = scaled(values)
+    assert program(jnp.ones(2)).tolist() == again(jnp.ones(2)).tolist() == [2, 2]
+    values[0] = 7.0
+    assert again(jnp.ones(3)).tolist() == [7, 7, 7]
+    assert scaled([2.0])(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert scaled([2.0], during=5.0)(jnp.ones(4)).tolist() == [5] * 4
+    assert scaled([2.0], during=None)(jnp.ones(4)).tolist() == [2] * 4
+
+
+def test_check_shapes_reads_the_key_again_after_the_trace_and_the_shapes_of_specs():
+    shapes = [2]
+    fails = trusted(lambda x: x.reshape(shapes[0]))
+    assert key_of(fails) is not None
+    programs.check_shapes(fails, jax.ShapeDtypeStruct((2,), "float32"))
+    with pytest.raises(TypeError):
+        programs.check_shapes(fails, jax.ShapeDtypeStruct((3,), "float32"))
+
+
+class Scaled(functools.partial):
+    """A partial with another call."""
+
+    def __call__(self, *args):
+        return 50.0 * super().__call__(*args)
+
+
+def test_subclasses_have_no_key_by_their_base_class():
+    assert key_of(functools.partial(jnp.sum, axis=0)) == key_of(functools.partial(jnp.sum, axis=0)) is not None
+    assert key_of(Scaled(jnp.sum)) is None
+    attribute = functools.partial(jnp.sum)
+    attribute.scale = 2
+    assert key_of(attribute) != key_of(functools.partial(jnp.sum))
+    values = np.arange(3.0)
+    assert key_of(values) is not None
+    assert key_of(np.ma.masked_array(values, [True, False, False])) is None
+    assert key_of(values.view(type("Own", (np.ndarray,), {}))) is None
+    assert key_of(np.zeros(2, [("a", "f4"), ("b", "i4")])) is None and key_of(np.dtype([("a", "f4")])) is None
+    assert key_of(np.asfortranarray(np.ones((2, 2)))) != key_of(np.ones((2, 2)))
+    assert key_of(np.zeros(2, jnp.bfloat16)) == key_of(np.zeros(2, jnp.bfloat16)) != key_of(np.zeros(2, "float16"))
+    assert key_of(jnp.bfloat16(2)) is None or key_of(np.zeros((), jnp.bfloat16)[()]) is not None
+    by_list, by_dict = collections.defaultdict(list), collections.defaultdict(dict)
+    assert key_of(by_list) == key_of(collections.defaultdict(list)) != key_of(by_dict)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    """A pytree whose leaves have the same path."""
+
+    def __init__(self, *leaves):
+        self.leaves = leaves
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("w"), leaf) for leaf in self.leaves], None
+
+    @classmethod
+    def tree_unflatten(cls, aux, leaves):
+        return cls(*leaves)
+
+
+def test_arguments_with_equal_or_special_names_are_not_confused():
+    one, two = jnp.float32(1), jnp.float32(2)
+    assert [float(Program(lambda t, i=i: t.leaves[i], jax.jit)(Twins(one, two))) for i in (0, 1)] == [1, 2]
+    for names in (("a\nb", "a\\nb"), ('a"', "a'"), ("a" * 500 + "1", "a" * 500 + "2"), ("ä", "\u00e4 ")):
+        values = dict(zip(names, (one, two), strict=True))
+        assert [float(Program(lambda t, n=n: t[n] * 1, jax.jit)(values)) for n in names] == [1, 2]
+
+
+def test_a_program_that_is_traced_inside_another_leaves_it_incomplete():
+    def made(factor):
+        inner = Program(lambda x: x + 0, jax.jit, name="inner")
+        names = {"more": programs.depends_on_more, "inner": inner, "one": np.float32(1), "factor": factor}
+        fn = eval(
+            "lambda x: (more(), inner(one), factor * x)[-1]", {"__name__": "jfit"} | names
+        )  # global names: not in the key
+        assert key_of(fn) is not None
+        return Program(fn, jax.jit, name="outer")
+
+    assert [float(made(factor)(jnp.float32(1))) for factor in (2, 3)] == [2, 3]
+
+
+def test_the_text_of_large_constants_is_not_made(monkeypatch):
+    large = jnp.ones(1 << 19)
+    monkeypatch.setattr(jax.stages.Lowered, "as_text", lambda self: pytest.fail("the text has the constants"))
+    nested = jax.jit(lambda x: (x + large).sum())
+    for _ in range(2):
+        assert float(Program(lambda x: nested(x) + 0, jax.jit)(jnp.float32(1))) == 1 << 20
+
+
+def test_programs_of_one_function_are_bounded():
+    program = multiply(2)
+    for size in range(tables.MAX_SIGNATURES + 3):
+        program._keep(program._read((np.ones(size),)), None)
+    assert len(program._runs) == len(program._by_shape) == tables.MAX_SIGNATURES
+
+
+def test_alternating_dtypes_find_their_programs_by_dtype():
+    program = multiply(2)
+    for _ in range(2):
+        for dtype in ("float32", "float16"):
+            assert program(np.ones(2, dtype)).dtype == dtype
+    read = program._read
+    program._read = lambda args: pytest.fail("a call that was made before is no first call")
+    for dtype in ("float32", "float16"):
+        assert program(np.ones(2, dtype)).dtype == dtype
+    program._read = read
+
+
+def test_initial_values_of_an_initializer_that_is_compiled_are_compiled_once():
+    for initializer in (jfit.init.Orthogonal(), lambda key, desc, shape, dtype: jax.random.laplace(key, shape, dtype)):
+        first, _ = fitted(initializer=initializer)
+        second, counts = fitted(initializer=initializer)
+        assert counts["compiles"] == 0
+        same(first.params, second.params)
 
 
 # ------------------------------------------------------------------------------------------------ numbers of optimizers

@@ -17,6 +17,7 @@ from jax import Array
 
 from jfit.init.sampling import Distribution, Fixed, Pieces, draw_arrays, drawable
 from jfit.ops.registry import nearest
+from jfit.programs import Program
 
 # (key, desc, shape, dtype) -> values: an Initializer, or any function with these arguments
 InitFn = Callable[..., Array]
@@ -347,7 +348,7 @@ def _draw_compiled(initializer: InitFn, key: Array, parameters: Any, folds: Mapp
         return {n: initializer(keys[n], desc, spec.shape, spec.dtype) for n, (desc, spec) in parameters.items()}
 
     try:
-        return jax.jit(draw)(key)  # one compilation for all parameters
+        return Program(draw, jax.jit, name="initial_values")(key)  # one compilation for all parameters
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
         return draw(key)  # the initializer computes in numpy and cannot be traced
 

@@ -30,7 +30,7 @@ from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
-from jfit.programs import ByIdentity, Recent, kept, settings
+from jfit.programs import ByIdentity, Recent, assign_key, kept, settings
 
 MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 
@@ -38,7 +38,7 @@ MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 def lower(
     symbol: Symbol,
     *,
-    inputs: Sequence[str] | None = None,
+    inputs: Iterable[str] | None = None,
     capture: str | None = None,
     batch_axes: Mapping[str, int] | None = None,
     roll: bool | None = None,
@@ -80,14 +80,15 @@ def lower(
     roll = capture is None and os.environ.get("JFIT_ROLL") != "0" if roll is None else roll
     description = description_of(symbol)
     if description is None:
-        return _lowered(symbol, inputs, capture, batch_axes, roll)
+        return _lowered(symbol, names, capture, batch_axes, roll)
     key = description, names, capture, axes, roll
     model = _models.get(key)
     # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
     if model is None or description_of(model.symbol) != description:
         model = _models[key] = _lowered(symbol, names, capture, batch_axes, roll)
-        model.apply.__dict__["program_key"] = ByIdentity(object())  # programs of this model have it in their key
-    return model
+        assign_key(model.apply, ByIdentity(object()))  # programs of this model have it in their key
+    # The symbol and the dicts are the caller's own: a network that is composed of `model.symbol` shares the nodes of `symbol`.
+    return model._replace(symbol=symbol, batch_axes=dict(model.batch_axes), tables=dict(model.tables))
 
 
 _models = kept(64)

@@ -17,7 +17,7 @@ from jax import Array
 
 from jfit.graph import html
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.programs import ByIdentity, Unkeyed
+from jfit.programs import ByIdentity, Unkeyed, assigned_key
 
 Params = dict[str, Array]
 Aux = dict[str, Array]
@@ -246,7 +246,7 @@ class Model(NamedTuple):
     @property
     def program_key(self) -> Any:
         """What programs of this model depend on: the graph, by the key that `lower` gave to `apply`, and the metadata."""
-        key = getattr(self.apply, "program_key", None)
+        key = assigned_key(self.apply)
         if key is None or self.symbol is None or self.joint_loss is not None:
             raise Unkeyed
         functions = [ByIdentity(f) for f in (*self.tables.values(), *(o.loss for o in self.outputs))]

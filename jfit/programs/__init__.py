@@ -4,7 +4,7 @@
 """
 
 from jfit.programs.constants import Constants, depends_on_more
-from jfit.programs.keys import ByIdentity, Unkeyed, key_of
+from jfit.programs.keys import ByIdentity, Unkeyed, assign_key, assigned_key, key_of
 from jfit.programs.tables import Program, Recent, check_shapes, clear_programs, kept, settings
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "Program",
     "Recent",
     "Unkeyed",
+    "assign_key",
+    "assigned_key",
     "check_shapes",
     "clear_programs",
     "depends_on_more",

@@ -6,8 +6,8 @@ function or an object that the user wrote) has no key, and then the whole functi
 
 The code of jfit and of the libraries in `TRUSTED` is not followed into its global variables, because they do not change.
 
-An object can determine its key by an attribute or property `program_key`: a value that replaces it, such as a tuple of the
-fields that matter, or `ByIdentity(object)`.
+A class can determine the key of its objects by a property `program_key`: a value that replaces the object, such as a tuple of
+the fields that matter, or `ByIdentity(object)`.  `assign_key` does so for one function.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Hashable, Mapping, Set
 from enum import Enum
 from typing import Any
@@ -27,7 +28,7 @@ from jfit.programs.constants import Constants
 
 # packages whose functions read no global variables that change
 TRUSTED = frozenset(
-    {"jfit", "jax", "jaxlib", "numpy", "optax", "chex", "builtins", "math", "operator", "functools", "collections"}
+    {"jfit", "jax", "jaxlib", "numpy", "ml_dtypes", "optax", "chex", "builtins", "math", "operator", "functools", "collections"}
 )
 MAX_ARRAY_BYTES = 4096  # larger arrays are data
 _PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented))
@@ -96,6 +97,50 @@ class ByIdentity:
         return id(self.value)
 
 
+class _Assigned:
+    """A key with the function that it was assigned to: functools.wraps and jax.jit copy the attributes of functions."""
+
+    def __init__(self, owner: Any, key: Any) -> None:
+        self.owner, self.key = owner, key
+
+    def __reduce__(self) -> Any:  # the key of a function that was pickled is not that of its copy
+        return _Assigned, (type(None), None)
+
+
+def assign_key(fn: Any, key: Any) -> None:
+    """Assign a key to one Python function; functions that wrap it do not have the key.
+
+    Args:
+        fn: function.
+        key: value from which the key is read, such as a tuple or `ByIdentity(object)`.
+
+    Example:
+        >>> def double(x):
+        ...     return 2 * x
+        >>> assign_key(double, "double")
+        >>> assigned_key(double), assigned_key(functools.wraps(double)(lambda x: double(x) + 1))
+        ('double', None)
+    """
+    fn.__dict__["program_key"] = _Assigned(weakref.ref(fn), key)
+
+
+def assigned_key(fn: Any) -> Any:
+    """Return the value that `assign_key` assigned to this function, or None.
+
+    Args:
+        fn: any callable.
+
+    Returns:
+        The value; None if there is none, or if `fn` copied it from the function that it wraps.
+
+    Example:
+        >>> assigned_key(len) is None
+        True
+    """
+    assigned = getattr(fn, "program_key", None)
+    return assigned.key if isinstance(assigned, _Assigned) and assigned.owner() is fn else None
+
+
 def is_trusted(module: Any) -> bool:
     """Whether a module, by name, belongs to jfit or to a library whose global variables do not change."""
     return isinstance(module, str) and module.split(".")[0] in TRUSTED
@@ -156,13 +201,14 @@ class _Reader:
         return "constants", x.names, self.read({k: v for k, v in x.values.items() if k not in x.names})
 
     def _function(self, fn: types.FunctionType) -> Any:
-        if "program_key" in fn.__dict__:
-            return "own", self.read(fn.__dict__["program_key"])
+        assigned = assigned_key(fn)
+        if assigned is not None:
+            return "own", self.read(assigned)
         module = fn.__globals__.get("__name__")  # not fn.__module__, which functools.wraps changes
         if not is_trusted(module):
             raise Unkeyed
         cells = [("empty",) if _is_empty(cell) else self.read(cell.cell_contents) for cell in fn.__closure__ or ()]
-        attributes = {k: v for k, v in fn.__dict__.items() if k != "__wrapped__"}
+        attributes = {k: v for k, v in fn.__dict__.items() if k not in ("__wrapped__", "program_key")}
         return "function", module, fn.__code__, *map(self.read, (fn.__defaults__, fn.__kwdefaults__, attributes)), *cells
 
     def _type(self, kind: type) -> Any:
@@ -184,24 +230,33 @@ class _Reader:
         return self._type(type(x)), *map(self.read, x)
 
     def _mapping(self, x: Mapping[Any, Any]) -> Any:
-        return "mapping", self._type(type(x)), *[(self.read(k), self.read(v)) for k, v in x.items()]
+        default = self.read(getattr(x, "default_factory", None))  # of a defaultdict
+        return "mapping", self._type(type(x)), default, *[(self.read(k), self.read(v)) for k, v in x.items()]
 
     def _set(self, x: Set[Any]) -> Any:
-        return "set", self._type(type(x)), frozenset(self.read(item) for item in x)
+        known = len(self._numbers)
+        items = frozenset(self.read(item) for item in x)
+        if len(self._numbers) != known:  # objects would be numbered in the order of the set, which is arbitrary
+            raise Unkeyed
+        return "set", self._type(type(x)), items
 
     def _partial(self, x: functools.partial[Any]) -> Any:
-        return "partial", self.read(x.func), self.read(x.args), self.read(dict(x.keywords))
+        return "partial", self._type(type(x)), self._rest(x), self.read(x.func), self.read(x.args), self.read(dict(x.keywords))
 
     def _method(self, x: types.MethodType) -> Any:
         return "method", self.read(x.__func__), self.read(x.__self__)
 
     def _array(self, x: np.ndarray[Any, Any] | np.generic) -> Any:
-        if x.nbytes > MAX_ARRAY_BYTES or x.dtype.hasobject:
+        # subclasses, such as masked arrays, have more data than their bytes, and structured dtypes more than their text
+        is_plain = type(x) is np.ndarray or isinstance(x, np.generic)
+        if x.nbytes > MAX_ARRAY_BYTES or x.dtype.hasobject or _is_structured(x.dtype) or not is_plain:
             raise Unkeyed
-        return "array", type(x).__name__, x.dtype.str, x.dtype.name, x.shape, x.tobytes()
+        return "array", self._type(type(x)), x.strides, x.dtype.str, x.dtype.name, x.shape, x.tobytes()
 
-    def _named(self, x: Any) -> Any:
-        return type(x).__name__, str(x)
+    def _dtype(self, x: np.dtype[Any]) -> Any:
+        if _is_structured(x):
+            raise Unkeyed
+        return "dtype", x.str, x.name
 
     def _enum(self, x: Enum) -> Any:
         return self._type(type(x)), x.name
@@ -223,7 +278,7 @@ class _Reader:
 
 _READERS: tuple[tuple[Any, Any], ...] = (
     ((np.ndarray, np.generic), _Reader._array),
-    (np.dtype, _Reader._named),
+    (np.dtype, _Reader._dtype),
     (jax.Device, lambda reader, x: ByIdentity(x)),
     (Enum, _Reader._enum),
     (tuple, _Reader._tuple),
@@ -233,6 +288,10 @@ _READERS: tuple[tuple[Any, Any], ...] = (
     (functools.partial, _Reader._partial),
     (types.MethodType, _Reader._method),
 )
+
+
+def _is_structured(dtype: np.dtype[Any]) -> bool:
+    return dtype.names is not None or dtype.subdtype is not None
 
 
 def _is_empty(cell: Any) -> bool:

@@ -16,8 +16,8 @@ import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,8 +28,9 @@ from jfit.programs.keys import key_of, read_function
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128
-# Maximum number of characters of a text that is kept: a text contains the arrays that its function closes over.
-MAX_TEXT = 16 << 20
+# Maximum number of characters of a text, and of bytes of the arrays that its function closes over, which the compiled function
+# keeps; programs with more are not kept by their text.
+MAX_TEXT, MAX_CONSTANTS = 4 << 20, 1 << 20
 MAX_SIGNATURES = 64  # compiled functions of one program, for different shapes
 _UNRELATED = ("cache", "log", "traceback", "profil", "dump", "explain")  # settings of jax without effect on programs
 
@@ -174,6 +175,16 @@ class _Shared:
         self.runs, self.lock = Recent(MAX_SIGNATURES), threading.RLock()
 
 
+class _Call(NamedTuple):
+    """A call of a `Program` with arguments for which it has no compiled function, and what its function reads at this time."""
+
+    args: tuple[Any, ...]
+    table: tuple[Any, ...]  # the array of the constants, if there are any
+    constants: Sequence[Constants]
+    key: Any
+    signature: Any
+
+
 class Program:
     """A function that is compiled at its first call, unless an equal one was compiled before in this process.
 
@@ -208,82 +219,92 @@ class Program:
         varies: Sequence[int] = (),
         place: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._place, self._table = place, tuple[Any, ...]()  # with the array of the constants, if there are any
         self._fn, self._build, self._name, self._static, self._varies = fn, build, name, static, tuple(varies)
-        self._runs: dict[Any, Any] = {}  # signature -> compiled function
-        self._by_shape: dict[Any, Any] = {}  # shapes of the arguments that vary -> compiled function
-        self._only: Any = None  # the compiled function, as long as there is one only
-        key, self._constants = read_function(fn, place is not None)
-        self._shared = _Shared() if key is None else _by_key.setdefault((key, static, name), _Shared())
+        self._place = place
+        # The values are (compiled function, tuple of the array of the constants or ()).
+        self._runs = Recent(MAX_SIGNATURES)  # by signature
+        self._by_shape = Recent(MAX_SIGNATURES)  # by the shapes and dtypes of the arguments that vary
+        self._only: Any = None  # the value, as long as there is one only
+        self._unshared = _Shared()  # for a function without a key
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; returns what `fn` returns."""
-        run = self._only
-        if run is None and self._runs:
-            run = self._by_shape.get(self._shapes(args))
-        if run is not None:
+        known = self._only
+        if known is None and len(self._runs):
+            known = self._by_shape.get(self._shapes(args))
+        if known is not None:
+            run, table = known
             try:
-                return run(*args, *self._table)
+                return run(*args, *table)
             except _Untraced:
                 pass
-        if self._place is not None and any(c.names for c in self._constants):
-            self._table = (self._place(table_of(self._constants)),)
-        return self._first_call((*args, *self._table))
+        return self._first_call(self._read(args))
 
-    def _compiled(self, body: _Body) -> Any:
-        return self._build(body.function()) if self._place is None else self._build(body.function(), len(self._table))
+    def _read(self, args: tuple[Any, ...]) -> _Call:
+        """Read the key of the function at the time of the call: values that it refers to may have changed since it was made."""
+        key, constants = read_function(self._fn, self._place is not None)
+        table = ()
+        if self._place is not None and any(c.names for c in constants):
+            table = (self._place(table_of(constants)),)
+        return _Call(args, table, constants, key, _signature((*args, *table)))
+
+    def _compiled(self, call: _Call) -> tuple[_Body, Any]:
+        body = _Body(self._name, call.constants, bool(call.table))
+        return body, self._build(body.function()) if self._place is None else self._build(body.function(), len(call.table))
 
     def _shapes(self, args: tuple[Any, ...]) -> Any:
         leaves, tree = jax.tree.flatten([args[i] for i in self._varies] if self._varies else args)
-        return tree, tuple([getattr(x, "shape", ()) for x in leaves])
+        return tree, tuple([(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves])
 
-    def _first_call(self, args: tuple[Any, ...]) -> Any:
-        signature = _signature(args)
-        if signature is None or jax.config.jax_disable_jit:  # called by a traced function, or nothing is to be compiled
-            body = _Body(self._name, self._constants, bool(self._table))
+    def _first_call(self, call: _Call) -> Any:
+        if call.signature is None or jax.config.jax_disable_jit:  # called by a traced function, or nothing is to be compiled
+            body, run = self._compiled(call)
             body.fn = self._fn
-            return self._compiled(body)(*args)
-        with self._shared.lock:
-            for run in (self._runs.get(signature), self._shared.runs.get(signature)):
+            return run(*call.args, *call.table)
+        shared = self._unshared if call.key is None else _by_key.setdefault((call.key, self._static, self._name), _Shared())
+        with shared.lock:
+            earlier = self._runs.get(call.signature) or (None, ())
+            for run, table in (earlier, (shared.runs.get(call.signature), call.table)):
                 if run is not None:
                     with contextlib.suppress(_Untraced):  # jax.clear_caches(), or a setting that is not in the signature
-                        result = run(*args)
-                        self._keep(signature, args, run)
+                        result = run(*call.args, *table)
+                        self._keep(call._replace(table=table), run)
                         return result
             with counters.compiling(self._name):
-                return self._traced_call(signature, args)
+                return self._traced_call(call, shared)
 
-    def _traced_call(self, signature: Any, args: tuple[Any, ...]) -> Any:
+    def _traced_call(self, call: _Call, shared: _Shared) -> Any:
         """Trace and lower the function; compile it unless an equal text was compiled before."""
-        body = _Body(self._name, self._constants, bool(self._table))
-        run = self._compiled(body)
+        body, run = self._compiled(call)
         body.fn = self._fn
+        nested_in, tracing.incomplete = tracing.incomplete, False
         try:
-            tracing.incomplete = False
-            digest, shareable = _text_of(run.lower(*args))
-            shareable = shareable and not tracing.incomplete
-            text = digest and (digest, body.results, signature, self._static)
+            digest, complete = _text_of(run, (*call.args, *call.table))
+            # If a value changed between the reading of the key and the trace, the key is not that of the traced function.
+            is_shared = complete and not tracing.incomplete and read_function(self._fn, self._place is not None)[0] == call.key
+            text = digest and (digest, body.results, call.signature, self._static)
             known = text and _by_text.get(text)
             if known is not None:
                 body.fn = None
                 with contextlib.suppress(_Untraced):
-                    result = known(*args)
-                    self._keep(signature, args, known, share=shareable)
+                    result = known(*call.args, *call.table)
+                    self._keep(call, known, shared if is_shared else None)
                     return result
                 body.fn = self._fn
-            result = run(*args)
+            result = run(*call.args, *call.table)
         finally:
             body.fn, body.constants = None, ()
+            tracing.incomplete = tracing.incomplete or nested_in
         if text is not None:
             _by_text[text] = run
-        self._keep(signature, args, run, share=shareable)
+        self._keep(call, run, shared if is_shared else None)
         return result
 
-    def _keep(self, signature: Any, args: tuple[Any, ...], run: Any, share: bool = False) -> None:
-        self._runs[signature] = self._by_shape[self._shapes(args)] = run
-        self._only = run if len(self._runs) == 1 else None
-        if share:
-            self._shared.runs[signature] = run
+    def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
+        self._runs[call.signature] = self._by_shape[self._shapes(call.args)] = run, call.table
+        self._only = (run, call.table) if len(self._runs) == 1 else None
+        if shared is not None:
+            shared.runs[call.signature] = run
 
 
 def _signature(args: tuple[Any, ...]) -> Any:
@@ -297,37 +318,71 @@ def _signature(args: tuple[Any, ...]) -> Any:
 
 def _describe(x: Any) -> Any:
     if isinstance(x, jax.Array):
-        return x.shape, x.dtype, x.weak_type, x.sharding, x.committed
-    return (x.shape, x.dtype) if isinstance(x, np.ndarray | np.generic) else type(x)
+        return x.shape, x.dtype, getattr(x, "weak_type", False), x.sharding, x.committed  # keys have no weak_type
+    if isinstance(x, np.ndarray | np.generic):
+        return x.shape, x.dtype
+    return type(x), getattr(x, "shape", None), getattr(x, "dtype", None), getattr(x, "weak_type", None)
 
 
-def _text_of(lowered: Any) -> tuple[Any, bool]:
-    """Return (digest of a lowered function, whether programs may share the compiled function).
+def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, bool]:
+    """Trace and lower a function; return (digest of its text, whether programs may share the compiled function).
 
     The digest is None if the text does not describe the function completely.  Functions that call Python on the host are not
     shared: the text does not say which Python function they call.
     """
+    if hasattr(run, "trace"):  # functions of pmap have none
+        traced = run.trace(*args)
+        jaxprs = list(_jaxprs(traced.jaxpr, set()))
+        if sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS:
+            return None, not any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
+        lowered = traced.lower()
+    else:
+        lowered = run.lower(*args)
     text = lowered.as_text()
-    if "callback" in text or any(f"stablehlo.{op}" in text for op in ("send", "recv", "infeed", "outfeed")):
+    if any(op in text for op in _HOST):
         return None, False
-    arguments = _argument_names(lowered)
+    arguments = _used_arguments(lowered, args)
     if len(text) > MAX_TEXT or arguments is None or jax.config.values.get("jax_use_simplified_jaxpr_constants"):
         return None, True
     return (hashlib.sha256(text.encode()).digest(), arguments), True
 
 
-def _argument_names(lowered: Any) -> tuple[str, ...] | None:
-    """Names of the arguments that a lowered function uses; jax leaves out the others, so that the text has no trace of them.
+# operations that communicate with Python, as primitives of jax or in a text
+_HOST = ("callback", "infeed", "outfeed", "stablehlo.send", "stablehlo.recv")
 
-    None if the names are unknown.
+
+def _jaxprs(jaxpr: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield a jaxpr and those in the parameters of its equations, each once."""
+    if id(jaxpr) not in visited:
+        visited.add(id(jaxpr))
+        yield jaxpr
+        for equation in jaxpr.eqns:
+            for value in equation.params.values():
+                for inner in value if isinstance(value, tuple | list) else (value,):
+                    if hasattr(inner, "eqns"):
+                        yield from _jaxprs(inner, visited)
+
+
+def _used_arguments(lowered: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Positions of the array arguments that a lowered function uses; jax leaves out the others, so that the text lacks them.
+
+    jax names the arguments by their paths in `args`, functions of pmap by their positions.  None if the names are ambiguous.
     """
+    leaves = jax.tree_util.tree_flatten_with_path(args)[0]
+    positions = {jax.tree_util.keystr(path).replace("\\", "\\\\"): i for i, (path, _) in enumerate(leaves)}
+    if len(positions) != len(leaves):
+        return None
     try:
         functions = lowered.compiler_ir("stablehlo").body.operations
         main = next(f for f in functions if str(getattr(f, "sym_name", "")).strip('"') == "main")
-        names = tuple([str(argument.location) for argument in main.arguments])
-    except (AttributeError, StopIteration, NotImplementedError):
+        names = [str(argument.location).removeprefix('loc("').removesuffix('")') for argument in main.arguments]
+        if all(name.startswith("flat_args[") for name in names):
+            used = tuple([int(name[len("flat_args[") : -1]) for name in names])
+        else:
+            used = tuple([positions[name.removeprefix("args")] for name in names])
+    except (AttributeError, StopIteration, NotImplementedError, KeyError, ValueError):
         return None
-    return names if len(set(names)) == len(names) and not any("unknown" in name for name in names) else None
+    return used if len(set(used)) == len(used) else None
 
 
 _checked = kept(MAX_PROGRAMS)
@@ -347,5 +402,5 @@ def check_shapes(fn: Callable[..., Any], *args: Any) -> None:
     if key is not None and _checked.get((key, signature)):
         return
     jax.eval_shape(fn, *args)
-    if key is not None:
+    if key is not None and key == key_of(fn):  # no value changed since the trace
         _checked[key, signature] = True

@@ -20,6 +20,7 @@ from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.devices import Context, cpu
+from jfit.programs import assign_key, assigned_key
 
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
@@ -555,7 +556,7 @@ def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
         outputs, new_aux = model.apply(params, aux, inputs, **options)
         return outputs, {**new_aux, **{n: aux[n] for n in fixed if n in new_aux}}
 
-    key = getattr(model.apply, "program_key", None)
+    key = assigned_key(model.apply)
     if key is not None:  # equal models with equal fixed states share programs, see `jfit.programs.key_of`
-        apply.__dict__["program_key"] = key, "fixed", tuple(fixed)
+        assign_key(apply, (key, "fixed", tuple(fixed)))
     return model._replace(apply=apply)
