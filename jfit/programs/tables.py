@@ -240,6 +240,25 @@ class Program:
                 pass
         return self._first_call(self._read(args))
 
+    def lower(self, *args: Any) -> Any:
+        """Lower the function for these arguments, as `jax.jit(fn).lower` does, to look at the program: nothing is kept.
+
+        Args:
+            *args: pytrees of arrays or jax.ShapeDtypeStruct.
+
+        Returns:
+            `jax.stages.Lowered`, with `as_text()` and `compile()`.
+
+        Example:
+            >>> lowered = Program(lambda x: 2 * x, jax.jit).lower(np.ones(3, np.float32))
+            >>> "multiply" in lowered.as_text()
+            True
+        """
+        call = self._read(args)
+        body, run = self._compiled(call)
+        body.fn = self._fn
+        return run.lower(*args, *call.table)
+
     def _read(self, args: tuple[Any, ...]) -> _Call:
         """Read the key of the function at the time of the call: values that it refers to may have changed since it was made."""
         key, constants = read_function(self._fn, self._place is not None)
