@@ -104,9 +104,9 @@ def test_joined_networks_share_only_variables_that_they_share(first, second, rea
     after = b.tojson() if read_second else None
     joined = sym.Group([a, b])
     own = [n for n in joined.nodes() if n.name not in ("data", "shared_weight")]
-    automatic = [n.name for n in own if not isinstance(n.label, str)]
+    automatic = [n.name for n in own if not isinstance(n.raw_name, str)]
     assert len(set(automatic)) == len(automatic)
-    assert not set(automatic) & {n.name for n in own if isinstance(n.label, str)}
+    assert not set(automatic) & {n.name for n in own if isinstance(n.raw_name, str)}
     assert before is None or a.tojson() == before
     assert after is None or b.tojson() == after
     if read_first and all(name is None for _, name, _, _ in second):  # else a given name may be that of a node of the first
@@ -216,6 +216,47 @@ def test_an_error_has_the_number_that_the_node_would_have():
     with contextlib.suppress(GraphError):
         sym.Convolution(first, first, first, first, kernel=(1, 1), num_filter=2)  # type: ignore[call-overload]
     assert sym.Convolution(first, kernel=(1, 1), num_filter=1).name == "convolution1"
+
+
+def displayed(symbol):
+    """Texts that show a symbol without a decision about its names."""
+    errors = []
+    for wrong in (
+        lambda: symbol[99],
+        lambda: symbol(sym.Variable("a"), sym.Variable("b"), *[symbol] * 99),
+        lambda: sym.Concat(symbol, dim="x"),
+        lambda: sym.FullyConnected(symbol, sym.Group([symbol, symbol]), num_hidden=3),
+        lambda: sym.FullyConnected(symbol, symbol, symbol, symbol, num_hidden=3),
+        lambda: sym.split(symbol, num_outputs=10**9),
+        lambda: bool(symbol),
+    ):
+        with pytest.raises((GraphError, IndexError, TypeError)) as caught:
+            wrong()
+        errors.append(str(caught.value))
+    return [repr(symbol), symbol._repr_html_(), repr([head.node for head in symbol.raw_heads]), *errors]
+
+
+def test_displaying_a_part_decides_no_numbers():
+    a, b = (sym.relu(sym.FullyConnected(sym.Variable("data"), num_hidden=2)) for _ in "ab")
+    texts = displayed(b)
+    assert texts[0] == "<Symbol relu0>" and "fullyconnected0" in texts[1] and texts[2] == "[<relu relu0>]"
+    assert texts == displayed(b)
+    assert (
+        sym.Concat(a, b).list_arguments()
+        == sym.Concat(
+            *(sym.relu(sym.FullyConnected(sym.Variable("data"), num_hidden=2, name=f"fullyconnected{i}")) for i in range(2))
+        ).list_arguments()
+    )
+    assert (repr(a), repr(b)) == ("<Symbol relu0>", "<Symbol relu1>")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=10))
+def test_a_displayed_network_has_the_names_that_it_then_gets(steps):
+    network, unseen = build(steps), build(steps)
+    text = repr(network)
+    assert [repr(part) for part in network] and repr(network) == text
+    assert network.tojson() == unseen.tojson() and repr(network) == text == repr(unseen)
 
 
 def test_reading_names_after_each_layer_numbers_only_new_nodes():

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jfit.graph.names import Derived, derived
-from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, underscored
-from jfit.graph.scopes import AttrScope, label_of
+from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, preview, underscored
+from jfit.graph.scopes import AttrScope, raw_name_of
 from jfit.ops import Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 
@@ -194,16 +194,16 @@ def apply_op(
     result = first if issubclass(first, cls) else cls
     sources = (*symbols, *named.values())
     reserved = reserved_by(sources)
-    label = label_of(node_name, (op.hint or name).lower(), result.NAMES_PER_PROCESS)
-    if isinstance(label, Derived):
-        label.auto.context, label.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
+    raw_name = raw_name_of(node_name, (op.hint or name).lower(), result.NAMES_PER_PROCESS)
+    if isinstance(raw_name, Derived):
+        raw_name.auto.context, raw_name.auto.reserved = tuple([h for s in sources for h in s.raw_heads]), reserved
     texts = {k: text(v) for k, v in values.items()}
     attrs = AttrScope.current() | underscored(dict(attr or {})) | texts
-    probe = Node(op, label, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
+    probe = Node(op, raw_name, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
     _check_counts(probe)
     inputs = _inputs(op, probe, symbols, named, attrs)
-    if isinstance(label, Derived):
-        label.auto.context = ()
+    if isinstance(raw_name, Derived):
+        raw_name.auto.context = ()
     node = probe.rebuilt(inputs)
     return result([Entry(node, i) for i in range(op.num_visible(node.params))], reserved)
 
@@ -215,7 +215,7 @@ def _check_counts(node: Node) -> None:
         count = node.params.get(key)
         least = int(key == node.op.variadic or key == "num_outputs")
         if isinstance(count, int) and not least <= count <= MAX_OUTPUTS:
-            raise GraphError(f"{node.name}: {node.op.name} has {key}={count}, expected {least} to {MAX_OUTPUTS}")
+            raise GraphError(f"{node.text_name}: {node.op.name} has {key}={count}, expected {least} to {MAX_OUTPUTS}")
 
 
 def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], attrs: dict[str, str]) -> tuple[Entry, ...]:
@@ -224,35 +224,36 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
     except GraphError:
         raise
     except ValueError as error:
-        raise GraphError(f"{probe.name}: {error}") from None
+        raise GraphError(f"{probe.text_name}: {error}") from None
     if len(symbols) > len(names):
-        raise GraphError(f"{probe.name}: got {len(symbols)} inputs, but {op.name} takes {len(names)}: {', '.join(names)}")
+        raise GraphError(f"{probe.text_name}: got {len(symbols)} inputs, but {op.name} takes {len(names)}: {', '.join(names)}")
     inputs: dict[str, Graph] = dict(zip(names, symbols, strict=False))
     for key, value in named.items():
         if key not in names:
             near = nearest(key, names)
             raise GraphError(
-                f"{probe.name}: {op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}")
+                f"{probe.text_name}: {op.name} has no input {key!r}"
+                + (f"; did you mean {near}?" if near else f"; it has {names}")
             )
         if key in inputs:
-            raise GraphError(f"{probe.name}: input {key!r} is passed by position and by name; pass it once")
+            raise GraphError(f"{probe.text_name}: input {key!r} is passed by position and by name; pass it once")
         inputs[key] = value
     entries = []
     for key in names:
         if key in inputs:
             if len(inputs[key]) != 1:
                 raise GraphError(
-                    f"{probe.name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key])} outputs: "
-                    f"{inputs[key].list_outputs()}; pass one of them, such as symbol[0]"
+                    f"{probe.text_name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key])} outputs: "
+                    f"{preview(inputs[key]).list_outputs()}; pass one of them, such as symbol[0]"
                 )
             entries.append(inputs[key].raw_heads[0])
         elif op.variadic and key.startswith("arg"):
-            raise GraphError(f"{probe.name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")
+            raise GraphError(f"{probe.text_name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")
         else:
             variable_attrs = dict(attrs)
             if key in op.aux:
                 variable_attrs["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
-            entries.append(Entry(Node(None, derived(probe.label, f"_{key}"), variable_attrs), 0))
+            entries.append(Entry(Node(None, derived(probe.raw_name, f"_{key}"), variable_attrs), 0))
     return tuple(entries)
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jfit.graph.compose import apply_op, group
-from jfit.graph.names import Label, derived
-from jfit.graph.nodes import Entry, Graph, GraphError, Node, topological
+from jfit.graph.names import RawName, derived
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, preview, topological
 from jfit.graph.scopes import AttrScope, body_name
 from jfit.graph.symbol import Symbol
 
@@ -177,25 +177,25 @@ class _Body(NamedTuple):
     """The body of a loop or branch: its subgraph, and which outputs of nodes outside of the body its variables replace."""
 
     graph: Graph
-    outer: dict[Label, Entry]  # label of a variable of the body -> output of a node outside of the body that it replaces
+    outer: dict[RawName, Entry]  # name of a variable of the body -> output of a node outside of the body that it replaces
     count: int  # number of outputs before the loop states
 
-    def inputs(self) -> dict[Label, Node]:
-        """Variables of the body by label.  Names have no numbers yet: the whole graph will be numbered when it is used."""
-        return {n.label: n for n in topological(self.graph.raw_heads) if n.op is None}
+    def inputs(self) -> dict[RawName, Node]:
+        """Variables of the body by name.  Names have no numbers yet: the whole graph will be numbered when it is used."""
+        return {n.raw_name: n for n in topological(self.graph.raw_heads) if n.op is None}
 
-    def source(self, label: Label, cls: type[Symbol]) -> Symbol:
+    def source(self, raw_name: RawName, cls: type[Symbol]) -> Symbol:
         """Return the input of the loop node for a variable of the body, a `cls`: the output it replaces, or a variable."""
-        if label in self.outer:
-            return cls([self.outer[label]])
-        return cls([Entry(Node(None, label, self.inputs()[label].attrs), 0)])
+        if raw_name in self.outer:
+            return cls([self.outer[raw_name]])
+        return cls([Entry(Node(None, raw_name, self.inputs()[raw_name].attrs), 0)])
 
     def place(self, symbol: Symbol) -> int:
         """Return the index of the body's input that receives the loop variable with the initial value `symbol`."""
-        labels, label = list(self.inputs()), _placeholder(symbol)
-        if label not in labels:
+        raw_names, raw_name = list(self.inputs()), _placeholder(symbol)
+        if raw_name not in raw_names:
             raise GraphError(f"the body of a loop does not use {symbol!r}; a body must use all data and states of the loop")
-        return labels.index(label)
+        return raw_names.index(raw_name)
 
 
 def _compose_body(
@@ -232,9 +232,9 @@ def _compose_body(
             ends.append(end if inner else apply_op("identity", (end,), {}, cls=cls))
     heads, outer = _cut(group(ends, Graph).raw_heads, mark)
     graph = Graph(heads)
-    labels = [n.label for n in topological(heads) if n.op is None]
-    if len(set(labels)) != len(labels):
-        names = graph.list_inputs()
+    raw_names = [n.raw_name for n in topological(heads) if n.op is None]
+    if len(set(raw_names)) != len(raw_names):
+        names = preview(graph).list_inputs()
         raise GraphError(f"{name}: two variables of the body have the same name: {names}; rename one")
     return _Body(graph, outer, len(outs)), form
 
@@ -246,16 +246,16 @@ def _marks(symbols: Sequence[Symbol]) -> set[str]:
     return {node.attrs[MARK] for node in inner if MARK in node.attrs}
 
 
-def _variable(label: Label, cls: type[Symbol]) -> Symbol:
+def _variable(raw_name: RawName, cls: type[Symbol]) -> Symbol:
     """Create a variable with the attributes of the active `AttrScope`."""
-    return cls([Entry(Node(None, label, AttrScope.current()), 0)])
+    return cls([Entry(Node(None, raw_name, AttrScope.current()), 0)])
 
 
-def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[Label, Entry]]:
+def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[RawName, Entry]]:
     """Cut the nodes of a body out of a graph: those whose attribute `__subgraph_name__` is `mark`.
 
     Returns:
-        (outputs of the subgraph, dict: label of a new variable -> output of a node outside of the body that it replaces).
+        (outputs of the subgraph, dict: name of a new variable -> output of a node outside of the body that it replaces).
     """
     rebuilt: dict[int, Node] = {}
     # (id of a node outside of the body, output index) -> (this output, the variable that replaces it in the body)
@@ -264,30 +264,30 @@ def _cut(heads: Sequence[Entry], mark: str) -> tuple[tuple[Entry, ...], dict[Lab
     def inside(entry: Entry) -> Entry:
         if id(entry.node) in rebuilt:
             return Entry(rebuilt[id(entry.node)], entry.index)
-        new = Entry(Node(None, derived(entry.node.label, entry.node.output_suffix(entry.index)), {}), 0)
+        new = Entry(Node(None, derived(entry.node.raw_name, entry.node.output_suffix(entry.index)), {}), 0)
         return replaced.setdefault((id(entry.node), entry.index), (entry, new))[1]
 
     for node in topological(heads):
         if node.attrs.get(MARK) == mark:
             rebuilt[id(node)] = node.rebuilt(tuple(map(inside, node.inputs))) if node.inputs else node
-    return tuple(map(inside, heads)), {var.node.label: entry for entry, var in replaced.values()}
+    return tuple(map(inside, heads)), {var.node.raw_name: entry for entry, var in replaced.values()}
 
 
 def _merged_inputs(
-    bodies: Sequence[_Body], arguments: dict[Label, Symbol], cls: type[Symbol], by_name: bool = False
+    bodies: Sequence[_Body], arguments: dict[RawName, Symbol], cls: type[Symbol], by_name: bool = False
 ) -> tuple[list[Symbol], list[list[int]]]:
     """Merge the inputs of several bodies; returns (inputs of the node, for each body the indices of its inputs among them).
 
-    `arguments`: label of a variable of a body (see `_placeholder`) -> symbol to pass for it.  `cls`: class of new variables.
-    `by_name`: variables of different bodies with the same label are one input, as in MXNet's cond.
+    `arguments`: name of a variable of a body (see `_placeholder`) -> symbol to pass for it.  `cls`: class of new variables.
+    `by_name`: variables of different bodies with the same name are one input, as in MXNet's cond.
     """
     inputs: list[Symbol] = []
     locs: list[list[int]] = []
     for body in bodies:
-        shared = {s.raw_heads[0].node.label: s for s in inputs} if by_name else arguments
+        shared = {s.raw_heads[0].node.raw_name: s for s in inputs} if by_name else arguments
         locs.append([])
-        for label in body.inputs():
-            symbol = shared[label] if label in shared else body.source(label, cls)
+        for raw_name in body.inputs():
+            symbol = shared[raw_name] if raw_name in shared else body.source(raw_name, cls)
             at = next((i for i, s in enumerate(inputs) if s is symbol), len(inputs))
             inputs.extend([symbol] if at == len(inputs) else [])
             locs[-1].append(at)
@@ -323,7 +323,7 @@ def nested(flat: Sequence[Any], form: Any) -> Any:
     return build(form)
 
 
-def _placeholder(symbol: Symbol) -> Label:
-    """Return the label of the variable of a body that replaces the initial value `symbol`."""
+def _placeholder(symbol: Symbol) -> RawName:
+    """Return the name of the variable of a body that replaces the initial value `symbol`."""
     head = symbol.raw_heads[0]
-    return derived(head.node.label, f"-{head.index}")
+    return derived(head.node.raw_name, f"-{head.index}")

@@ -54,24 +54,24 @@ class Derived(NamedTuple):
     suffix: str
 
 
-Label = str | Derived
+RawName = str | Derived
 
 
-def derived(label: Label, suffix: str) -> Label:
-    """Append a suffix to a label.
+def derived(raw_name: RawName, suffix: str) -> RawName:
+    """Append a suffix to a name.
 
     Example:
         >>> derived("fc1", "_weight")
         'fc1_weight'
     """
-    return label + suffix if isinstance(label, str) else Derived(label.auto, label.suffix + suffix)
+    return raw_name + suffix if isinstance(raw_name, str) else Derived(raw_name.auto, raw_name.suffix + suffix)
 
 
-def mark_lowered(labels: Iterable[Label]) -> None:
-    """Note that a model was made of a graph with these labels: if one of them is renamed, `number` warns."""
-    for label in labels:
-        if not isinstance(label, str):
-            label.auto.lowered = True
+def mark_lowered(raw_names: Iterable[RawName]) -> None:
+    """Note that a model was made of a graph with these names: if one of them is renamed, `number` warns."""
+    for raw_name in raw_names:
+        if not isinstance(raw_name, str):
+            raw_name.auto.lowered = True
 
 
 class Numbering:
@@ -81,20 +81,20 @@ class Numbering:
 
     Attributes:
         owner: id of the node whose graph this is.
-        chosen: for each automatic name before replacements (`AutoName.origin`), the one that the graph has.
-        suffixes: for each of them, the suffixes of its labels.
-        given: names that the user chose.
+        by_origin: for each automatic name before replacements (`AutoName.origin`), the one that the graph has.
+        suffixes: for each of them, the suffixes of its names.
+        user_names: names that the user chose.
         taken: all names.
         reserved: names that new nodes do not get, see `Graph.reserved`.
         counts: for each hint, a number below which none is free.
     """
 
-    __slots__ = ("chosen", "counts", "given", "owner", "reserved", "suffixes", "taken")
+    __slots__ = ("by_origin", "counts", "owner", "reserved", "suffixes", "taken", "user_names")
 
-    def __init__(self, given: set[str], suffixes: dict[AutoName, set[str]]) -> None:
-        self.given, self.suffixes, self.taken = given, suffixes, set(given)
+    def __init__(self, user_names: set[str], suffixes: dict[AutoName, set[str]]) -> None:
+        self.user_names, self.suffixes, self.taken = user_names, suffixes, set(user_names)
         self.owner: int | None = None
-        self.chosen: dict[AutoName, AutoName] = {}
+        self.by_origin: dict[AutoName, AutoName] = {}
         self.reserved: set[str] = set()
         self.counts: Counter[str] = Counter()
 
@@ -113,26 +113,29 @@ class Numbering:
             counts[hint] += 1
         name = origin if origin.text is None else AutoName(hint, origin)
         name.text = text
-        self.chosen[origin] = name
+        self.by_origin[origin] = name
         return name
 
-    def add(self, labels: Iterable[Label]) -> bool:
-        """Add the labels of new nodes and number them; return False, without a change, if `number` is needed instead."""
-        given: set[str] = set()
+    def add(self, raw_names: Iterable[RawName]) -> bool:
+        """Add the names of new nodes and number them; return False, without a change, if `number` is needed instead."""
+        user_names: set[str] = set()
         suffixes: dict[AutoName, set[str]] = {}
-        for label in labels:
-            if isinstance(label, str):
-                if label in self.taken and label not in self.given:
+        for raw_name in raw_names:
+            if isinstance(raw_name, str):
+                if raw_name in self.taken and raw_name not in self.user_names:
                     return False
-                given.add(label)
-            elif label.auto.origin not in self.chosen:
-                if label.auto.text is not None:  # numbered in another graph
+                user_names.add(raw_name)
+            elif raw_name.auto.origin not in self.by_origin:
+                if raw_name.auto.text is not None:  # numbered in another graph
                     return False
-                suffixes.setdefault(label.auto, {""}).add(label.suffix)
-            elif self.chosen[label.auto.origin] is not label.auto or label.suffix not in self.suffixes[label.auto.origin]:
+                suffixes.setdefault(raw_name.auto, {""}).add(raw_name.suffix)
+            elif (
+                self.by_origin[raw_name.auto.origin] is not raw_name.auto
+                or raw_name.suffix not in self.suffixes[raw_name.auto.origin]
+            ):
                 return False
-        self.given |= given
-        self.taken |= given
+        self.user_names |= user_names
+        self.taken |= user_names
         self.suffixes.update(suffixes)
         self.reserved.update(*[name.reserved for name in suffixes])
         for name in sorted(suffixes, key=lambda name: name.order):
@@ -140,11 +143,11 @@ class Numbering:
         return True
 
 
-def number(labels: Iterable[Label]) -> tuple[dict[AutoName, AutoName], Numbering]:
-    """Number the automatic names among the labels of one graph.
+def number(raw_names: Iterable[RawName]) -> tuple[dict[AutoName, AutoName], Numbering]:
+    """Number the automatic names of one graph.
 
     Args:
-        labels: labels of all nodes of the graph and of its subgraphs.
+        raw_names: names of all nodes of the graph and of its subgraphs.
 
     Returns:
         (replacements, the `Numbering`).  Replacements are of automatic names whose numbers are from another graph and are taken
@@ -153,28 +156,49 @@ def number(labels: Iterable[Label]) -> tuple[dict[AutoName, AutoName], Numbering
     """
     variants: dict[AutoName, dict[AutoName, None]] = {}  # by origin: a graph may have a node and its renamed copy
     suffixes: dict[AutoName, set[str]] = {}
-    given: set[str] = set()
-    for label in labels:
-        if isinstance(label, str):
-            given.add(label)
+    user_names: set[str] = set()
+    for raw_name in raw_names:
+        if isinstance(raw_name, str):
+            user_names.add(raw_name)
         else:
-            origin = label.auto.origin
-            variants.setdefault(origin, {})[label.auto] = None
-            suffixes.setdefault(origin, {""}).add(label.suffix)
-    numbering = Numbering(given, suffixes)
+            origin = raw_name.auto.origin
+            variants.setdefault(origin, {})[raw_name.auto] = None
+            suffixes.setdefault(origin, {""}).add(raw_name.suffix)
+    numbering = Numbering(user_names, suffixes)
     ordered = sorted(variants, key=lambda origin: origin.order)
     for origin in ordered:
         name = next((name for name in variants[origin] if numbering.take(origin, name.text)), None)
         if name is not None:
-            numbering.chosen[origin] = name
+            numbering.by_origin[origin] = name
     numbering.reserved.update(*{origin.reserved for origin in ordered})
     for origin in ordered:
-        if origin not in numbering.chosen:
+        if origin not in numbering.by_origin:
             numbering.take_next(origin)
-    chosen = numbering.chosen
-    replacements = {name: chosen[o] for o, names in variants.items() for name in names if name is not chosen[o]}
+    by_origin = numbering.by_origin
+    replacements = {name: by_origin[o] for o, names in variants.items() for name in names if name is not by_origin[o]}
     _warn_of_renamed(replacements)
     return replacements, numbering
+
+
+def preview(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
+    """Number copies of the automatic names of one graph: for texts, which must not decide the numbers.
+
+    Args:
+        raw_names: names of all nodes of the graph and of its subgraphs.
+
+    Returns:
+        Dict: automatic name -> a copy with the number that it would have in this graph now.
+    """
+    copies: dict[AutoName, AutoName] = {}
+
+    def copy(name: AutoName) -> AutoName:
+        if name not in copies:
+            copies[name] = AutoName(name.hint, name.replaced and copy(name.replaced))
+            copies[name].order, copies[name].text, copies[name].reserved = name.order, name.text, name.reserved
+        return copies[name]
+
+    replacements, _ = number([x if isinstance(x, str) else Derived(copy(x.auto), x.suffix) for x in raw_names])
+    return {name: replacements.get(copied, copied) for name, copied in copies.items()}
 
 
 def _warn_of_renamed(replacements: dict[AutoName, AutoName]) -> None:

@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from jfit.graph.names import LOCK, AutoName, Derived, Label, Numbering, number
+from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
+from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op, nearest
 from jfit.ops.attributes import Attrs
 
@@ -63,10 +64,10 @@ class Subgraph:
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
-    __slots__ = ("attrs", "automatic", "inputs", "label", "numbering", "op", "params", "subgraphs")
+    __slots__ = ("attrs", "automatic", "inputs", "numbering", "op", "params", "raw_name", "subgraphs")
 
     op: Op | None
-    label: Label  # the name, or an automatic name, which has no number yet until the names of a graph are used
+    raw_name: RawName  # the name, or an automatic name, which has no number yet until the names of a graph are used
     automatic: bool  # whether this node or one that it depends on has an automatic name
     numbering: Numbering | None  # names of a graph that contains the graph of this node; None for variables with given names
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
@@ -77,26 +78,26 @@ class Node:
     def __init__(
         self,
         op: Op | None,
-        label: Label,
+        raw_name: RawName,
         attrs: Mapping[str, str],
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
         put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
-        put(self, "label", label)
+        put(self, "raw_name", raw_name)
         put(self, "numbering", None)
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
         put(self, "subgraphs", subgraphs)
         inner = [head for graph in subgraphs for head in graph.raw_heads]
-        put(self, "automatic", type(label) is not str or any(e.node.automatic for e in (*inputs, *inner)))
+        put(self, "automatic", type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner)))
         params = _NO_PARAMS
         if op is not None:
             try:
                 params = _parsed(op, tuple([(k, v) for k, v in attrs.items() if k in op.attrs]))
             except (ValueError, IndexError) as error:
-                raise GraphError(f"node {self.name!r}: {error}") from None
+                raise GraphError(f"node {self.text_name!r}: {error}") from None
             if op.graphs:
                 params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
         put(self, "params", params)
@@ -105,22 +106,32 @@ class Node:
         raise AttributeError("nodes are immutable; compose a new symbol instead")
 
     def __repr__(self) -> str:
-        return f"<{self.op.name if self.op else 'Variable'} {self.name}>"
+        return f"<{self.op.name if self.op else 'Variable'} {self.text_name}>"
 
     @property
     def name(self) -> str:
         """The name.  If it is automatic and has no number yet, the graph of this node and its inputs is numbered first."""
-        label = self.label
-        if isinstance(label, str):
-            return label
-        if label.auto.text is None:
+        raw_name = self.raw_name
+        if isinstance(raw_name, str):
+            return raw_name
+        if raw_name.auto.text is None:
             with LOCK:
-                number(_labels((*label.auto.context, Entry(self, 0))))
-        return f"{label.auto.text}{label.suffix}"
+                number(_raw_names((*raw_name.auto.context, Entry(self, 0))))
+        return f"{raw_name.auto.text}{raw_name.suffix}"
 
-    def rebuilt(self, inputs: tuple[Entry, ...], label: Label | None = None) -> Node:
-        """Copy the node with other inputs and, unless `label` is None, another name."""
-        return Node(self.op, label or self.label, self.attrs, inputs, self.subgraphs)
+    @property
+    def text_name(self) -> str:
+        """The name as `repr` and error messages have it: an automatic name without a number gets none from being displayed."""
+        raw_name = self.raw_name
+        if isinstance(raw_name, str) or raw_name.auto.text is not None:
+            return self.name
+        with LOCK:
+            copies = previewed_names(_raw_names((*raw_name.auto.context, Entry(self, 0))))
+        return f"{copies[raw_name.auto].text}{raw_name.suffix}"
+
+    def rebuilt(self, inputs: tuple[Entry, ...], raw_name: RawName | None = None) -> Node:
+        """Copy the node with other inputs and, unless `raw_name` is None, another name."""
+        return Node(self.op, raw_name or self.raw_name, self.attrs, inputs, self.subgraphs)
 
     @property
     def num_inputs(self) -> int:
@@ -199,26 +210,26 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
     return tuple(replaced(e) for e in heads)
 
 
-def _labels(heads: Iterable[Entry]) -> list[Label]:
-    """Labels of all nodes of a graph and of its subgraphs."""
-    return _own_labels(topological(heads))
+def _raw_names(heads: Iterable[Entry]) -> list[RawName]:
+    """Names of all nodes of a graph and of its subgraphs."""
+    return _raw_names_of(topological(heads))
 
 
-def _own_labels(nodes: Iterable[Node]) -> list[Label]:
-    """Labels of some nodes and of their subgraphs."""
-    labels: list[Label] = []
+def _raw_names_of(nodes: Iterable[Node]) -> list[RawName]:
+    """Names of some nodes and of their subgraphs."""
+    raw_names: list[RawName] = []
     for node in nodes:
-        labels.append(node.label)
+        raw_names.append(node.raw_name)
         for graph in node.subgraphs:
-            labels.extend(_labels(graph.raw_heads))
-    return labels
+            raw_names.extend(_raw_names(graph.raw_heads))
+    return raw_names
 
 
 def _set_numbering(nodes: Iterable[Node], numbering: Numbering, head: Node) -> None:
     """Note the names of the graph of `head` in its nodes."""
     numbering.owner = id(head)
     for node in nodes:
-        if node.op is not None or not isinstance(node.label, str):
+        if node.op is not None or not isinstance(node.raw_name, str):
             object.__setattr__(node, "numbering", numbering)
 
 
@@ -230,18 +241,18 @@ def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) 
     nodes: dict[tuple[Any, ...], Node] = {}
 
     def swap(node: Node, inputs: tuple[Entry, ...]) -> Node:
-        label, bodies = node.label, node.subgraphs
-        if isinstance(label, Derived) and label.auto in replacements:
-            label = Derived(replacements[label.auto], label.suffix)
-        if any(isinstance(x, Derived) and x.auto in replacements for g in bodies for x in _labels(g.raw_heads)):
+        raw_name, bodies = node.raw_name, node.subgraphs
+        if isinstance(raw_name, Derived) and raw_name.auto in replacements:
+            raw_name = Derived(replacements[raw_name.auto], raw_name.suffix)
+        if any(isinstance(x, Derived) and x.auto in replacements for g in bodies for x in _raw_names(g.raw_heads)):
             bodies = tuple([Graph(_renamed(g.raw_heads, replacements)) for g in bodies])
-        changed = label is not node.label or bodies is not node.subgraphs or inputs != node.inputs
-        if not changed and node.op is None and isinstance(label, str):
+        changed = raw_name is not node.raw_name or bodies is not node.subgraphs or inputs != node.inputs
+        if not changed and node.op is None and isinstance(raw_name, str):
             return node
-        body_ids = () if isinstance(label, Derived) else tuple(map(id, bodies))
-        key = label, node.op, tuple(node.attrs.items()), tuple([(id(e.node), e.index) for e in inputs]), body_ids
+        body_ids = () if isinstance(raw_name, Derived) else tuple(map(id, bodies))
+        key = raw_name, node.op, tuple(node.attrs.items()), tuple([(id(e.node), e.index) for e in inputs]), body_ids
         if key not in nodes:
-            nodes[key] = Node(node.op, label, node.attrs, inputs, bodies) if changed else node
+            nodes[key] = Node(node.op, raw_name, node.attrs, inputs, bodies) if changed else node
         return nodes[key]
 
     return replace_nodes(heads, swap)
@@ -275,7 +286,7 @@ class Graph:
     def _number(self) -> None:
         with LOCK:
             if not self._add_to_numbering():
-                replacements, numbering = number(_labels(self.raw_heads))
+                replacements, numbering = number(_raw_names(self.raw_heads))
                 if replacements:
                     object.__setattr__(self, "raw_heads", _renamed(self.raw_heads, replacements))
                 elif len(self.raw_heads) == 1:
@@ -301,7 +312,7 @@ class Graph:
                 complete = complete or base.owner == id(node)
             else:
                 return False
-        if base is None or not complete or not base.add(_own_labels(new.values())):
+        if base is None or not complete or not base.add(_raw_names_of(new.values())):
             return False
         _set_numbering(new.values(), base, self.raw_heads[0].node)
         return True
@@ -317,7 +328,8 @@ class Graph:
         return next(iter(names.values())) if len(names) == 1 else None
 
     def __repr__(self) -> str:
-        return f"<Symbol {self.name or 'group [' + ', '.join(h.node.name for h in self.heads) + ']'}>"
+        shown = preview(self)
+        return f"<Symbol {shown.name or 'group [' + ', '.join(h.node.name for h in shown.heads) + ']'}>"
 
     def nodes(self) -> list[Node]:
         """All nodes, inputs before their users."""
@@ -380,7 +392,7 @@ class Graph:
                 raise ValueError(f"no output is named {key!r}: {name_hint(key, names)}")
             return type(self)([self.heads[matches[0]]], self.reserved)
         if not -len(self) <= key < len(self):
-            raise IndexError(f"output {key} is out of range: {self!r} has {len(self)} outputs: {self.list_outputs()}")
+            raise IndexError(f"output {key} is out of range: {self!r} has {len(self)} outputs: {preview(self).list_outputs()}")
         return type(self)([self.raw_heads[key]], self.reserved)
 
     def get_internals(self) -> Self:
@@ -458,6 +470,23 @@ def name_hint(key: str, names: Sequence[str]) -> str:
 
 
 G = TypeVar("G", bound=Graph)
+
+
+def preview(graph: G) -> G:
+    """Return the graph for a text that displays it: a copy, so that looking at a part does not decide the numbers of names.
+
+    Example:
+        >>> import jfit
+        >>> preview(jfit.sym.relu(jfit.sym.Variable("x"), name="r")).list_outputs()
+        ['r_output']
+    """
+    if graph.numbered or not any(head.node.automatic for head in graph.raw_heads):
+        return graph
+    with LOCK:
+        heads = _renamed(graph.raw_heads, previewed_names(_raw_names(graph.raw_heads)))
+    copy = type(graph)(heads, graph.reserved)
+    object.__setattr__(copy, "numbered", True)
+    return copy
 
 
 def bind_class(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Container
 from typing import Any
 
-from jfit.graph.names import AutoName, Derived, Label
+from jfit.graph.names import AutoName, Derived, RawName
 from jfit.graph.nodes import underscored
 
 _local = threading.local()
@@ -116,8 +116,8 @@ class AttrScope:
         return merged
 
 
-def label_of(name: str | None, hint: str, per_process: bool) -> Label:
-    """Return the label of a new node: `name`, the next name of the active manager, or a name that its graph numbers.
+def raw_name_of(name: str | None, hint: str, per_process: bool) -> RawName:
+    """Return the name of a new node: `name`, the next name of the active manager, or a name that its graph numbers.
 
     Args:
         name: name that the user chose, or None.

@@ -10,8 +10,8 @@ import numpy as np
 
 from jfit.graph import costs, drawing, html, infer, serial
 from jfit.graph.compose import apply_op, function, reserved_by
-from jfit.graph.names import Label
-from jfit.graph.nodes import Entry, Graph, Node, name_hint, replace_nodes, topological
+from jfit.graph.names import RawName
+from jfit.graph.nodes import Entry, Graph, Node, name_hint, preview, replace_nodes, topological
 from jfit.ops import ALIASES
 
 
@@ -83,7 +83,7 @@ class Symbol(Graph):
 
         def swap(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
             if node.op is None:
-                return replacements[node.label].raw_heads[0] if node.label in replacements else None
+                return replacements[node.raw_name].raw_heads[0] if node.raw_name in replacements else None
             return Entry(node.rebuilt(inputs, name), 0) if name and id(node) in top else None
 
         if name and len(top) != 1:
@@ -93,23 +93,25 @@ class Symbol(Graph):
         ends = [Entry(h.node, o.index) if name and o.node.op else h for h, o in zip(heads, heads_before, strict=True)]
         return type(self)(ends, reserved)
 
-    def _replacements(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Label, Symbol]:
-        """Check the arguments of `__call__`; returns a dict: label of a variable -> symbol that replaces it."""
-        labels = [n.label for n in topological(self.raw_heads) if n.op is None]
-        if len(args) > len(labels):
-            raise TypeError(f"got {len(args)} symbols, but {self!r} has {len(labels)} variables: {self.list_inputs()}")
-        names: list[Any] = list(labels)
-        if not all(key in labels for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
+    def _replacements(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[RawName, Symbol]:
+        """Check the arguments of `__call__`; returns a dict: name of a variable -> symbol that replaces it."""
+        raw_names = [n.raw_name for n in topological(self.raw_heads) if n.op is None]
+        if len(args) > len(raw_names):
+            raise TypeError(
+                f"got {len(args)} symbols, but {self!r} has {len(raw_names)} variables: {preview(self).list_inputs()}"
+            )
+        names: list[Any] = list(raw_names)
+        if not all(key in raw_names for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
             names = self.list_inputs()
-            labels = [n.label for n in topological(self.raw_heads) if n.op is None]
+            raw_names = [n.raw_name for n in topological(self.raw_heads) if n.op is None]
         for key, value in (*zip(names, args, strict=False), *kwargs.items()):
             if key not in names:
                 raise ValueError(f"no variable is named {key!r}: {name_hint(str(key), self.list_inputs())}")
             if not isinstance(value, Symbol) or len(value) != 1:
-                name = self.list_inputs()[names.index(key)]
+                name = preview(self).list_inputs()[names.index(key)]
                 raise TypeError(f"variable {name!r} needs a symbol with one output, got {value!r}")
-        by_name = {labels[names.index(key)]: value for key, value in kwargs.items()}
-        return dict(zip(labels, args, strict=False)) if args else by_name
+        by_name = {raw_names[names.index(key)]: value for key, value in kwargs.items()}
+        return dict(zip(raw_names, args, strict=False)) if args else by_name
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -272,4 +274,4 @@ class Symbol(Graph):
         return drawing.listing(self)
 
     def _repr_html_(self) -> str:
-        return html.graph_html(self)
+        return html.graph_html(preview(self))

@@ -76,7 +76,7 @@ def lower(
         (2, 3)
     """
     names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
-    mark_lowered([n.label for n in symbol.nodes() if n.op is None])
+    mark_lowered([n.raw_name for n in symbol.nodes() if n.op is None])
     roll = capture is None and os.environ.get("JFIT_ROLL") != "0" if roll is None else roll
     description = description_of(symbol)
     if description is None:
