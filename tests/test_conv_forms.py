@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jfit
+from jfit.graph.nodes import GraphError
 from jfit.ops import Ctx, conv_forms, lookup
 
 
@@ -192,6 +193,35 @@ def test_gradients_of_gradients(groups):
         return (jax.grad(lambda x: (f(x, weight, plain=plain) ** 3).sum())(data) ** 2).sum()
 
     np.testing.assert_allclose(jax.grad(penalty)(weight, False), jax.grad(penalty)(weight, True), rtol=2e-4)
+
+
+@pytest.mark.parametrize("op", ["Convolution", "Deconvolution"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_inside_shard_map(op, groups):
+    """The weight is the same on all devices, the data is not: JAX checks that, and sums the gradients of the weight."""
+    f, data, weight = function(op, num_filter=4, num_group=groups, kernel=(3, 3)), draw(4, 4, 6, 6), draw(4, 4 // groups, 3, 3)
+    grad = jax.grad(lambda w, x: jnp.sum(jnp.sin(f(x, w))))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spec = jax.sharding.PartitionSpec
+    split = jax.shard_map(grad, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+    np.testing.assert_allclose(jax.jit(split)(weight, data), grad(weight, data), rtol=1e-5, atol=1e-4)
+
+
+def test_forward_mode_needs_the_definition(monkeypatch):
+    model = jfit.lower(jfit.sym.Convolution(jfit.sym.Variable("data"), kernel=(3, 3), num_filter=2, no_bias=True, name="c"))
+    weight, x = {"c_weight": draw(2, 3, 3, 3)}, draw(2, 3, 5, 5)
+    run = lambda x: model.apply(weight, {}, {"data": x})[0][0]  # noqa: E731
+    with pytest.raises(GraphError, match=r"c: on CPU, Convolution runs in faster forms, .* JFIT_CONV_FORMS=0"):
+        jax.jvp(run, (x,), (x,))
+    monkeypatch.setenv("JFIT_CONV_FORMS", "0")
+    value, tangent = jax.jvp(run, (x,), (x,))
+    np.testing.assert_allclose(value, tangent, rtol=1e-5)  # a convolution is linear
+
+
+def test_a_kernel_that_does_not_fit_gives_an_empty_output_as_by_definition():
+    f = function("Convolution", num_filter=8, num_group=8, kernel=(4, 1, 4))
+    data, weight = draw(3, 8, 4, 2, 2), draw(8, 1, 4, 1, 4)
+    assert f(data, weight).shape == f(data, weight, plain=True).shape == (3, 8, 1, 2, 0)
 
 
 def test_symbolic_batch_sizes_fold_too():

@@ -265,3 +265,12 @@ def test_an_optimizer_is_an_optax_transformation_with_additional_attributes():
     assert optim.get(own) is own and optim.get(optim.get("sgd")).name == "sgd"
     added, _ = optax.chain(own).update({"w": jnp.ones(1)}, (own.init({"w": jnp.ones(1)}),), {"w": jnp.ones(1)})
     assert added["w"].tolist() == [-0.5]
+
+
+def test_nadam_takes_a_negative_or_traced_beta1_which_it_never_takes_the_logarithm_of():
+    def updated(beta1):
+        opt, w = jfit.optim.nadam(0.1, beta1=beta1), {"w_weight": jnp.ones(2)}
+        return opt.update(w, opt.init(w), w)[0]["w_weight"]
+
+    assert np.isfinite(updated(-0.3)).all()
+    np.testing.assert_allclose(jax.jit(updated)(0.8), updated(0.8), rtol=1e-6)

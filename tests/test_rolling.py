@@ -95,7 +95,8 @@ def test_any_recurrent_network_computes_the_same_rolled_up(seed):
     check(*random_net(seed))
 
 
-def test_dropout_masks_are_the_same_bits_in_a_loop():
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_dropout_masks_are_the_same_bits_in_a_loop(generator):
     x = sym.Variable("data")
     state, outputs = sym.Variable("start"), []
     for t, step in enumerate(sym.SliceChannel(x, num_outputs=5, axis=1, squeeze_axis=True)):
@@ -104,10 +105,12 @@ def test_dropout_masks_are_the_same_bits_in_a_loop():
     net, ones = sym.stack(*outputs, axis=1), np.ones((2, 5, 3), np.float32)
     inputs = {"data": ones, "start": np.zeros((2, 3), np.float32)}
     rolled, plain = (jfit.lower(net, inputs=["data", "start"], roll=roll) for roll in (True, False))
-    run = lambda m: m.apply({"scale": np.zeros((1, 3), np.float32)}, {}, inputs, train=True, key=jax.random.key(1))[0][0]  # noqa: E731
+    params, key = {"scale": np.zeros((1, 3), np.float32)}, jax.random.key(1, impl=generator)
+    run = lambda m: m.apply(params, {}, inputs, train=True, key=key)[0][0]  # noqa: E731
     assert len(np.unique(run(plain))) == 2
     np.testing.assert_array_equal(np.asarray(run(rolled)) > 0, np.asarray(run(plain)) > 0)
-    assert "scan" in str(jax.make_jaxpr(lambda: run(rolled))())
+    # For an array of keys, rbg draws other numbers than for each key alone: the steps then run one by one.
+    assert ("scan" in str(jax.make_jaxpr(lambda: run(rolled))())) == (generator == "threefry2x32")
 
 
 def recurrence(step, steps=6):
@@ -132,6 +135,22 @@ def test_steps_with_parameters_or_attributes_of_their_own_stay_unrolled():
     # only the steps after the one that differs are equal
     odd = recurrence(lambda t, x, h: sym.tanh(x + dense(h, "own" if t == 1 else "w")), steps=8)
     assert blocks_of(odd, inputs) == [(6, 3)]
+
+
+def test_attributes_that_differ_in_the_sign_of_zero_are_not_equal():
+    net = recurrence(lambda t, x, h: sym._mul_scalar(sym.tanh(x + dense(h, "w")), scalar=0.0 if t % 2 else -0.0))
+    assert blocks_of(net, ("data", "start")) == []
+
+
+def test_executors_follow_the_environment_variable(monkeypatch):
+    found = []
+    for roll in ("1", "0"):
+        monkeypatch.setenv("JFIT_ROLL", roll)
+        executor = unrolled("rnn", True).simple_bind(mx.cpu(), data=(2, 6, 4))
+        run = executor._programs.model.apply
+        args = {name: array.asnumpy() for name, array in executor.arg_dict.items()}
+        found.append("scan" in str(jax.make_jaxpr(lambda run=run, args=args: run(args, {}, {}))()))
+    assert found == [True, False]
 
 
 def test_blocks_with_convolutions_or_auxiliary_states_stay_unrolled():

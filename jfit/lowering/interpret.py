@@ -23,6 +23,7 @@ from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.lowering.rolling.program import Program, plan_program, run_program
+from jfit.lowering.rolling.run import NotRollable
 from jfit.lowering.values import Value
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
@@ -108,6 +109,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
 
         def run(node: Node, ins: Sequence[Value | None], name_hash: Any = None) -> list[Value | None]:
+            if isinstance(name_hash, jax.Array) and node.op.needs_rng and not _draws_alike(key):  # type: ignore[union-attr]
+                raise NotRollable
             ins = list(ins)
             _replace_labels_and_aux(node, ins, uncast, aux_ids, new_aux)
             if id(node) in label_ids and any(v is None for v in ins):
@@ -141,6 +144,11 @@ def _batch_size(variables: Sequence[Node], inputs: Inputs, names: InputNames) ->
         if node.name in names.inputs and node.name in inputs and jnp.ndim(inputs[node.name]) > axis:
             return jnp.shape(inputs[node.name])[axis]
     return None
+
+
+def _draws_alike(key: Array | None) -> bool:
+    """Return whether a generator draws the same numbers for a key alone and in an array of keys, as loops over steps need."""
+    return key is None or str(jax.random.key_impl(key)).startswith("threefry")
 
 
 def _check_weight(weight: Array | None, size: int | None) -> None:
@@ -350,6 +358,12 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
     except (RowsLost, GraphError):
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        if "forward-mode" in str(error) and op.family == "conv":
+            raise GraphError(
+                f"{node.name}: on CPU, {op.name} runs in faster forms, which have no forward-mode derivative (jax.jvp, "
+                "jax.jacfwd, jax.linearize); use reverse mode (jax.grad), or turn the forms off: set the environment variable "
+                "JFIT_CONV_FORMS=0"
+            ) from error
         inputs = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None
         )

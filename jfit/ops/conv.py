@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
 from jfit.ops.context import Ctx
-from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms
+from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, shared_batch_rows
 
@@ -118,7 +118,7 @@ def _convolve(data: Array, weight: Array, layout: str, window: Window, groups: i
     """Convolve data of the given layout with a weight of shape (out, in / groups, *kernel); `plain`: see `Ctx`."""
     last = layout[-1] == "C"
     sizes, kernel = data.shape[1:-1] if last else data.shape[2:], weight.shape[2:]
-    cpu = runs_in_forms(data) and min(window.output(sizes, kernel)) > 0  # if the kernel does not fit, lax raises the error
+    cpu = runs_in_forms(data) and min(window.output(sizes, kernel)) > 0
     if plain or not (cpu or folds(sizes, kernel, window)):
         return _by_definition(data, weight, layout, window, groups)
     out = convolve(data if last else jnp.moveaxis(data, 1, -1), _kernel_last(weight), window, groups)
@@ -248,7 +248,8 @@ def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, ru
     if not plain and runs_in_forms(data) and min(sizes) > 0:
         window = Window(tuple(stride), tuple((p, p - a) for p, a in pads), tuple(dilate))
         filters = weight.shape[1] * groups
-        zeros = jnp.zeros((data.shape[0], *sizes, filters) if start == 1 else (data.shape[0], filters, *sizes), data.dtype)
+        shape = (data.shape[0], *sizes, filters) if start == 1 else (data.shape[0], filters, *sizes)
+        data, weight, zeros = varying_alike(data, weight, jnp.zeros(shape, data.dtype))
         # the gradient of the convolution with the same weight, which runs in a faster form, too
         return jax.vjp(lambda x: _convolve(x, weight.astype(data.dtype), runs, window, groups), zeros)[1](data)[0]
     around = tuple((d * (k - 1) - p, d * (k - 1) - p + a) for (p, a), d, k in zip(pads, dilate, kernel, strict=True))

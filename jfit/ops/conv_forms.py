@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -60,14 +61,40 @@ class Window(NamedTuple):
 
 
 def runs_in_forms(data: Array) -> bool:
-    """Return True if the forms for CPU apply to this array: float32, and no symbolic size, as in exported programs."""
+    """Return True if the forms for CPU apply to this array: float32, and no symbolic size, as in exported programs.
+
+    The environment variable JFIT_CONV_FORMS=0 turns them off: they have no forward-mode derivatives.
+    """
     sizes = data.shape
+    if os.environ.get("JFIT_CONV_FORMS") == "0":
+        return False
     return data.dtype == jnp.float32 and all(isinstance(n, int) and n > 0 for n in sizes) and jax.default_backend() == "cpu"
+
+
+def varying_alike(*arrays: Array) -> tuple[Array, ...]:
+    """Inside `jax.shard_map`, mark arrays that are equal on all devices as varying if another of these arrays varies.
+
+    The rules of a custom gradient must return gradients that vary as the arrays do; JAX sums those of the marked ones.
+    """
+    axes = [_varying_axes(jax.typeof(array)) for array in arrays]
+    every = frozenset().union(*axes)
+    return tuple(
+        lax.pcast(array, tuple(sorted(every - own)), to="varying") if every - own else array
+        for array, own in zip(arrays, axes, strict=True)
+    )
+
+
+def _varying_axes(kind: Any) -> frozenset[str]:
+    """Return the mesh axes over which an array of this type varies; the attribute has two names in the releases of JAX."""
+    axes = getattr(kind, "vma", None)
+    return frozenset(getattr(getattr(kind, "manual_axis_type", None), "varying", ()) if axes is None else axes)
 
 
 def convolve(data: Array, weight: Array, window: Window, groups: int) -> Array:
     """Convolve channels-last data; sizes except the batch size must not be symbolic."""
     cpu = runs_in_forms(data)
+    if cpu:
+        data, weight = varying_alike(data, weight)
     if cpu and weight.shape[-2] == 1 < groups and math.prod(weight.shape[:-2]) <= MAX_TAPS:  # depthwise
         return _depthwise(data, weight, window)
     data, weight, window, folded = _fold(data, weight, window, groups)
@@ -82,6 +109,8 @@ def folds(sizes: tuple[int, ...], kernel: tuple[int, ...], window: Window) -> tu
     if not all(isinstance(n, int) for n in sizes):
         return ()
     outputs = window.output(sizes, kernel)
+    if min(outputs) < 1:  # the kernel does not fit: `lax.conv_general_dilated` says what that gives
+        return ()
     single = tuple(axis for axis, n in enumerate(outputs) if n == 1 and _overlap(axis, sizes, kernel, window))
     wide = tuple(axis for axis in single if kernel[axis] > 1)
     return single if wide and len(single) == len(sizes) else wide
@@ -241,7 +270,7 @@ def _strided(static: _Static, data: Array, weight: Array) -> Array:
 
 
 def _dense_to_data(static: _Static, grad: Array, weight: Array) -> Array:
-    data = jax.ShapeDtypeStruct((grad.shape[0], *static.sizes, weight.shape[-2]), grad.dtype)
+    data, _ = varying_alike(jnp.zeros((grad.shape[0], *static.sizes, weight.shape[-2]), grad.dtype), grad)
     return jax.linear_transpose(lambda x: conv(x, weight, static.window), data)(grad)[0]
 
 
@@ -264,7 +293,7 @@ def _dense_to_weight(static: _Static, data: Array, grad: Array) -> Array:
     if slices == 1:
         return jnp.moveaxis(part(data, grad), 0, -2)
     split = tuple(v.reshape(slices, -1, *v.shape[1:]) for v in (data, grad))
-    zeros = jnp.zeros((data.shape[-1], *kernel, grad.shape[-1]), data.dtype)
+    zeros, _ = varying_alike(jnp.zeros((data.shape[-1], *kernel, grad.shape[-1]), data.dtype), data)
     # A loop, because its body is compiled once; written out, the slices take several times as long to compile.
     total, _ = lax.scan(lambda total, xy: (total + part(*xy), None), zeros, split)
     return jnp.moveaxis(total, 0, -2)

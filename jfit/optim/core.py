@@ -261,7 +261,7 @@ def transformation(
             raise ValueError("jfit optimizers need the parameters to compute an update; call update(grads, state, params).")
         leaves, tree = jax.tree.flatten(params)
         names, gradients = leaf_names(params), tree.flatten_up_to(grads)
-        rate = rate_at(initial.value, state.count) if learning_rate is None else learning_rate
+        rate = rate_at(cast(LearningRate, initial.value), state.count) if learning_rate is None else learning_rate
         t = jax.tree.map(lambda c: c + 1, state.count)
         old_slots = [tree.flatten_up_to(state.slots[name]) for name in starts]
         lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
@@ -398,17 +398,25 @@ def decayed(g: Array, wd: Any, w: Array) -> Array:
     return g if isinstance(wd, int | float) and wd == 0 else g + wd * w
 
 
-def decay_rates(beta1: float, beta2: float, **others: Any) -> Constants:
+def decay_rates(beta1: float, beta2: float, *, corrects_mean: bool = True, **others: Any) -> Constants:
     """The numbers of moving averages with decay rates beta1 and beta2: `rest1` is 1 - beta1, `log1` log(beta1), None for 0.
 
     Args:
         beta1, beta2: decay rates.
+        corrects_mean: whether the rule uses `log1`; if not, it is None, and beta1 may be negative.
         **others: further numbers.
     """
-    log1, log2 = (math.log(beta) if beta else None for beta in (beta1, beta2))
+    log1, log2 = _log(beta1) if corrects_mean else None, _log(beta2)
     return Constants(
         **{"beta1": beta1, "beta2": beta2, "rest1": 1 - beta1, "rest2": 1 - beta2, "log1": log1, "log2": log2} | others
     )
+
+
+def _log(beta: Any) -> Any:
+    """Return log(beta); None for 0."""
+    if isinstance(beta, jax.Array):
+        return jnp.log(beta)
+    return math.log(beta) if beta else None
 
 
 def moments(g: Array, slots: Slots, numbers: Constants) -> tuple[Array, Array]:

@@ -221,7 +221,7 @@ def nadam(
 
     Source: Dozat 2016, https://cs229.stanford.edu/proj2015/054_report.pdf; Apache MXNet 1.9.1, `Nadam`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, corrects_mean=False, epsilon=epsilon)
 
     def warmed(t: Any) -> Any:
         return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))

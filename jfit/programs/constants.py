@@ -86,7 +86,8 @@ def is_argument(value: Any) -> bool:
 def table_of(constants: Sequence[Constants]) -> np.ndarray[Any, Any]:
     """The numbers of some `Constants` as one array, float32 (with jax_enable_x64 float64)."""
     values = [c.values[name] for c in constants for name in c.names]
-    return np.asarray(values, np.float64 if jax.config.jax_enable_x64 else np.float32)
+    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    return np.asarray(values, np.float64 if wide else np.float32)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,6 +33,7 @@ MAX_PROGRAMS = 128
 # keeps; programs with more are not kept by their text.
 MAX_TEXT, MAX_CONSTANTS = 4 << 20, 1 << 20
 MAX_SIGNATURES = 64  # compiled functions of one program, for different shapes
+_ENVIRONMENT = ("JFIT_ROLL", "JFIT_CONV_FORMS")  # variables that programs of jfit depend on
 _UNRELATED = ("cache", "log", "traceback", "profil", "dump", "explain")  # settings of jax without effect on programs
 
 
@@ -121,7 +123,7 @@ def clear_programs() -> None:
 
 
 def settings() -> tuple[Any, ...]:
-    """Read the settings of jax on which a compiled program depends, such as `jax_enable_x64`.
+    """Read the settings of jax and jfit on which a compiled program depends, such as `jax_enable_x64` and `JFIT_ROLL`.
 
     Returns:
         Hashable tuple of the values that are in effect on this thread.
@@ -132,7 +134,7 @@ def settings() -> tuple[Any, ...]:
     """
     values = jax.config.values
     pairs = [(n, getattr(jax.config, n, v)) for n, v in values.items() if not any(word in n for word in _UNRELATED)]
-    return tuple([v if isinstance(v, Hashable) else repr(v) for _, v in pairs])
+    return (*[v if isinstance(v, Hashable) else repr(v) for _, v in pairs], *map(os.environ.get, _ENVIRONMENT))
 
 
 class _Untraced(Exception):
@@ -276,7 +278,8 @@ class Program:
         return tree, tuple([(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves])
 
     def _first_call(self, call: _Call) -> Any:
-        if call.signature is None or jax.config.jax_disable_jit:  # called by a traced function, or nothing is to be compiled
+        disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+        if call.signature is None or disabled:  # called by a traced function, or nothing is to be compiled
             body, run = self._compiled(call)
             body.fn = self._fn
             return run(*call.args, *call.table)

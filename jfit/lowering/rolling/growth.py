@@ -51,7 +51,7 @@ class Wiring:
             if id(node) in excluded or not inside or (op.family == "conv" and not convolutions):
                 self.labels.append(-1)
             else:
-                self.labels.append(numbers.setdefault((id(op), node.params, len(node.inputs)), len(numbers)))
+                self.labels.append(numbers.setdefault((id(op), repr(node.params), len(node.inputs)), len(numbers)))
             for j, _ in self.inputs[i][node.num_inputs :]:
                 if j in latest:
                     self._states[i] = latest[j]

@@ -18,7 +18,7 @@ from jfit.lowering import lower
 from jfit.lowering.model import Model
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
-from jfit.programs import kept
+from jfit.programs import kept, settings
 from jfit.step.slices import part_key
 
 # operators that block gradients, so that their outputs need no head gradient
@@ -126,7 +126,7 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
         True
     """
     description = description_of(Symbol(heads))
-    key = heads if description is None else description
+    key = heads if description is None else (description, settings())
     programs = _programs.get(key)
     # The graph is compared, too: its attributes are dicts, which may have been changed since.
     if programs is None or (description is not None and description_of(programs.symbol) != description):
