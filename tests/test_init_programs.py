@@ -213,8 +213,8 @@ def test_values_are_drawn_on_the_device_of_a_committed_key(monkeypatch):
     used = []
     program = sampling._program
 
-    def observed(kind):
-        return lambda *arrays: used.append((result := program(kind)(*arrays)).devices()) or result
+    def observed(*kind):
+        return lambda *arrays: used.append((result := program(*kind)(*arrays)).devices()) or result
 
     monkeypatch.setattr(sampling, "_program", observed)
     parameters, first, second = described({"a_weight": (3, 2)}), *jax.devices()[:2]

@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit import counters
+from jfit.programs import settings
 
 # A call of a program draws ROWS pieces of WIDTH values: large enough that the call itself costs little, small enough that the
 # values stay in the cache and that a small model wastes less than 2 ms on values that it does not need.
@@ -128,9 +129,12 @@ def _unsupported(*_: Any) -> Any:
     raise NotImplementedError("this generator only draws bits")
 
 
-@functools.cache
-def _program(kind: type) -> Any:
-    """Compiled program `(rows, scales) -> values`: uint32 (ROWS, 4), float32 (ROWS,) -> float32 (ROWS, WIDTH)."""
+@functools.lru_cache(maxsize=16)
+def _program(kind: type, under: tuple[Any, ...]) -> Any:
+    """Compiled program `(rows, scales) -> values`: uint32 (ROWS, 4), float32 (ROWS,) -> float32 (ROWS, WIDTH).
+
+    `under`: the settings of jax.  Those of the compiler (`jax_disable_most_optimizations`) are not in the keys of jax.jit.
+    """
     from jax.extend.random import define_prng_impl  # takes 20 ms, which `import jfit` does not have to wait for
 
     # A generator whose key is the whole table of rows: jax.random converts its bits to floats as it does for threefry.
@@ -170,7 +174,7 @@ def _dispatch(runs: Sequence[_Run]) -> list[Array]:
         counter = np.arange(length, dtype=np.uint64) * np.uint64(WIDTH)
         rows[start:end, :2], scales[start:end] = run.key, run.distribution.scale
         rows[start:end, 2], rows[start:end, 3] = counter >> np.uint64(32), counter & np.uint64(0xFFFFFFFF)
-    program = _program(type(runs[0].distribution))
+    program = _program(type(runs[0].distribution), settings())
     return [program(rows[n : n + ROWS], scales[n : n + ROWS]) for n in range(0, size, ROWS)]
 
 
