@@ -44,9 +44,9 @@ _DISK_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class _Compiling:
-    """What `compiling` measures, and who is told.
+    """State of `compiling`: its seconds, and the functions that it calls.
 
-    Threads may compile at the same time: seconds in which several do count once.
+    Several threads may compile at the same time; these seconds count once.
     """
 
     def __init__(self) -> None:

@@ -309,8 +309,8 @@ def _plain_scales(distribution: Distribution) -> bool:
 def draw_all(initializer: InitFn, key: Array, parameters: Mapping[str, tuple[InitDesc, Any]]) -> dict[str, Array]:
     """Draw many parameters, each from fold_in(key, crc32(name)), independently of the others.
 
-    Constants, uniform and normal values compile nothing, apart from two programs of the process; all other parameters are
-    drawn by one compiled program.
+    Constants, uniform and normal values need only two programs, which are compiled once per process; all other parameters
+    are drawn by one compiled program.
 
     Args:
         initializer: function `(key, desc, shape, dtype) -> array`, such as `get` returns.
@@ -354,7 +354,7 @@ def _draw_compiled(initializer: InitFn, key: Array, parameters: Any, folds: Mapp
 
 
 def draw_one(initializer: InitFn, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    """Return `initializer(key, desc, shape, dtype)`, drawn without a compilation if the distribution is known.
+    """Return `initializer(key, desc, shape, dtype)`, without a compilation for constants, uniform and normal values.
 
     Args:
         initializer: function `(key, desc, shape, dtype) -> array`, such as `get` returns.

@@ -71,7 +71,7 @@ class Pieces(NamedTuple):
     pieces: Sequence[Piece]
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Draw the pieces and concatenate them."""
+        """Draw all pieces and concatenate their flat values."""
         keys = (key if p.fold is None else jax.random.fold_in(key, p.fold) for p in self.pieces)
         flat = [p.distribution.draw(k, p.shape).reshape(-1) for k, p in zip(keys, self.pieces, strict=True)]
         return jnp.concatenate(flat).reshape(shape)

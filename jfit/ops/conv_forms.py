@@ -33,7 +33,7 @@ from jfit.ops.rules import along
 MAX_TAPS = 64  # kernel entries up to which a depthwise convolution is written as a sum; each entry adds to the compile time
 MIN_BLOCK = 32  # input channels per dense convolution of a grouped one; fewer do not use the width of the CPU's vectors
 MAX_BLOCKS = 8  # dense convolutions per grouped one; each adds to the compile time
-MAX_SLICES = 16  # slices of the batch in a weight gradient; its inner sums are shorter and stay in the cache
+MAX_SLICES = 16  # at most, of the batch in a weight gradient: sums over a slice are short enough for the cache
 SLICE_ROWS = 8  # rows per slice, at least: they are the channels of a convolution, of which a vector has eight
 SLICE_POSITIONS = 512  # output positions per slice, at least
 
@@ -46,7 +46,7 @@ class Window(NamedTuple):
     dilate: tuple[int, ...]
 
     def without(self, axis: int) -> Window:
-        """Return the window without a spatial axis."""
+        """Return the window with one spatial axis fewer: without `axis`."""
         after = axis + 1
         return Window(
             self.stride[:axis] + self.stride[after:],
@@ -74,7 +74,7 @@ def runs_in_forms(data: Array) -> bool:
 def varying_alike(*arrays: Array) -> tuple[Array, ...]:
     """Inside `jax.shard_map`, mark arrays that are equal on all devices as varying if another of these arrays varies.
 
-    The rules of a custom gradient must return gradients that vary as the arrays do; JAX sums those of the marked ones.
+    The gradients that a custom rule returns must vary as its arrays do; JAX then sums those of the marked arrays over devices.
     """
     axes = [_varying_axes(jax.typeof(array)) for array in arrays]
     every = frozenset().union(*axes)
@@ -275,7 +275,7 @@ def _dense_to_data(static: _Static, grad: Array, weight: Array) -> Array:
 
 
 def _dense_to_weight(static: _Static, data: Array, grad: Array) -> Array:
-    """Sum over slices of the batch; the gradient is a convolution with the channels as batch and the rows as channels."""
+    """Weight gradient, summed over slices of the batch: a convolution with channels as batch and batch rows as channels."""
     (stride, pads, dilate), sizes, kernel = static
     outputs, dims = grad.shape[1:-1], len(stride)
     around = tuple(

@@ -62,7 +62,9 @@ def rmsprop(
     Source: Tieleman and Hinton 2012; Graves 2013, https://arxiv.org/abs/1308.0850; Apache MXNet 1.9.1, `rmsprop_update`.
     """
     clip, bound, clips = clipper(clip_gradient), clipper(clip_weights), bool(clip_weights)
-    numbers = Constants(gamma2=gamma2, epsilon=epsilon)  # with gamma1, XLA would round differently than with Python numbers
+    numbers = Constants(
+        gamma2=gamma2, epsilon=epsilon
+    )  # not gamma1: as an argument of the program, XLA rounds it unlike a Python number
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))

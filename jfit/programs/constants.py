@@ -16,7 +16,7 @@ class _Tracing(threading.local):
     """State of the program that is being traced on this thread.
 
     Attributes:
-        values: (id of a `Constants`, name) -> scalar of the argument, or the Python number if it belongs to the program.
+        values: (id of a `Constants`, name) -> traced element of the extra argument, or the Python number if it is compiled in.
         incomplete: whether the program depends on a value that is not in its key.
     """
 
@@ -69,7 +69,7 @@ class Constants:
         if name == "values" or name not in self.values:
             raise AttributeError(name)
         if is_argument(self.values[name]):
-            depends_on_more()  # made while the program is traced, so that the key does not have it
+            depends_on_more()  # made while the program is traced, after its key was read
         return self.values[name]
 
     @property

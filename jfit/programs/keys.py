@@ -58,7 +58,7 @@ def key_of(value: Any) -> Hashable | None:
 
 
 def read_function(value: Any, arguments: bool) -> tuple[Hashable | None, list[Constants]]:
-    """Return (the key of a function or None, the `Constants` that it reads, in an order that depends on the key only).
+    """Return (the key of a function, None if it has none; the `Constants` that it reads, in an order fixed by the key).
 
     Args:
         value: the function.
@@ -147,7 +147,10 @@ def is_trusted(module: Any) -> bool:
 
 
 class _Reader:
-    """Computes one key.  A function or container that occurs again is replaced by its number, so that cycles end."""
+    """Computes the key of one function.
+
+    A function or container that was visited before is replaced by the number of its visit, so that cycles end.
+    """
 
     def __init__(self, arguments: bool) -> None:
         self._arguments = arguments

@@ -178,7 +178,7 @@ class _Shared:
 
 
 class _Call(NamedTuple):
-    """A call of a `Program` with arguments for which it has no compiled function, and what its function reads at this time."""
+    """A call of a `Program` that has no compiled function for its arguments yet, with the `Constants` that it reads."""
 
     args: tuple[Any, ...]
     table: tuple[Any, ...]  # the array of the constants, if there are any
@@ -188,7 +188,7 @@ class _Call(NamedTuple):
 
 
 class Program:
-    """A function that is compiled at its first call, unless an equal one was compiled before in this process.
+    """A function that is compiled at its first call, unless this process has compiled one with equal code and closures before.
 
     Calls with other shapes or dtypes, or under other settings of jax, are first calls, too, as for `jax.jit`.
 
@@ -198,9 +198,9 @@ class Program:
         name: name under which `jfit.counters` counts how often the function is traced.
         static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
         varies: positions of the arguments whose shapes may change between calls, such as the batch; empty: all.
-        place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads are then one more
-            argument of the compiled function, the last, and `build` is called as `build(function, number of such arguments)`.
-            None: they belong to the program.
+        place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads, if any, are then an
+            extra last argument of the compiled function, and `build` is called as `build(function, 0 or 1 extra arguments)`.
+            None: they are compiled into the program.
 
     Example:
         >>> def scaled(factor):

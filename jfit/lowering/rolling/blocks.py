@@ -38,12 +38,12 @@ Read = Fixed | Local | Carried | Sliced
 
 
 class Block(NamedTuple):
-    """Steps of equal operators with equal attributes that differ only in the arrays they read.
+    """A part of a graph that is repeated, as steps: equal operators with equal attributes, which read different arrays.
 
     A pack is the tuple of the nodes at one position of the block, one node per step.
 
     Attributes:
-        packs: the packs; those that a step reads first come first.
+        packs: the packs, in the order in which a step computes them.
         reads: for each pack, where each input of its nodes comes from.
     """
 

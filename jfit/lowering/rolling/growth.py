@@ -96,7 +96,7 @@ class Growth:
         return range(len(self.wiring.inputs[self.packs[pack][0]]))
 
     def _equal(self, column: Sequence[Edge]) -> bool:
-        """Return whether the edges come from different, equal nodes that may become a pack."""
+        """Return whether the edges come from distinct nodes that are alike enough to form a pack."""
         first, index = column[0]
         label = self.wiring.labels[first]
         nodes = {n for n, _ in column}

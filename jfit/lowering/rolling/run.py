@@ -20,7 +20,7 @@ from jfit.ops.rows import MaybeLayout
 RunNode = Callable[[Node, Sequence[Value], Any], list[Value]]
 Key = tuple[int, int]  # (id(node), output index)
 Place = tuple[int, int]  # (pack, output index)
-ROW_FAMILIES = ("norm", "quantized", "image", "ctc")  # their operators read the row layouts of their inputs
+ROW_FAMILIES = ("norm", "quantized", "image", "ctc")  # families of operators that read the `RowLayout`s of their inputs
 
 
 class NotRollable(Exception):
@@ -30,7 +30,7 @@ class NotRollable(Exception):
 class Stack(NamedTuple):
     """The outputs of one pack in all steps."""
 
-    array: Array  # (steps, ...), channels first
+    array: Array  # (steps, ...): the arrays of all steps, each with channels before the spatial axes
     rows: MaybeLayout  # where the batch rows are in the array of one step
 
 
@@ -177,7 +177,7 @@ class _Loop:
         return xs | {p: self.hashes[p] for p in packs if self.hashes[p] is not None}
 
     def _abstract(self) -> tuple[list[Any], list[MaybeLayout], list[Any]]:
-        """Trace one step; returns (shape and dtype of the new states, their row layouts, layouts that row operators see)."""
+        """Trace one step; returns (shapes and dtypes of new states, their `RowLayout`s, those of inputs of `ROW_FAMILIES`)."""
         layouts: list[MaybeLayout] = []
         log: list[Any] = []
         packs = range(len(self.block.packs))

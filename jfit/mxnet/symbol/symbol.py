@@ -36,7 +36,7 @@ class Symbol(Graph):
     """
 
     __slots__ = ()
-    NAMES_PER_PROCESS = True  # scripts load files with the names that MXNet's counter gives
+    NAMES_PER_PROCESS = True  # numbered as in MXNet, so that scripts can load files with automatic names
 
     def infer_shape(self, *args: Any, **kwargs: Any):
         """Infer all shapes from those of some arguments.
