@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jfit
@@ -89,10 +89,12 @@ def test_networks_with_random_wiring_compute_the_same_rolled_up(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_any_recurrent_network_computes_the_same_rolled_up(seed):
-    check(*random_net(seed))
+    net, shapes = random_net(seed)
+    assume(shapes)  # a few of these networks read none of their inputs
+    check(net, shapes)
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
