@@ -124,7 +124,7 @@ def test_tab_completion_shows_names_and_modules():
     assert {"mx", "train", "graph", "fit", "programs"} <= set(dir(jfit))
     assert {"files", "images", "arrays", "stream", "adapters", "weights", "NDArrayIter", "CSVIter"} <= set(dir(jfit.data))
     assert {"lr_find", "fit", "run"} <= set(dir(jfit.train)) and {"csv_iter", "mnist_iter"} <= set(dir(jfit.data.files))
-    assert "_module" not in dir(jfit) and not hasattr(jfit, "a.b") and not hasattr(jfit.ops, "__main__")
+    assert "_module" not in dir(jfit) and not hasattr(jfit, "a.b") and not hasattr(jfit.ops, "__nothing__")
 
 
 def test_missing_names_raise_attribute_errors():
