@@ -5,17 +5,21 @@ FAST := not slow and not gpu
 # Files with tests that need optimized programs (see tests/conftest.py); collecting the other files takes 15 seconds.
 OPTIMIZED := mark\.optimized|def test_[a-z0-9_]*_bits?(_|\()
 
+# Python compiles jax, the other packages, jfit and the tests to bytecode once and reads that from then on.  Where this variable is
+# set (in many container images), each process compiles them again, which takes longer than many of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all lint notebooks docs bench fuzz clean
 
 demo: .venv/.demo
 	$(PY) examples/digits.py
 
 test: .venv/.test
-	JFIT_TESTS=quickly $(PY) -m pytest -q -n 2 -m "$(FAST) and not optimized"
-	$(PY) -m pytest -q -n 2 -m "$(FAST) and optimized" $$(grep -lE "$(OPTIMIZED)" tests/test_*.py)
+	JFIT_TESTS=quickly $(PY) -m pytest -q -n 2 --dist worksteal -m "$(FAST) and not optimized"
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "$(FAST) and optimized" $$(grep -lE "$(OPTIMIZED)" tests/test_*.py)
 
 test-all: .venv/.test
-	$(PY) -m pytest -q -n 2 -m "not gpu"
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not gpu"
 
 lint: .venv/.test
 	$(PY) -m ruff check .
