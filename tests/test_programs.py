@@ -509,7 +509,7 @@ def test_programs_of_one_function_are_bounded():
     program = multiply(2)
     for size in range(tables.MAX_SIGNATURES + 3):
         program._keep(program._read((np.ones(size),)), None)
-    assert len(program._runs) == len(program._by_shape) == tables.MAX_SIGNATURES
+    assert len(program._runs) == len(program._by_shape.entries) == tables.MAX_SIGNATURES
 
 
 def test_alternating_dtypes_find_their_programs_by_dtype():
@@ -522,6 +522,27 @@ def test_alternating_dtypes_find_their_programs_by_dtype():
     for dtype in ("float32", "float16"):
         assert program(np.ones(2, dtype)).dtype == dtype
     program._read = read
+
+
+def test_calls_look_only_at_arguments_whose_shapes_differ_between_calls(monkeypatch):
+    program, looked_at = Program(lambda state, batch, extra=0: state["w"].sum() + batch.sum() + extra, jax.jit), []
+    state, batches = {"w": np.ones(3), "b": np.ones(2)}, [np.ones(2), np.ones(4)]
+    shapes = tables._shapes
+    monkeypatch.setattr(tables, "_shapes", lambda args: looked_at.extend(args) or shapes(args))
+    for expected, batch in zip((5, 7), batches, strict=True):
+        assert program(state, batch) == expected
+    looked_at.clear()
+    for expected, batch in zip((5, 7), batches, strict=True):
+        assert program(state, batch) == expected
+    assert [x.shape for x in looked_at] == [(2,), (4,)]
+    assert program({"w": np.ones(5)}, batches[0]) == 7  # another structure of the first argument
+    assert program(state, batches[1], np.ones(())) == 8  # another number of arguments
+    monkeypatch.setattr(program, "_read", lambda args: pytest.fail("a call that was made before is no first call"))
+    assert [float(program(*args)) for args in ((state, batches[0]), (state, batches[1]), ({"w": np.ones(5)}, batches[0]))] == [
+        5,
+        7,
+        7,
+    ]
 
 
 def test_initial_values_of_an_initializer_that_is_compiled_are_compiled_once():

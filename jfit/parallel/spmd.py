@@ -65,8 +65,7 @@ def compile_spmd(
         return compile_(traced, axis_name=AXIS, devices=devices, in_axes=axes, out_axes=out_axes, donate_argnums=donate)
 
     static = spmd, tuple(devices), donate, _hashable(in_axes), _hashable(out_axes)
-    varies = [i for i, axes in enumerate(in_axes) if isinstance(axes, int)]
-    return Program(program, build, name=name, static=static, varies=varies, place=functools.partial(place, devices=devices))
+    return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
 
 
 def _hashable(axes: Any) -> Any:

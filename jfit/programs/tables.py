@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -78,6 +79,11 @@ class Recent:
         """Remove an item if it exists."""
         with self._lock:
             self._items.pop(key, None)
+
+    def values(self) -> list[Any]:
+        """Return the values, those used least recently first."""
+        with self._lock:
+            return list(self._items.values())
 
     def clear(self) -> None:
         """Remove all items."""
@@ -187,6 +193,38 @@ class _Call(NamedTuple):
     signature: Any
 
 
+class _ByShape(NamedTuple):
+    """The compiled functions of a program by the shapes and dtypes of arguments.
+
+    Only arguments whose shapes differ between the entries are compared: a training state has hundreds of arrays, and to
+    look at all of them in each call would take as long as the call itself.
+    """
+
+    positions: tuple[int, ...]  # of these arguments
+    entries: Recent  # shapes of these arguments -> (shapes of all arguments, value)
+
+    def get(self, args: tuple[Any, ...]) -> Any:
+        """The value for these arguments, or None."""
+        entry = self.entries.get(tuple([_shapes(args[i : i + 1]) for i in self.positions]))
+        return entry and entry[1]
+
+    def with_entry(self, args: tuple[Any, ...], value: Any) -> _ByShape:
+        """A copy with one more entry; replaced as a whole, because other threads may be reading."""
+        shapes = tuple([_shapes((x,)) for x in args])
+        entries = [e for e in self.entries.values() if e[0] != shapes] + [(shapes, value)]
+        columns = itertools.zip_longest(*[e[0] for e in entries], fillvalue=_shapes(()))
+        positions = tuple([i for i, column in enumerate(columns) if len(set(column)) > 1])
+        result = _ByShape(positions, Recent(MAX_SIGNATURES))
+        for entry in entries:
+            result.entries[tuple([(entry[0][i : i + 1] or [_shapes(())])[0] for i in positions])] = entry
+        return result
+
+
+def _shapes(args: tuple[Any, ...]) -> Any:
+    leaves, tree = jax.tree.flatten(args)
+    return tree, tuple([(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves])
+
+
 class Program:
     """A function that is compiled at its first call, unless this process has compiled one with equal code and closures before.
 
@@ -197,7 +235,6 @@ class Program:
         build: function that returns the compiled version of a function, such as `jax.jit`.
         name: name under which `jfit.counters` counts how often the function is traced.
         static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
-        varies: positions of the arguments whose shapes may change between calls, such as the batch; empty: all.
         place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads, if any, are then an
             extra last argument of the compiled function, and `build` is called as `build(function, 0 or 1 extra arguments)`.
             None: they are compiled into the program.
@@ -218,22 +255,20 @@ class Program:
         *,
         name: str = "program",
         static: Hashable = (),
-        varies: Sequence[int] = (),
         place: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._fn, self._build, self._name, self._static, self._varies = fn, build, name, static, tuple(varies)
-        self._place = place
+        self._fn, self._build, self._name, self._static, self._place = fn, build, name, static, place
         # The values are (compiled function, tuple of the array of the constants or ()).
         self._runs = Recent(MAX_SIGNATURES)  # by signature
-        self._by_shape = Recent(MAX_SIGNATURES)  # by the shapes and dtypes of the arguments that vary
         self._only: Any = None  # the value, as long as there is one only
+        self._by_shape = _ByShape((), Recent(0))
         self._unshared = _Shared()  # for a function without a key
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; returns what `fn` returns."""
         known = self._only
-        if known is None and len(self._runs):
-            known = self._by_shape.get(self._shapes(args))
+        if known is None:
+            known = self._by_shape.get(args)
         if known is not None:
             run, table = known
             try:
@@ -272,10 +307,6 @@ class Program:
     def _compiled(self, call: _Call) -> tuple[_Body, Any]:
         body = _Body(self._name, call.constants, bool(call.table))
         return body, self._build(body.function()) if self._place is None else self._build(body.function(), len(call.table))
-
-    def _shapes(self, args: tuple[Any, ...]) -> Any:
-        leaves, tree = jax.tree.flatten([args[i] for i in self._varies] if self._varies else args)
-        return tree, tuple([(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves])
 
     def _first_call(self, call: _Call) -> Any:
         disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
@@ -323,7 +354,8 @@ class Program:
         return result
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
-        self._runs[call.signature] = self._by_shape[self._shapes(call.args)] = run, call.table
+        self._runs[call.signature] = run, call.table
+        self._by_shape = self._by_shape.with_entry(call.args, (run, call.table))
         self._only = (run, call.table) if len(self._runs) == 1 else None
         if shared is not None:
             shared.runs[call.signature] = run

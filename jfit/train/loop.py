@@ -167,8 +167,7 @@ class Loop:
     def _epoch(self, flag: StopFlag) -> None:
         """Train the rest of the current epoch; return early, without "epoch_end", if training is stopped."""
         if self.batch == 0:
-            zeros = zero_totals(self.metrics, self.state.metrics.logged)
-            self.state = self.state._replace(metrics=place(zeros, self.devices))
+            self.state = self.state._replace(metrics=place(zero_totals(self.metrics, self.state.metrics.logged), self.devices))
             if self.host_metrics is not None:
                 self.host_metrics.reset()
         self._notify_all("epoch_start", {})
@@ -510,10 +509,12 @@ class ResidentDispatcher:
             max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback.
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
-        size, at = self.spec.batch_size, start
+        size, most, at = self.spec.batch_size, self.spec.steps_per_call, start
+        # Cached: dispatches of equal length differ in the state only, and a short step is a few hundred microseconds.
+        full = functools.cache(lambda steps: Dispatch(self._full_program(epoch_data, steps), steps, steps * size))
         while at < layout.num_full:
-            steps = min(self.spec.steps_per_call, layout.num_full - at, max_steps(step + at - start))
-            yield Dispatch(self._full_program(epoch_data, steps), steps, steps * size)
+            steps = 1 if most == 1 else min(most, layout.num_full - at, max_steps(step + at - start))
+            yield full(steps)
             at += steps
         if at < layout.num_batches:
             yield Dispatch(self._tail_program(epoch_data), 1, layout.last_size)
