@@ -10,6 +10,7 @@ from cases.rnn_cells import CASES, NUMBERS
 from record_rnn import PACKED, batches, expanded, graph, named, numbers, packing, trained
 
 import jfit.mx as mx
+from jfit import counters
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rnn_cells.json").read_text())
 
@@ -256,3 +257,13 @@ def test_a_language_model_over_buckets_reduces_its_loss(tmp_path):
     assert dict(model.score(train, mx.metric.Perplexity(0)))["perplexity"] < 1.3
     _, args, _ = mx.rnn.load_rnn_checkpoint(stack, prefix, 8)
     np.testing.assert_array_equal(args["lstm_l0_i2h_weight"].asnumpy(), model.get_params()[0]["lstm_l0_i2h_weight"].asnumpy())
+
+
+@pytest.mark.parametrize("layout", ["NT", "TN"])
+def test_batches_of_buckets_compile_nothing(layout):
+    sentences = [[1] * n for n in (5, 7, 9) for _ in range(4)]
+    with counters.counted() as counts:
+        data = mx.rnn.BucketSentenceIter(sentences, 2, buckets=[5, 7, 9], invalid_label=0, layout=layout)
+        shapes = sorted(batch.data[0].shape for batch in data)
+    assert shapes == sorted((2, n) if layout == "NT" else (n, 2) for n in (5, 7, 9) for _ in range(2))
+    assert counts["compiles"] == 0

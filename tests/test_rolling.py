@@ -210,3 +210,19 @@ def test_convolutions_run_in_loops_on_accelerators(monkeypatch):
     cell = mx.rnn.ConvLSTMCell(input_shape=(2, 2, 4, 4), num_hidden=3, h2h_kernel=(3, 3), i2h_pad=(1, 1))
     outputs, _ = cell.unroll(5, sym.Variable("data"), merge_outputs=False)
     check(sym.Group(list(outputs)), {"data": (2, 5, 2, 4, 4)}, loops=1)
+
+
+@pytest.mark.parametrize(("name", "saved"), [("lstm", 8), ("gru", 8)])
+def test_a_loop_saves_few_arrays_for_the_backward_pass(name, saved):
+    # Outputs and states, and one array for each sigmoid and tanh: products, sums and differences are computed again.
+    net = unrolled(name, True)
+    model = jfit.lower(net, inputs=["data"])
+    sizes = dict(zip(net.list_arguments(), net.infer_shape(data=(2, 6, 4))[0], strict=True))
+    values = {k: jnp.ones(s) for k, s in sizes.items() if k != "data"}
+
+    def total(params):
+        return sum(jnp.sum(o) for o in model.apply(params, {}, {"data": jnp.ones((2, 6, 4))}, train=True)[0])
+
+    loops = [e for e in jax.make_jaxpr(jax.grad(total))(values).eqns if e.primitive.name == "scan"]
+    forward = loops[0]
+    assert len(forward.outvars) - forward.params["num_carry"] <= saved

@@ -8,6 +8,7 @@ input size (0) is traced with two different sizes in its place: output sizes tha
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,12 +158,62 @@ def infer(
     order = graph.nodes()
     _check_names("shape", shapes, list(dict.fromkeys(n.name for n in order if n.op is None)))
     types = _infer_dtypes(graph, dtypes or {})
+    passed = {name: tuple(int(size) for size in value) for name, value in shapes.items()}
+    earlier = None if outs else _earlier_shapes(graph, order, passed, types)
+    if earlier is not None:
+        return dict(earlier), types
+    known = _infer_shapes(graph, order, passed, types, outs)
+    if all(_complete(s) for s in known.values()):
+        _keep(_shapes, graph, (passed, types, dict(known)))
+    return known, types
+
+
+# What was inferred for a graph, by the node of its first output: binding, planning and tracing a model infer the same.  The
+# values are lists of (weak references to the outputs, result).
+_Kept = weakref.WeakKeyDictionary[Node, list[tuple[Any, Any]]]
+_shapes: _Kept = weakref.WeakKeyDictionary()  # results: (shapes that were passed, dtypes of all outputs, shapes of all outputs)
+_dtypes: _Kept = weakref.WeakKeyDictionary()  # results: (arguments of _infer_dtypes, dtypes of all outputs)
+MAX_KEPT = 8  # results per graph
+
+
+def _outputs(graph: Graph) -> list[Any]:
+    return [(weakref.ref(head.node), head.index) for head in graph.heads]
+
+
+def _keep(kept: _Kept, graph: Graph, result: Any) -> None:
+    if graph.heads:
+        results = kept.setdefault(graph.heads[0].node, [])
+        results[:] = [*results[-MAX_KEPT + 1 :], (_outputs(graph), result)]
+
+
+def _results(kept: _Kept, graph: Graph) -> list[Any]:
+    results = kept.get(graph.heads[0].node, []) if graph.heads else []
+    outputs = _outputs(graph)
+    return [result for of, result in results if of == outputs]
+
+
+def _earlier_shapes(graph: Graph, order: Sequence[Node], passed: dict[str, Shape], types: Known) -> Known | None:
+    """Return shapes that were inferred before from a part of `passed`, if the rest agrees with them; else None."""
+    for earlier, earlier_types, shapes in _results(_shapes, graph):
+        if earlier.items() <= passed.items() and _not_default(earlier_types) == _not_default(types):
+            variables = [n for n in order if n.op is None and n.name in passed]
+            if all(shapes[id(n), 0] == passed[n.name] for n in variables):
+                return shapes
+    return None
+
+
+def _not_default(types: Known) -> Known:
+    return {entry: t for entry, t in types.items() if t != FLOAT}
+
+
+def _infer_shapes(
+    graph: Graph, order: Sequence[Node], passed: Mapping[str, Shape], types: Known, outs: Sequence[Shape | None]
+) -> Known:
+    """Infer the shapes of all outputs of all nodes; arguments as for `infer`, `types` are the dtypes."""
     known: Known = {}
     for node in order:
         if node.op is None:
-            declared = _declared_shape(node)
-            passed = tuple(int(s) for s in shapes[node.name]) if node.name in shapes else None
-            known[id(node), 0] = _merge(declared, passed, node, 0)
+            known[id(node), 0] = _merge(_declared_shape(node), passed.get(node.name), node, 0)
     known.update({(id(h.node), h.index): s for h, s in zip(graph.heads, outs, strict=False) if h.node.op is not None})
     provisional: set[tuple[int, int]] = set()  # outputs whose shapes come from inputs with unknown sizes
     for _ in range(MAX_SWEEPS):
@@ -176,7 +227,7 @@ def infer(
                 _fill(node, known)
         if known == before or (not provisional and all(_complete(s) for s in known.values())):
             break
-    return known, types
+    return known
 
 
 def _complete(shape: Shape | None) -> bool:
@@ -304,7 +355,17 @@ def trace_shapes(record: Op, params: Attrs, shapes: tuple[Shape, ...], dtypes: t
 
 
 def _infer_dtypes(graph: Graph, dtypes: Mapping[str, Any], partial: bool = False) -> Known:
-    order = graph.nodes()
+    """Infer the dtypes of all outputs of all nodes from those of variables by name; arguments as for `infer_type`."""
+    arguments = dict(dtypes), partial
+    for earlier, known in _results(_dtypes, graph):
+        if earlier == arguments:
+            return dict(known)
+    known = _new_dtypes(graph.nodes(), dtypes, partial)
+    _keep(_dtypes, graph, (arguments, dict(known)))
+    return known
+
+
+def _new_dtypes(order: Sequence[Node], dtypes: Mapping[str, Any], partial: bool) -> Known:
     known: Known = {}
     for node in order:
         if node.op is None:

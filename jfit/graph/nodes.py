@@ -64,7 +64,7 @@ class Subgraph:
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
 
-    __slots__ = ("attrs", "automatic", "inputs", "numbering", "op", "params", "raw_name", "subgraphs")
+    __slots__ = ("__weakref__", "attrs", "automatic", "inputs", "numbering", "op", "params", "raw_name", "subgraphs")
 
     op: Op | None
     raw_name: RawName  # the name, or an automatic name, which has no number yet until the names of a graph are used
@@ -261,7 +261,8 @@ def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) 
 class Graph:
     """A tuple of outputs of nodes, with names and attributes; the base of `Symbol`, which adds operators and inference."""
 
-    __slots__ = ("numbered", "raw_heads", "reserved")
+    __slots__ = ("numbered", "order", "raw_heads", "reserved")
+    order: list[Node] | None  # the nodes in topological order, None until they are listed
     raw_heads: tuple[Entry, ...]  # the outputs; automatic names may have no numbers yet, as while a graph is composed
     numbered: bool  # whether the automatic names of this graph have numbers and differ
     # Names of a graph that this one was cut out of by `get_internals` or `get_children`.  Nodes on top do not get them: a new
@@ -272,6 +273,7 @@ class Graph:
     def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
         object.__setattr__(self, "raw_heads", tuple(heads))
         object.__setattr__(self, "numbered", False)
+        object.__setattr__(self, "order", None)
         object.__setattr__(self, "reserved", reserved)
 
     @property
@@ -333,7 +335,9 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """All nodes, inputs before their users."""
-        return topological(self.heads)
+        if self.order is None:
+            object.__setattr__(self, "order", topological(self.heads))
+        return list(self.order or ())
 
     def list_arguments(self) -> list[str]:
         """Names of the inputs and parameters, without auxiliary states, in MXNet's order."""

@@ -69,7 +69,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     variables = [n for n in order if n.op is None]
     aux_ids = aux_nodes(order)
     label_ids = _label_operators(operators)
-    open_shapes = _open_constants(operators)
+    graph, open_shapes = Graph(heads), _open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
     def items() -> Program:
@@ -104,7 +104,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             (id(n), 0): uncast[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, uncast[id(n)], arguments)
             for n in variables
         }
-        attributes = _attributes_with_shapes(open_shapes, heads, uncast, variables, size)
+        attributes = _attributes_with_shapes(open_shapes, graph, uncast, variables, size)
         new_aux = dict(aux)
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
 
@@ -205,7 +205,7 @@ def _open_constants(operators: Sequence[Node]) -> list[Node]:
 
 def _attributes_with_shapes(
     nodes: Sequence[Node],
-    heads: Sequence[Entry],
+    graph: Graph,
     uncast: Mapping[int, Value | None],
     variables: Sequence[Node],
     size: int | None,
@@ -215,7 +215,7 @@ def _attributes_with_shapes(
         return {}
     shapes = {n.name: value.shape for n in variables if (value := uncast[id(n)]) is not None}
     attributes = {}
-    for node, shape in zip(nodes, _inferred_shapes(Graph(heads), nodes, shapes, size), strict=True):
+    for node, shape in zip(nodes, _inferred_shapes(graph, nodes, shapes, size), strict=True):
         if shape is None or 0 in shape:
             raise GraphError(
                 f"{node.name}: shape {node.params['shape']} has an unknown size (0), and the rest of the graph does not "
@@ -325,7 +325,7 @@ def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
     ) -> tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]:
         arguments: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
         values = {(at, 0): value for at, value in arguments.items()}
-        attributes = _attributes_with_shapes(_open_constants(operators), body.heads, arguments, variables, None)
+        attributes = _attributes_with_shapes(_open_constants(operators), body, arguments, variables, None)
         for node in operators:
             ins = [values[id(e.node), e.index] for e in node.inputs]
             outs, _ = _run(node, attributes.get(id(node), node.params), ins, ctx, ctx.key, policy)

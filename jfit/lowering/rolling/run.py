@@ -22,6 +22,8 @@ Key = tuple[int, int]  # (id(node), output index)
 Place = tuple[int, int]  # (pack, output index)
 ROW_FAMILIES = ("norm", "quantized", "image", "ctc")  # families of operators that read the `RowLayout`s of their inputs
 
+RECOMPUTED = frozenset({"add", "sub", "mul", "neg"})  # primitives that the backward pass runs again instead of reading results
+
 
 class NotRollable(Exception):
     """Raised if the steps of a block differ in shape, dtype or row layout, so that no loop can run them."""
@@ -83,6 +85,11 @@ def run_block(
             raise NotRollable
     rolled = loop.run()
     return Rolled({**{k: v for k, v in values.items() if k in outside}, **rolled.values}, rolled.stacked)
+
+
+def _is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Policy of `jax.checkpoint`: whether the forward pass saves the results of a primitive for the backward pass."""
+    return primitive.name not in RECOMPUTED
 
 
 def _first_entry(block: Block, read: Any) -> Entry:
@@ -275,7 +282,9 @@ class _Loop:
         slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
         finals = jax.eval_shape(lambda c, x: step((c, ()), x)[0][1], start, slices) if self.finals else []
         zeros = [jnp.zeros(f.shape, f.dtype) for f in finals]
-        (_, last), each = lax.scan(step, (start, zeros), arrays, length=self.block.steps)
+        # Saving fewer arrays per step compiles and runs faster: s and 1 - s give the derivative of a sigmoid.
+        body = jax.checkpoint(step, policy=_is_saved, prevent_cse=False)  # a loop needs no protection against CSE
+        (_, last), each = lax.scan(body, (start, zeros), arrays, length=self.block.steps)
         self.layouts.update(layouts)
         results.update(dict(zip(places, each, strict=True)))
         return {place: Value(a, layouts[place]) for place, a in zip(self.finals, last, strict=True)}

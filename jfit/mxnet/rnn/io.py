@@ -162,9 +162,10 @@ class BucketSentenceIter(DataIter):
 
     def _put(self) -> None:
         """Store the sentences of each bucket, in their current order, and their labels as new NDArrays."""
-        rows = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
-        self.nddata = [nd.array(r, dtype=self.dtype) for r in rows]
-        self.ndlabel = [nd.array(self._next_words(r), dtype=self.dtype) for r in rows]
+        self._ordered = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
+        self._labels = [self._next_words(rows) for rows in self._ordered]
+        self.nddata = [nd.array(rows, dtype=self.dtype) for rows in self._ordered]
+        self.ndlabel = [nd.array(rows, dtype=self.dtype) for rows in self._labels]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the orders; with a seed also the generators' states, which later epochs depend on."""
@@ -206,9 +207,9 @@ class BucketSentenceIter(DataIter):
         bucket, first = self.idx[self.curr_idx]
         self.curr_idx += 1
         rows = slice(first, first + self.batch_size)
-        data, label = self.nddata[bucket][rows], self.ndlabel[bucket][rows]
-        if self.major_axis == 1:
-            data, label = data.T, label.T
+        # slices of host arrays: slicing `nddata` would compile a program for each bucket
+        pair = [arrays[bucket][rows] for arrays in (self._ordered, self._labels)]
+        data, label = [nd.array(x if self.major_axis == 0 else x.T, dtype=self.dtype) for x in pair]
         return DataBatch(
             [data],
             [label],
