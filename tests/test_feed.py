@@ -15,7 +15,7 @@ from jfit import counters
 from jfit.data import ArrayData
 from jfit.parallel import Window, resolve
 from jfit.train.batches import DeviceBatches, HostBatches, data_of
-from jfit.train.loop import auto_steps_per_call
+from jfit.train.dispatch import auto_steps_per_call
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {

@@ -14,7 +14,8 @@ import jfit
 import jfit.mx as mx
 from jfit.optim import SparseRows
 from jfit.train.batches import data_of
-from jfit.train.loop import DispatchSpec, ResidentDispatcher
+from jfit.train.dispatch import DispatchSpec
+from jfit.train.loop import ResidentDispatcher
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}

@@ -18,6 +18,7 @@ from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
+from jfit.ops.axis import Axis, axis_index, device_axis
 
 
 def from_function(
@@ -207,7 +208,7 @@ class _Adapter:
         key: Array | None = None,
         train: bool = False,
         weight: Array | None = None,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
@@ -231,7 +232,7 @@ class _Adapter:
         rows = self.rows(inputs)
         cast = policy.cast if policy else lambda x: x
         extra: dict[str, Any] = {"train": train} if "train" in self.keywords else {}
-        device = None if axis_name is None else jax.lax.axis_index(axis_name)
+        device = None if axis_name is None else axis_index(axis_name)
         if "row_ids" in self.keywords:  # keys of rows do not depend on the device
             extra["row_ids"] = jnp.arange(rows) + (0 if device is None else device * rows) if row_ids is None else row_ids
         elif key is not None and device is not None:
@@ -337,7 +338,7 @@ class _Adapter:
         weight: Array | None,
         params: Params,
         aux: Aux,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
         separate: bool = False,
     ) -> RowLosses | None:
         """Compute the losses of the rows, see `Model.joint_loss`.
@@ -350,13 +351,15 @@ class _Adapter:
         if not self.gather or axis_name is None:
             return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else axis_name, separate)
 
+        devices = device_axis(axis_name, "gather_outputs=True")
+
         def all_rows(x: Array) -> Array:
-            return jax.lax.all_gather(x, axis_name, tiled=True) if x.shape[:1] == (rows,) else x
+            return jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x
 
         # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents of
         # all devices, so that a row gets the gradient of the losses of all rows.
         outputs, inputs, weight = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
-        first = jax.lax.axis_index(axis_name) * rows
+        first = axis_index(axis_name) * rows
         losses = self._joint_loss(outputs, inputs, weight, params, aux)
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
 
@@ -367,12 +370,12 @@ class _Adapter:
         weight: Array | None,
         params: Params,
         aux: Aux,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
         separate: bool = False,
     ) -> RowLosses:
         def total(values: Array) -> Array:
             summed = jnp.sum(weighted(values, weight))
-            return summed if axis_name is None else jax.lax.psum(summed, axis_name)
+            return summed if axis_name is None else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
 
         batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))

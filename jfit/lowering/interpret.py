@@ -26,6 +26,7 @@ from jfit.lowering.rolling.program import Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
 from jfit.lowering.values import Value
 from jfit.ops import Attrs, Ctx, Op, nearest
+from jfit.ops.axis import Axis, axis_index
 from jfit.ops.rows import MaybeLayout, RowLayout, RowsLost
 from jfit.ops.rules import reason
 
@@ -84,7 +85,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         key: Array | None = None,
         train: bool = False,
         weight: Array | None = None,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
@@ -96,7 +97,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         if row_ids is None and size is not None:
             row_ids = jnp.arange(size)
             if axis_name is not None:
-                row_ids = row_ids + jax.lax.axis_index(axis_name) * size
+                row_ids = row_ids + axis_index(axis_name) * size
         arguments = _Arguments(params, aux, inputs, names, size, policy)
         uncast = {id(n): _variable(n, arguments) for n in variables}
         # (id(node), output index) -> value; None for a label that was not passed and for everything computed from it

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.graph import html
+from jfit.ops.axis import Axis
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.programs import ByIdentity, Unkeyed, assigned_key
 
@@ -166,7 +167,7 @@ class ApplyFn(Protocol):
         key: Array | None = None,
         train: bool = False,
         weight: Array | None = None,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
@@ -319,7 +320,7 @@ def joint_losses(
     weight: Array | None,
     params: Params,
     aux: Aux,
-    axis_name: str | None = None,
+    axis_name: Axis = None,
 ) -> RowLosses | None:
     """Call `Model.joint_loss`; None if the model has none, or a label is missing."""
     return None if model.joint_loss is None else model.joint_loss(outputs, inputs, weight, params, aux, axis_name)

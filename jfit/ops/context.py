@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from jfit.ops.axis import Axis, axis_index
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsLost, broadcast_weight
 
 
@@ -27,7 +28,8 @@ class Ctx:
         rows: `RowLayout` of each input of the node; None if it does not depend on the batch, LOST if its rows are unknown.
         row_ids: position of each row in the global batch, (batch,) int32, which does not depend on the number of devices;
             None: unknown.
-        axis_name: name of the device axis for collectives such as `lax.psum`; None outside of pmap and shard_map.
+        axis_name: name of the device axis for collectives such as `lax.psum`; None outside of pmap and shard_map; a
+            `jfit.ops.axis.VirtualSlice` if this is one of the slices of the batch that a device computes one by one.
         node: name of the node, for error messages.
         channels_last: True if 4-D arrays are passed as (batch, height, width, channels) although the graph declares
             (batch, channels, height, width); it is only set for operators whose record has `layout`.
@@ -50,7 +52,7 @@ class Ctx:
     weight: Array | None = None
     rows: tuple[MaybeLayout, ...] = (None,)
     row_ids: Array | None = None
-    axis_name: str | None = None
+    axis_name: Axis = None
     node: str = ""
     channels_last: bool = False
     sync_batch_stats: bool = False
@@ -108,7 +110,7 @@ class Ctx:
             raise ValueError(f"{self.node}: this operator draws random numbers; pass key= to apply")
         rows: Any = self.rows[which] if which is not None and which < len(self.rows) else None
         if not isinstance(rows, RowLayout) or self.row_ids is None:
-            return draw(key if self.axis_name is None else jax.random.fold_in(key, lax.axis_index(self.axis_name)), shape)
+            return draw(key if self.axis_name is None else jax.random.fold_in(key, axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(self.row_ids)
         drawn = jax.vmap(lambda row_key: draw(row_key, rest))(keys)  # (size, before, after, *other axes)

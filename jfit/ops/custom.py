@@ -23,10 +23,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jfit import counters
 from jfit.ops.attributes import DTYPES, Attrs, text
+from jfit.ops.axis import axis_index
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, Op, UnknownOperator, nearest, operator
 from jfit.ops.rows import RowsLost, first_rows
@@ -135,7 +136,7 @@ def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
             "pass batches without padding and equal slices per device"
         )
     ins = _present(host, arrays)
-    place = lax.axis_index(ctx.axis_name) if ctx.axis_name else jnp.zeros((), jnp.int32)
+    place = axis_index(ctx.axis_name) if ctx.axis_name is not None else jnp.zeros((), jnp.int32)
     called: Any = _call
     outs, states = called(_Call(host, kind, ctx.node, ctx.train), place, ins, tuple(arrays[len(host.arguments) :]))
     outs = outs if len(outs) > 1 else outs[0]

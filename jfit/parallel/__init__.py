@@ -1,6 +1,6 @@
 """Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
-from jfit.parallel.data_parallel import DataParallel, data_parallel
+from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local
 from jfit.parallel.devices import (
     Context,
     check_unsharded,
@@ -32,4 +32,5 @@ __all__ = [
     "sharding",
     "split_batch",
     "tpu",
+    "with_local",
 ]

@@ -6,19 +6,48 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit import counters
 from jfit.data.batch import Batch, check_batch, rows
 from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model
+from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, require_one_process, resolve, split_batch
+from jfit.parallel.ordered import OrderedSteps, slices_of
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
-from jfit.step.state import TrainState
+from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.state import TrainState, split_params
+from jfit.step.train import with_reduce
 
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+
+
+def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -> TrainState:
+    """Add the initial per-device state of a reduction rule, such as the residuals of "2bit", unless the state has one.
+
+    Args:
+        state: `TrainState`.
+        rule: the reduction rule.
+        trainable: the trainable parameters by name, which have the shapes and dtypes of their gradients.
+        count: number of devices.
+
+    Returns:
+        `TrainState` whose `local` has a leading device axis if there are several devices.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> state = jfit.init_state(model, "sgd")
+        >>> with_local(state, jfit.step.reduce.two_bit(), state.params, 4).local["w"].shape
+        (4, 2)
+    """
+    if state.local is not None:
+        return state
+    local = rule.init(trainable)
+    return state._replace(local=local if count == 1 else jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local))
 
 
 class DataParallel:
@@ -37,18 +66,27 @@ class DataParallel:
         1
     """
 
-    def __init__(self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None, reduce: Any = None
+    ) -> None:
         require_one_process("jfit.data_parallel")
         self.devices = resolve(devices)
+        step = step if reduce is None else with_reduce(step, reduce)
         self._model: Model | None = getattr(step, "model", None)
+        slices = slices_of(step)
+        self._parts = slices or len(self.devices)  # into how many parts a batch is cut
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
+        self._frozen = getattr(step, "frozen", ())
         self._syncs: bool = getattr(step, "sync_batch_stats", False)
         self._checked: set[Any] = set()  # sizes of batches; of batches that are padded, the shapes
         self._home = set(self.devices)
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
-        self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
+        self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
+        self._ordered = None if slices is None else OrderedSteps(step, self.devices)
+        if self._ordered is None:
+            self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 
     def place(self, state: TrainState) -> TrainState:
         """Copy the state to all devices; call it once before the first step.
@@ -57,9 +95,23 @@ class DataParallel:
             state: a `TrainState`.
 
         Returns:
-            The replicated `TrainState`.
+            The replicated `TrainState`.  If the reduction rule has a state, such as the residuals of "2bit", and the state has
+            none yet, it is added as `local`, with a leading device axis.
         """
+        if self._model is not None:
+            trainable, _ = split_params(self._model, state.params, self._frozen)
+            state = with_local(state, self._rule, trainable, len(self.devices))
         return place(state, self.devices)
+
+    def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
+        """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""
+        count = self._parts
+        if self._ordered is None:
+            split = split_batch(batch, count, self._axes, self._multiple)
+            return *self._program(state, split), split
+        padded = split_batch(batch, 1, self._axes, count * self._multiple)
+        state, out, outputs = self._ordered(state, padded)
+        return state, out._replace(outputs=outputs), split_batch(padded, count, self._axes)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
         """Run one update with the global batch.
@@ -76,20 +128,19 @@ class DataParallel:
         whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
-        count, size = len(self.devices), rows(whole, self._axes)
+        size = rows(whole, self._axes)
         self._check_rows(state, whole, size)
-        split = split_batch(whole, count, self._axes, self._multiple)
-        state, out = self._program(state, split)
+        state, out, split = self._run(state, whole)
         fence = self._window.push(_fence_of(state, out))
         if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function
             counters.wait(fence)  # sync: at every 8th call, the host waits for the call 8 before it
-        if count > 1 and getattr(out, "outputs", None) is not None:
+        if self._parts > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
 
     def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
         """Raise an error if a batch must be padded whose rows affect each other; warn once if such rows are split."""
-        model, unit = self._model, len(self.devices) * self._multiple
+        model, unit = self._model, self._parts * self._multiple
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
         if model is None or model.verify is None or key in self._checked:
             return
@@ -100,7 +151,7 @@ class DataParallel:
                 f"{plan.reason}; pass batches whose number of rows is a multiple of {unit}"
             )
         if not self._checked:
-            warn_per_device(plan, len(self.devices), stacklevel=3, synced=self._syncs)
+            warn_per_device(plan, self._parts, stacklevel=3, synced=self._syncs)
         self._checked.add(key)
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:
@@ -130,13 +181,17 @@ def _fence_of(state: Any, out: Any) -> jax.Array:
 _copy = jax.jit(lambda x: x + 0)
 
 
-def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None) -> DataParallel:
+def data_parallel(
+    step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None, reduce: Reduce | str | None = None
+) -> DataParallel:
     """Run a training step on N devices: each computes the gradients of its shard of the batch, psum adds them.
 
     Args:
         step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
         devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
+        reduce: how the devices reduce their gradients, in place of the rule of the step: "psum", "ordered" or another name or
+            `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
 
     Returns:
         `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with
@@ -151,4 +206,4 @@ def data_parallel(step: Step, devices: Any = None, *, batch_axes: Mapping[str, i
         >>> int(state.step)
         1
     """
-    return DataParallel(step, devices, batch_axes=batch_axes)
+    return DataParallel(step, devices, batch_axes=batch_axes, reduce=reduce)

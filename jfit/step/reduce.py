@@ -3,6 +3,7 @@
     all_reduce   sum over devices: data-parallel training
     unreduced    no reduction: every device trains its own copy of the parameters on its own rows
     two_bit      sum of gradients quantized to 2 bits, with error feedback
+    ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
 
 Loss and metric sums are always summed over devices.
 """
@@ -30,11 +31,13 @@ class Reduce(NamedTuple):
         apply: `apply(gradients, sums, local, axis_name) -> (gradients, sums, local)`; reduces the gradients over devices, and
             adds the pytree `sums` (of losses, metrics and row weights) over devices.
         shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
+        slices: number of virtual slices of the batch, for `ordered`; None for the other rules.
     """
 
     init: Callable[[Params], Any]
     apply: Callable[[Params, Any, Any, str | None], tuple[Params, Any, Any]]
     shared: bool = True
+    slices: int | None = None
 
 
 @functools.cache  # always return the same object, because compiled programs are cached by it
@@ -134,3 +137,69 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
     total = residual + gradient
     sent = jnp.where(total >= threshold, threshold, jnp.where(total <= -threshold, -threshold, 0)).astype(total.dtype)
     return sent, total - sent
+
+
+@functools.cache
+def ordered(slices: int = 8) -> Reduce:
+    """Sum the gradients of a fixed number of slices of the batch in a fixed order, so that bits do not depend on the devices.
+
+    The batch is cut into virtual slices.  Each device computes the gradients of its slices one after the other, with one
+    program, and the slices are added as a binary tree: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)) for 8.  Batch statistics and
+    loss heads that normalize by the batch use one slice at a time, as if there were so many devices.
+
+    A step then consists of several programs: pass it to `jfit.data_parallel`, or use `jfit.fit(..., reduce="ordered")`.
+
+    Args:
+        slices: number of slices, a power of 2; the number of devices must divide it.
+
+    Returns:
+        `Reduce`.
+
+    Raises:
+        ValueError: `slices` is not a power of 2.
+
+    Example:
+        >>> ordered(4).slices
+        4
+    """
+    if slices < 1 or slices & (slices - 1):
+        raise ValueError(f"ordered has slices={slices}; expected a power of 2, because slices are added in pairs")
+
+    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
+        raise ValueError(
+            "a step with reduce='ordered' consists of several programs, so it cannot run inside jit or pmap; call it through "
+            "jfit.data_parallel(step, devices), or train with jfit.fit(..., reduce='ordered')"
+        )
+
+    return Reduce(lambda gradients: None, apply, slices=slices)
+
+
+RULES: dict[str, Callable[[], Reduce]] = {"psum": all_reduce, "2bit": two_bit, "ordered": ordered}
+
+
+def get(rule: Reduce | str | None) -> Reduce:
+    """Convert a `reduce=` argument to a `Reduce`.
+
+    Args:
+        rule: a `Reduce`; "psum", "2bit" or "ordered", for the rule of that name with its default arguments; or None for "psum".
+
+    Returns:
+        `Reduce`.
+
+    Raises:
+        ValueError: an unknown name.
+        TypeError: neither a name nor a `Reduce`.
+
+    Example:
+        >>> get("ordered").slices
+        8
+    """
+    if rule is None:
+        return all_reduce()
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise ValueError(f"reduce is {rule!r}; expected one of {', '.join(map(repr, RULES))}, or a jfit.step.reduce.Reduce")
+        return RULES[rule]()
+    if not isinstance(rule, Reduce):
+        raise TypeError(f"reduce is a {type(rule).__name__}; expected one of {', '.join(map(repr, RULES))}, or a Reduce")
+    return rule

@@ -29,6 +29,7 @@ from jfit.lowering.model import (
 )
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
+from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
@@ -65,13 +66,13 @@ class BatchShard(NamedTuple):
     row_ids: Any
 
 
-def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
+def shard_of(model: Model, batch: Any, axis_name: Axis) -> BatchShard:
     """Convert the part of a batch that one device gets to a `BatchShard`.
 
     Args:
         model: the `Model`, which determines the batch axis of each input.
         batch: `Batch`, or dict of arrays by input name.
-        axis_name: name of the device axis; None for one device.
+        axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
 
     Raises:
         ValueError: the weights do not have the shape (rows,).
@@ -84,7 +85,7 @@ def shard_of(model: Model, batch: Any, axis_name: str | None) -> BatchShard:
             raise ValueError(
                 f"{name} has shape {array.shape}, but the batch has {rows} rows; expected shape ({rows},)" + of_positions
             )
-    device = 0 if axis_name is None else lax.axis_index(axis_name)
+    device = 0 if axis_name is None else axis_index(axis_name)
     return BatchShard(inputs, weight, metric_weight, jnp.arange(rows) + device * rows)
 
 
@@ -182,7 +183,7 @@ class Sums(NamedTuple):
 
     rows: Array  # sum of the row weights, scalar
     shared: Any  # `Shared`: sums of losses and metrics
-    has_loss: bool  # whether the model has a loss value
+    has_loss: bool | Array  # whether the model has a loss value
     outputs: tuple[Array, ...] | None  # outputs of the model; None unless they are returned by the step
 
 
@@ -206,7 +207,7 @@ class Shared(NamedTuple):
 
 
 def gradients_of(
-    settings: GradientSettings, trainable: Params, frozen: Params, state: TrainState, shard: BatchShard, axis_name: str | None
+    settings: GradientSettings, trainable: Params, frozen: Params, state: TrainState, shard: BatchShard, axis_name: Axis
 ):
     """Compute gradients for the rows of one device, summed over rows and micro-batches.
 
@@ -216,7 +217,7 @@ def gradients_of(
         frozen: all other parameters, by name.
         state: the `TrainState`, of which auxiliary states, PRNG key and step number are used.
         shard: the rows of this device.
-        axis_name: name of the device axis; None for one device.
+        axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
 
     Returns:
         (gradients by name, new auxiliary states, `Sums`), not yet summed over devices.
@@ -242,7 +243,7 @@ def _micro_batch_gradients(
     shard: BatchShard,
     number: Any,
     key: Array,
-    axis_name: str | None,
+    axis_name: Axis,
 ):
     """Return (gradients summed over rows, new auxiliary states, `Sums`) of one micro-batch; arguments as in `gradients_of`."""
     model, (inputs, weight, metric_weight, row_ids) = settings.model, shard
@@ -280,11 +281,11 @@ def _micro_batch_gradients(
     return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)
 
 
-def part_number(axis_name: str | None, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
+def part_number(axis_name: Axis, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
     """Return (index of micro-batch `number` of this device among the micro-batches of all devices, how many these are)."""
     if axis_name is None:
         return number, micro_batches
-    return lax.axis_index(axis_name) * micro_batches + number, lax.psum(1, axis_name) * micro_batches
+    return axis_index(axis_name) * micro_batches + number, axis_size(axis_name) * micro_batches
 
 
 def mask_padding(weight: Array | None, gradients: Any, new_aux: Aux, aux: Aux) -> tuple[Any, Aux]:

@@ -9,6 +9,8 @@ devices in one all-reduce, and every device computes the same update.
 from __future__ import annotations
 
 import fnmatch
+import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -20,6 +22,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
+from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
@@ -27,7 +30,8 @@ from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.optim.structure import in_structure
 from jfit.programs import Constants
-from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.reduce import Reduce
+from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
@@ -65,6 +69,33 @@ class StepOut(NamedTuple):
     metrics: dict[str, Array] | None = None
 
 
+class ShardPass(NamedTuple):
+    """What the rows of one shard of a batch contribute to an update; after the reduction, what the whole batch does.
+
+    Attributes:
+        gradients: gradients by name, summed over rows.
+        aux: new auxiliary states by name.
+        sums: sums over the rows.
+    """
+
+    gradients: Params
+    aux: Aux
+    sums: Sums
+
+
+class Stages(NamedTuple):
+    """The two halves of a training step, between which shards of the batch are reduced.
+
+    Attributes:
+        shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
+        finish: `finish(state, reduced, local, weighted) -> (state, StepOut)`: the update.  reduced: `ShardPass` of the whole
+            batch; local: new `TrainState.local`; weighted: whether the batch has row weights.
+    """
+
+    shard: Callable[[TrainState, Any, Axis], tuple[ShardPass, Array | None]]
+    finish: Callable[[TrainState, ShardPass, Any, bool], tuple[TrainState, StepOut]]
+
+
 class Step(Protocol):
     """Type of training steps: `step(state, batch, axis_name=None) -> (state, out)`.
 
@@ -96,7 +127,7 @@ def train_step(
     sync_batch_stats: bool = False,
     outputs: bool = False,
     gradients: bool = False,
-    reduce: Reduce | None = None,
+    reduce: Reduce | str | None = None,
     batch_metrics: bool = False,
     regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
 ) -> Step:
@@ -121,7 +152,8 @@ def train_step(
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
         gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
-        reduce: how gradients are reduced over devices (see `jfit.step.reduce`); None: they are summed.
+        reduce: how gradients are reduced over devices: a `Reduce`, or a name such as "psum" or "2bit" (see `jfit.step.reduce`);
+            None: "psum", they are summed.
         batch_metrics: return the metrics of the batch that are scalars in `out.metrics`.
         regularizers: name or glob pattern of trainable parameters -> function of one parameter that returns a scalar, such as
             `jfit.regularizers.l2(1e-4)`.  Their sum is added to the mean loss, and its gradient to the rescaled gradients
@@ -147,6 +179,24 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
+    remake = functools.partial(
+        train_step,
+        model,
+        optimizer,
+        metrics=metrics,
+        schedule=schedule,
+        frozen=frozen,
+        micro_batches=micro_batches,
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+        policy=policy,
+        rescale=rescale,
+        sync_batch_stats=sync_batch_stats,
+        outputs=outputs,
+        gradients=gradients,
+        batch_metrics=batch_metrics,
+        regularizers=regularizers,
+    )
     optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
     _check_settings(optimizer, schedule, micro_batches, rescale)
     if micro_batches > 1 and "loss_per_batch" in model.traits:
@@ -160,39 +210,87 @@ def train_step(
             "different positions of the whole batch; set micro_batches=1"
         )
     policy = Policy(policy) if isinstance(policy, str) else policy
-    metrics, reduce = tuple(metrics), reduce or all_reduce()
+    metrics, reduce = tuple(metrics), get_reduce(reduce)
     settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
     update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
 
-    def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+    def shard_pass(state: TrainState, batch: Any, axis: Axis) -> tuple[ShardPass, Array | None]:
         bound = settings._replace(model=model.bound(parts_of(batch)[0]))
-        shard = shard_of(bound.model, batch, axis_name)
+        shard = shard_of(bound.model, batch, axis)
         trainable, frozen_params = split_params(model, state.params, frozen)
-        slice_gradients, aux, sums = gradients_of(bound, trainable, frozen_params, state, shard, axis_name)
-        if axis_name is not None:
-            aux = mean_aux(aux, state.aux, shard.weight, axis_name)
-        reduced, (total, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
-        added: Params = {}
+        return ShardPass(*gradients_of(bound, trainable, frozen_params, state, shard, axis)), shard.weight
+
+    def finish(state: TrainState, reduced: ShardPass, local: Any, weighted: bool) -> tuple[TrainState, StepOut]:
+        summed, aux, sums = reduced
+        trainable, frozen_params = split_params(model, state.params, frozen)
+        total, shared, added = sums.rows, sums.shared, cast(Params, {})
         if regularizers:
             extra, added = penalty_and_gradients(regularizers, trainable, model.tables)
             shared = with_penalty(shared, extra)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        trainable, opt_state, lr = update(state, trainable, reduced, total, loss, added)
+        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
-        if shard.weight is not None:  # a batch whose weights sum to 0 changes nothing
+        if weighted:  # a batch whose weights sum to 0 changes nothing
             old = state.params, state.opt_state, state.aux
-            params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(reduced))
+            params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(summed))
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
-        local_gradients = slice_gradients if gradients else None
         of_batch = metrics_of(metrics, sums.shared.metrics) if batch_metrics else None
-        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, local_gradients, of_batch)
+        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)
 
+    def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+        (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name)
+        if axis_name is not None:
+            aux = mean_aux(aux, state.aux, weight, axis_name)
+        reduced, (rows, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
+        whole = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
+        state, out = finish(state, whole, local, weight is not None)
+        return state, out._replace(gradients=slice_gradients if gradients else None)
+
+    # data_parallel reads these
     step.__dict__.update(
-        model=model, micro_batches=micro_batches, sync_batch_stats=sync_batch_stats
-    )  # data_parallel reads them
+        model=model,
+        micro_batches=micro_batches,
+        sync_batch_stats=sync_batch_stats,
+        reduce=reduce,
+        frozen=frozen,
+        stages=Stages(shard_pass, finish),
+        returns_gradients=gradients,
+    )
+    _remake[step] = remake
     return step
+
+
+# step -> function that makes it again with another reduce=.  It is no attribute of the step, because attributes are part of the
+# key of programs (`jfit.programs.key_of`), and numbers such as clip_norm are not.
+_remake: weakref.WeakKeyDictionary[Any, Callable[..., Step]] = weakref.WeakKeyDictionary()
+
+
+def with_reduce(step: Any, rule: Reduce | str) -> Step:
+    """Make a training step again with another rule for the reduction of gradients over devices.
+
+    Args:
+        step: from `train_step`.
+        rule: a `Reduce` or the name of one, see `jfit.step.reduce.get`.
+
+    Returns:
+        The new step.
+
+    Raises:
+        TypeError: the step was not made by `train_step`.
+
+    Example:
+        >>> import jfit
+        >>> step = jfit.train_step(jfit.lower(jfit.sym.MakeLoss(jfit.sym.Variable("data"))), "sgd")
+        >>> with_reduce(step, "ordered").reduce.slices
+        8
+    """
+    if step not in _remake:
+        raise TypeError(
+            "reduce= needs a step from jfit.train_step; a function of yours reduces its gradients itself, with lax.psum"
+        )
+    return _remake[step](reduce=rule)
 
 
 def update_step(
@@ -202,7 +300,7 @@ def update_step(
     clip_norm: float | None = None,
     clip_value: float | None = None,
     rescale: Any = 1.0,
-    reduce: Reduce | None = None,
+    reduce: Reduce | str | None = None,
     model: Model | None = None,
 ) -> Callable[..., TrainState]:
     """Make the second half of `train_step`, θ ← θ − η · u( r · g ), for gradients g that are already computed.
@@ -227,7 +325,7 @@ def update_step(
     """
     optimizer = in_structure(get_optimizer(optimizer), None if model is None else model.structure)
     _check_settings(optimizer, schedule, 1, rescale)
-    update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), reduce or all_reduce()
+    update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), get_reduce(reduce)
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
@@ -326,7 +424,10 @@ def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, res
 def _mean_loss(sums: Sums) -> Array:
     """Return the weighted mean loss of the rows: 0 if all weights are 0, NaN if the model has no loss value."""
     total, count = sums.shared.loss
-    return jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0) if sums.has_loss else jnp.float32(jnp.nan)
+    if isinstance(sums.has_loss, bool) and not sums.has_loss:
+        return jnp.float32(jnp.nan)
+    loss = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
+    return loss if isinstance(sums.has_loss, bool) else jnp.where(sums.has_loss, loss, jnp.nan)
 
 
 def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:

@@ -18,10 +18,11 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
-from jfit.parallel import check_unsharded, place, require_one_process
+from jfit.parallel import check_unsharded, place, require_one_process, with_local
 from jfit.programs import check_shapes
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics, paired
+from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
@@ -29,9 +30,10 @@ from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of, unpaddable_message
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
+from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.labels import BatchLabels, check_model_labels
-from jfit.train.loop import DispatchSpec, auto_steps_per_call, make_dispatcher
+from jfit.train.loop import make_dispatcher
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.step_log import step_names
@@ -88,6 +90,7 @@ def fit(
     log_every: int | None = None,
     profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
+    reduce: Any = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -199,6 +202,8 @@ def fit(
             {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
             (before clipping), and to the reported losses of training, evaluation and `run.score`; `jfit.score` and runs of
             `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
+        reduce: how the devices reduce their gradients: "psum" (their sum), "ordered" (a sum in a fixed order, so that the bits
+            do not depend on the number of devices), "2bit", or a `jfit.step.reduce.Reduce`.  Default: "psum".
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -241,6 +246,7 @@ def fit(
         label=label,
         eval_every=eval_every,
     )
+    rule = get_reduce(reduce)
     if log_every is not None:
         _positive(log_every=log_every)
     profiler = None if profile is None else StepProfiler(profile, directory)
@@ -307,7 +313,7 @@ def fit(
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
     plan = checked_plan(model, data, probe, state)
-    warn_per_device(plan, len(settings.devices), synced=sync_batch_stats)
+    warn_per_device(plan, rule.slices or len(settings.devices), synced=sync_batch_stats)
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()
     step = train_step(
@@ -324,6 +330,7 @@ def fit(
         outputs=bool(host_metrics),
         batch_metrics=bool(names),
         regularizers=regularizers,
+        reduce=rule,
     )
 
     # dispatches and evaluation
@@ -334,6 +341,7 @@ def fit(
     )
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data if held_back is None else held_back, settings, state, data, data_on_device)
+    state = with_local(state, rule, split_params(model, state.params, frozen)[0], len(settings.devices))
     run = Run(model, settings, place(state, settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every, profiler)

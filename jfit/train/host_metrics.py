@@ -20,6 +20,7 @@ from jax import Array
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Model, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
+from jfit.ops.axis import Axis
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.step.totals import joined, plain, shown_heads
@@ -55,14 +56,14 @@ class MetricInputs(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------ in the compiled program
-def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: str | None) -> MetricInputs:
+def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: Axis) -> MetricInputs:
     """Return the arguments of the host metrics for the rows of one device, with their row layouts.
 
     Args:
         model: the `Model` whose loss heads have the labels and outputs.
         values: all outputs of the model.
         batch: the rows of this device, `Batch` or dict of arrays by input name.
-        axis_name: name of the device axis; None for one device.
+        axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
 
     Raises:
         ValueError: an output mixes the rows of its batch, and the batch has row weights or is split over devices.

@@ -32,26 +32,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData
-from jfit.lowering.model import Model, count_parameters
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
+from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import WAIT_EVERY, Window, compile_spmd
-from jfit.step import Step, StepOut, unrolls
+from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
 from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, fits_on_device
 from jfit.train.callbacks.base import Callback, Event
+from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
 from jfit.train.history import History
-from jfit.train.host_metrics import HostMetrics, metric_inputs
+from jfit.train.host_metrics import HostMetrics
 from jfit.train.interrupts import StopFlag
 from jfit.train.profiling import StepProfiler
-from jfit.train.step_log import StepLog, StepRow, step_values
+from jfit.train.step_log import StepLog, StepRow
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 
@@ -107,7 +107,8 @@ class Loop:
     ) -> None:
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
         host = on_host(metrics)
-        self.host_metrics = HostMetrics(host, len(self.devices)) if host else None
+        parts = slices_of(dispatcher.spec.step) or len(self.devices)
+        self.host_metrics = HostMetrics(host, parts) if host else None
         names = dispatcher.spec.step_names
         self.log_every, intervals = log_every, [c.every for c in callbacks if "step_log" in c.events and c.every]
         intervals += [log_every] if log_every else []
@@ -353,125 +354,6 @@ _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next st
 
 
 # ------------------------------------------------------------------------------------------------ dispatches
-MAX_STEPS_PER_CALL = 32
-# backend -> number of floating-point operations in a dispatch next to which its overhead is negligible
-AUTO_FLOPS = {"cpu": 1e9}
-AUTO_FLOPS_DEFAULT = 2e11  # for all other backends
-
-
-class Dispatch(NamedTuple):
-    """One call of a compiled program.
-
-    Attributes:
-        run: `run(state) -> (new state, report)`, which donates `state`.  The report is an array (loss, learning rate) of the
-            last step; with `DispatchSpec.return_outputs`, a pair of it and the arguments of the host metrics.
-        steps: number of updates.
-        rows: number of rows in its batches, without padding rows.
-    """
-
-    run: Callable[[TrainState], tuple[TrainState, Array]]
-    steps: int
-    rows: int
-
-
-class DispatchSpec(NamedTuple):
-    """Settings of a `ResidentDispatcher` or `StreamDispatcher`.
-
-    Attributes:
-        model: the `Model` that is trained; it determines the batch axes of the inputs.
-        step: the training step, `step(state, batch, axis_name=...) -> (state, StepOut)`.
-        devices: devices that each batch is split over.
-        batch_size: rows of a batch, over all devices.
-        micro_batches: number of micro-batches of a batch.
-        steps_per_call: maximum number of steps of a dispatch.
-        step_names: names of the values of each step that programs return, from `jfit.train.step_log.step_names`.  The result
-            of a program is then a pair of that described here and a float32 array (steps_per_call, number of names), which
-            requires a step made with `batch_metrics=True`.  Empty: none.
-        return_outputs: programs return (report, `MetricInputs`: labels and outputs) instead of the report, an array
-            (loss, learning rate), for metrics computed on the host.  Requires a step made with `outputs=True`, and
-            steps_per_call=1.
-    """
-
-    model: Model
-    step: Step
-    devices: list[Any]
-    batch_size: int
-    micro_batches: int = 1
-    steps_per_call: int = 1
-    return_outputs: bool = False
-    step_names: tuple[str, ...] = ()
-
-    @property
-    def out_axes(self) -> Any:
-        """`out_axes` of the compiled programs for `compile_spmd`.
-
-        State, report and values of steps are replicated; labels and outputs (`return_outputs`) have a leading device axis.
-        """
-        result = (None, 0) if self.return_outputs else None
-        return STATE_AXES, (result, None) if self.step_names else result
-
-
-def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
-    """Choose the number of steps per dispatch, from 1 to 32, so that the overhead of a dispatch is small.
-
-    Several steps per dispatch help small dense networks most (784-128-64-10 at batch size 64 on CPU: 1.4 times as fast).
-    Networks with convolutions get 1 on CPU, because XLA compiles convolutions inside loops to slow code there.
-    """
-    if unrolls(model):
-        return 1
-    work = 6.0 * count_parameters(params) * batch_size  # FLOP of a step if all layers are dense
-    budget = AUTO_FLOPS.get(jax.default_backend(), AUTO_FLOPS_DEFAULT)
-    return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
-
-
-def report(out: StepOut) -> Array:
-    """Return (loss, learning rate) of a step as one float32 array of shape (2,); an unknown learning rate is nan.
-
-    One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
-    """
-    rate = jnp.float32(jnp.nan) if out.lr is None else out.lr.astype(jnp.float32)
-    return jnp.stack([out.loss, rate])
-
-
-def _step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:
-    # The barrier keeps XLA from fusing the step with the code that produces its batch (a gather, a slice of a stack of batches
-    # or nothing): all programs must round alike, so that results do not depend on steps_per_call or on where the data is.
-    state, batch = lax.optimization_barrier((state, batch))
-    state, out = spec.step(state, batch, axis_name=axis_name)
-    result: Any = report(out)
-    if spec.return_outputs:
-        assert out.outputs is not None
-        result = result, metric_inputs(spec.model, out.outputs, batch, axis_name)
-    return state, (result, step_values(out, spec.step_names)) if spec.step_names else result
-
-
-def repeat_steps(
-    train_one: Callable[..., tuple[TrainState, Any]], spec: DispatchSpec | None = None
-) -> Callable[..., tuple[TrainState, Any]]:
-    """Make `run(state, count) -> (state, report of the last step)`, a `fori_loop` over `train_one`.
-
-    `count` is traced, so one compiled program serves every number of steps.
-
-    Args:
-        train_one: `train_one(state, j) -> (state, report)` for step j = 0, ..., count - 1; the report is an array (2,).
-        spec: with its `step_names`, reports are pairs of this array and a table of values, with a row per step.
-    """
-    start = jnp.zeros(2, jnp.float32)
-
-    def add_row(j: Any, carry: Any) -> Any:
-        state, (_, table) = carry
-        state, (last, row) = train_one(state, j)
-        return state, (last, lax.dynamic_update_slice(table, row, (j, 0)))
-
-    def run(state: TrainState, count: Any) -> tuple[TrainState, Any]:
-        if spec is None or not spec.step_names:
-            return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, start))
-        table = jnp.zeros((spec.steps_per_call, len(spec.step_names)), jnp.float32)
-        return lax.fori_loop(0, count, add_row, (state, (start, table)))
-
-    return run
-
-
 class ResidentDispatcher:
     """Makes the dispatches (calls of compiled programs) of an epoch, for data that is kept on the devices.
 
@@ -529,7 +411,7 @@ class ResidentDispatcher:
         spec, layout = self.spec, self.batches.layout
 
         def train_one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
-            return _step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
+            return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
 
         if spec.steps_per_call == 1:
             program = self._program("train", train_one, takes_count=False)
@@ -551,7 +433,7 @@ class ResidentDispatcher:
         spec, layout = self.spec, self.batches.layout
 
         def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
-            return _step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
+            return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
         program = self._program("train_tail", train_tail, takes_count=False)
         return lambda state: program(state, epoch_data)
@@ -569,12 +451,14 @@ class StreamDispatcher:
 
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
         self.data, self.spec = data, spec
+        slices = slices_of(spec.step)
+        self._ordered = None if slices is None else ordered_steps(spec)
         self.batches = HostBatches(
             spec.model,
             data,
-            len(spec.devices),
+            len(spec.devices) if slices is None else 1,
             spec.batch_size,
-            micro_batches=spec.micro_batches,
+            micro_batches=spec.micro_batches * (slices or 1),
             paddable=paddable,
             reason=reason,
         )
@@ -605,9 +489,13 @@ class StreamDispatcher:
         Args:
             group: list of (batch, number of its rows without padding); all batches have the same shapes.
         """
+        if self._ordered is not None:
+            for batch, count in group:
+                yield Dispatch(functools.partial(self._ordered, batch), 1, count)
+            return
         most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])
         if most == 1 or not like_first:
-            program = self._program("train" if most == 1 else "train_tail", functools.partial(_step, self.spec))
+            program = self._program("train" if most == 1 else "train_tail", functools.partial(one_step, self.spec))
             for batch, count in group:
                 yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
             return
@@ -630,7 +518,7 @@ class StreamDispatcher:
 
         def train_steps(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
             def train_one(state: TrainState, j: Any):
-                return _step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
+                return one_step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
 
             return repeat_steps(train_one, spec)(state, count)
 
@@ -658,7 +546,8 @@ def make_dispatcher(
 
     It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  Networks for which
     `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore `spec.steps_per_call`: XLA's loops are
-    slow for them, and an unrolled loop rounds differently from separate steps.
+    slow for them, and an unrolled loop rounds differently from separate steps.  So do steps with `reduce="ordered"`, and their
+    batches come from the host.
 
     Args:
         data: arrays, or an iterable of batches.
@@ -669,6 +558,8 @@ def make_dispatcher(
     """
     if unrolls(spec.model):
         spec = spec._replace(steps_per_call=1)
+    if slices_of(spec.step) is not None:  # slices go to the devices that compute them
+        spec, on_device = spec._replace(steps_per_call=1), False
     resident = fits_on_device(data, spec.devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
         return ResidentDispatcher(data, spec, paddable=paddable, reason=reason)

@@ -32,8 +32,9 @@ from jfit.step import train_step
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.train.batches import data_of, first_batch, settings_of
+from jfit.train.dispatch import Dispatch, DispatchSpec
 from jfit.train.fit import checked_plan, resolve_optimizer
-from jfit.train.loop import Dispatch, DispatchSpec, StopFlag, make_dispatcher
+from jfit.train.loop import StopFlag, make_dispatcher
 from jfit.train.plotting import new_axes, save_figure
 from jfit.train.train_data import add_class_weights
 

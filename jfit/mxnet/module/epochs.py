@@ -24,8 +24,9 @@ from jfit.parallel import Window, place, place_split
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 from jfit.train.batches import fits_on_device, gather, place_order
+from jfit.train.dispatch import auto_steps_per_call, repeat_steps
 from jfit.train.interrupts import StopFlag
-from jfit.train.loop import auto_steps_per_call, repeat_steps, report
+from jfit.train.step_log import report
 
 
 class EpochRunner:

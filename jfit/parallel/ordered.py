@@ -1,0 +1,173 @@
+"""Training steps with the same bits on any number of devices (`reduce="ordered"`): several programs per step.
+
+Every program is compiled for one device.  XLA compiles a program for several devices (pmap, shard_map) in another order of
+passes, which rounds differently, so that one device and two devices would not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfit import counters
+from jfit.data.batch import Batch
+from jfit.ops.axis import VirtualSlice
+from jfit.parallel.devices import sharding
+from jfit.parallel.spmd import compile_spmd
+from jfit.programs import Program
+from jfit.step import StepOut
+from jfit.step.ordered import finish_slices, slice_sums, tree_sum
+from jfit.step.state import TrainState
+
+
+def slices_of(step: Any) -> int | None:
+    """Number of virtual slices of a batch if the step was made with `reduce="ordered"`, else None.
+
+    Args:
+        step: a training step.
+    """
+    return getattr(getattr(step, "reduce", None), "slices", None)
+
+
+def cut_slices(batch: Batch, count: int, axes: Mapping[str, int] | None = None) -> tuple[Batch, ...]:
+    """Cut a batch into equal consecutive slices.
+
+    Args:
+        batch: the batch; `count` divides the number of its rows.
+        count: number of slices.
+        axes: input name -> batch axis, for inputs whose batch axis is not 0.
+
+    Returns:
+        One `Batch` per slice.
+
+    Example:
+        >>> import numpy as np
+        >>> [part.inputs["x"].tolist() for part in cut_slices(Batch({"x": np.arange(4)}), 2)]
+        [[0, 1], [2, 3]]
+    """
+
+    def cut(x: Any, axis: int = 0) -> list[Any]:
+        size = x.shape[axis] // count
+        return [x[(*(slice(None),) * axis, slice(j * size, (j + 1) * size))] for j in range(count)]
+
+    inputs = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
+    weights = [[None] * count if w is None else cut(w) for w in (batch.weight, batch.metric_weight)]
+    return tuple(Batch({k: v[j] for k, v in inputs.items()}, weights[0][j], weights[1][j]) for j in range(count))
+
+
+class OrderedSteps:
+    """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
+
+    Each device runs one program for each of its slices of the batch.  The first device adds the sums of all slices, updates
+    the parameters and copies them to the others.  The host waits for the step before the last one, because the gradients of
+    all slices of a step are in memory.
+
+    Args:
+        step: from `jfit.train_step(..., reduce="ordered")`.
+        devices: list of `jax.Device`, at most one per slice.
+        result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
+        of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
+            of the model if the step returns them.
+
+    Raises:
+        ValueError: the step has a setting that needs the whole batch on every device, or there are more devices than slices.
+
+    Example:
+        >>> import jax, jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
+        >>> steps = OrderedSteps(jfit.train_step(model, "sgd", reduce="ordered"), jax.devices()[:1])
+        >>> state, out, _ = steps(jfit.init_state(model, "sgd", batch), jfit.data.Batch(batch))
+        >>> int(state.step)
+        1
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        devices: Sequence[Any],
+        *,
+        result: Callable[[StepOut], Any] = lambda out: out,
+        of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
+    ) -> None:
+        count, stages = step.reduce.slices, step.stages
+        _check(step, len(devices))
+        self.slices, self._devices, self._axes = count, list(devices), step.model.batch_axes
+        self._everywhere = sharding(devices)
+        self._owners = [j * len(devices) // count for j in range(count)]  # of each slice, the position of its device
+        self._numbers = [jax.device_put(np.int32(j), devices[owner]) for j, owner in enumerate(self._owners)]
+
+        def one(state: TrainState, batch: Batch, number: Any) -> Any:
+            sums, outputs = slice_sums(stages, state, batch, number, count)
+            return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
+
+        def finish(weighted: bool) -> Program:
+            def fn(state: TrainState, sums: Any, *, axis_name: str | None = None) -> Any:
+                return finish_slices(stages, state, sums, weighted, result)
+
+            # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
+            donate = (0,) if len(devices) == 1 else ()
+            return compile_spmd(fn, devices[:1], (None, None), None, donate=donate, name="train_update")
+
+        self._one = Program(one, jax.jit, name="train_slice")
+        self._sum = Program(tree_sum, jax.jit, name="train_sum")
+        self._finish = {weighted: finish(weighted) for weighted in (False, True)}
+        self._before: Any = None  # an array that is ready when the step before is done
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
+        """Run one step.
+
+        Args:
+            state: `TrainState`, replicated on the devices; donated if there is one device.
+            batch: the whole batch; the number of slices times micro-batches divides its rows.
+
+        Returns:
+            (new `TrainState`, result, values of the slices with a leading axis (slices, ...)).
+        """
+        devices, read = self._devices, state._replace(opt_state=(), metrics=(), base_lr=None, local=None)
+        local = [self._on(read, position) for position in range(len(devices))]
+        parts = []
+        for owner, number, rows in zip(self._owners, self._numbers, cut_slices(batch, self.slices, self._axes), strict=True):
+            parts.append(self._one(local[owner], jax.device_put(rows, devices[owner]), number))
+        sums, values = zip(*(jax.device_put(part, devices[0]) for part in parts), strict=True)
+        del parts, local
+        total = self._sum(sums)
+        if self._before is not None and not self._before.is_deleted():
+            counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
+        state, result = self._finish[batch.weight is not None](self._on(state, 0), total)
+        self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
+        values = _stacked(values) if jax.tree.leaves(values) else values[0]
+        return jax.device_put(state, self._everywhere), result, values
+
+    def _on(self, tree: Any, position: int) -> Any:
+        """The arrays of a replicated pytree on one device, without a copy."""
+        if len(self._devices) == 1:
+            return tree
+        return jax.tree.map(lambda x: x.addressable_shards[position].data, tree)  # in the order of the devices
+
+
+@jax.jit
+def _stacked(values: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *values)
+
+
+def _check(step: Any, devices: int) -> None:
+    if step.sync_batch_stats:
+        raise ValueError(
+            "reduce='ordered' computes each slice of a batch alone, so sync_batch_stats=True is not possible with it; "
+            "leave one of them out"
+        )
+    if step.returns_gradients:
+        raise ValueError(
+            "gradients=True returns the gradients of a device, which depend on the number of devices, so it is not possible "
+            "with reduce='ordered'; leave one of them out"
+        )
+    if devices > step.reduce.slices:
+        raise ValueError(
+            f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices; pass at most "
+            f"{step.reduce.slices} devices, or reduce=jfit.step.reduce.ordered(slices=...) with a larger power of 2"
+        )

@@ -1,0 +1,129 @@
+"""Gradients of virtual slices of a batch, summed in a fixed order: the pure functions behind `jfit.step.reduce.ordered`.
+
+A batch is cut into a fixed number of slices (`VirtualSlice`), whatever the number of devices.  `slice_sums` computes one slice,
+`tree_sum` adds all slices, and `finish_slices` updates the parameters.  Each belongs to a program of its own, so that the
+arithmetic of a slice is the same wherever it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jfit.lowering.model import Aux, Params
+from jfit.ops.axis import VirtualSlice
+from jfit.optim.rows import SparseRows
+from jfit.step.slices import Sums
+from jfit.step.state import TrainState
+from jfit.step.train import ShardPass, Stages
+
+
+class SliceSums(NamedTuple):
+    """Sums over one slice of a batch, or over several.
+
+    Attributes:
+        added: pytree of sums: gradients by name (dense), sums of row weights, losses and metrics, floating-point auxiliary
+            states of slices with rows, and the number of these slices.
+        tables: name -> `SparseRows` gradient of an embedding table; those of several slices are concatenated.
+        first: integer states, boolean states and keys of the first slice with rows, by name.
+        has_rows: whether a row has a weight above 0, bool scalar.
+        has_loss: whether the model has a loss value, bool scalar.
+    """
+
+    added: Any
+    tables: Mapping[str, SparseRows]
+    first: Aux
+    has_rows: Array
+    has_loss: Array
+
+
+def slice_sums(
+    stages: Stages, state: TrainState, batch: Any, index: Array, count: int
+) -> tuple[SliceSums, tuple[Array, ...] | None]:
+    """Run the forward and backward pass over one slice of a batch.
+
+    Args:
+        stages: the halves of the training step.
+        state: `TrainState`; not changed.
+        batch: `Batch` or dict, the rows of the slice.
+        index: number of the slice in the batch, int32 scalar.
+        count: number of slices of the batch.
+
+    Returns:
+        (`SliceSums`, outputs of the model; None unless the step returns outputs).
+    """
+    (gradients, aux, sums), weight = stages.shard(state, batch, VirtualSlice(index, count))
+    has_rows = jnp.bool_(True) if weight is None else jnp.any(weight > 0)
+    means = {k: jnp.where(has_rows, v, jnp.zeros_like(v)) for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
+    tables = {k: g for k, g in gradients.items() if isinstance(g, SparseRows)}
+    dense = {k: g for k, g in gradients.items() if k not in tables}
+    added = dense, sums.rows, sums.shared, means, has_rows.astype(jnp.float32)
+    first = {k: _data(v) for k, v in aux.items() if k not in means}
+    return SliceSums(added, tables, first, has_rows, jnp.bool_(sums.has_loss)), sums.outputs
+
+
+def _data(x: Array) -> Array:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _add(a: SliceSums, b: SliceSums) -> SliceSums:
+    """Add the sums of neighbouring slices, `a` before `b`."""
+    tables = {
+        k: SparseRows(jnp.concatenate([rows.indices, b.tables[k].indices]), jnp.concatenate([rows.values, b.tables[k].values]))
+        for k, rows in a.tables.items()
+    }
+    first = jax.tree.map(lambda x, y: jnp.where(a.has_rows, x, y), a.first, b.first)
+    added = jax.tree.map(jnp.add, a.added, b.added)
+    return SliceSums(added, tables, first, a.has_rows | b.has_rows, a.has_loss | b.has_loss)
+
+
+def tree_sum(parts: Sequence[SliceSums]) -> SliceSums:
+    """Add the sums of all slices as a binary tree, ((0 + 1) + (2 + 3)) + ...; their number is a power of 2.
+
+    Args:
+        parts: sums of the slices, in order.
+    """
+    while len(parts) > 1:
+        parts = [_add(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
+    """Convert the sums of all slices to the input of the update; auxiliary states are means over the slices with rows.
+
+    Args:
+        sums: sums of all slices.
+        state: state before the step, whose auxiliary states are kept if no slice has rows.
+    """
+    dense, rows, shared, totals, slices = sums.added
+    aux = {k: jnp.where(slices > 0, v / jnp.maximum(slices, 1).astype(v.dtype), state.aux[k]) for k, v in totals.items()}
+    for name, value in sums.first.items():
+        old = state.aux[name]
+        if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
+        aux[name] = jnp.where(sums.has_rows, value, old)
+    gradients: Params = {**dense, **sums.tables}  # type: ignore[dict-item]
+    return ShardPass(gradients, {k: aux[k] for k in state.aux if k in aux}, Sums(rows, shared, sums.has_loss, None))
+
+
+def finish_slices(
+    stages: Stages, state: TrainState, sums: SliceSums, weighted: bool, result: Callable[[Any], Any]
+) -> tuple[TrainState, Any]:
+    """Update the parameters with the sums of all slices.
+
+    Args:
+        stages: the halves of the training step.
+        state: state before the step.
+        sums: sums of all slices.
+        weighted: whether the batch has row weights.
+        result: function of the `StepOut` that returns what the program returns.
+
+    Returns:
+        (new `TrainState`, result).
+    """
+    state, out = stages.finish(state, reduced(sums, state), state.local, weighted)
+    return state, result(out)

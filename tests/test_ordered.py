@@ -1,0 +1,181 @@
+"""reduce="ordered": the same bits on any number of devices."""
+
+import hashlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jfit
+from jfit import sym
+from jfit.step.reduce import ordered
+
+ROWS = 24
+
+
+def digest(state):
+    result = hashlib.sha256()
+    for leaf in jax.tree.leaves((state.step, state.params, state.aux, state.opt_state)):
+        result.update(np.asarray(leaf).tobytes())
+    return result.hexdigest()
+
+
+def mlp():
+    net = sym.Activation(sym.FullyConnected(sym.Variable("data"), num_hidden=12, name="fc1"), act_type="relu")
+    net = sym.FullyConnected(sym.Dropout(net, p=0.3, name="drop"), num_hidden=4, name="fc2")
+    return sym.SoftmaxOutput(net, name="softmax"), (ROWS, 6)
+
+
+def resnet():
+    net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv0")
+    branch = sym.Activation(sym.BatchNorm(net, fix_gamma=False, name="bn"), act_type="relu")
+    net = net + sym.Convolution(branch, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv1")
+    net = sym.Flatten(sym.Pooling(net, global_pool=True, pool_type="avg", kernel=(2, 2)))
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=4, name="fc"), name="softmax"), (ROWS, 3, 6, 6)
+
+
+def lstm():
+    net = sym.transpose(sym.Reshape(sym.Variable("data"), shape=(0, 4, 3)), axes=(1, 0, 2))
+    net = sym.RNN(net, state_size=5, num_layers=1, mode="lstm", name="lstm")
+    net = sym.SequenceLast(net)
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=4, name="fc"), name="softmax"), (ROWS, 12)
+
+
+def table():
+    net = sym.Embedding(sym.Variable("data"), input_dim=50, output_dim=5, sparse_grad=True, name="table")
+    return sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(net), num_hidden=4, name="fc"), name="softmax"), (ROWS, 3)
+
+
+def batches(shape, count, rows=ROWS):
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 50, (count, rows, *shape[1:])) if shape == (ROWS, 3) else rng.normal(size=(count, rows, *shape[1:]))
+    y = rng.integers(0, 4, (count, rows))
+    return [{"data": a.astype("float32"), "softmax_label": b.astype("float32")} for a, b in zip(x, y, strict=True)]
+
+
+def trained(make, optimizer, devices, rule=None, steps=4, rows=ROWS, **options):
+    net, shape = make()
+    model = jfit.lower(net)
+    step = jfit.data_parallel(jfit.train_step(model, optimizer, **options), devices, reduce=rule or ordered(4))
+    data = batches(shape, steps, rows)
+    state = step.place(jfit.init_state(model, optimizer, data[0], seed=3))
+    for batch in data:
+        state, _ = step(state, batch)
+    return state
+
+
+CASES = {
+    "mlp_adam": (mlp, "adam", {"clip_norm": 0.5, "schedule": jfit.optim.schedules.cosine(max_update=4, base_lr=0.01)}),
+    "resnet_sgd": (resnet, jfit.optim.sgd(momentum=0.9), {}),
+    "lstm_rmsprop": (lstm, "rmsprop", {"micro_batches": 3}),
+    "table_sgd": (table, "sgd", {}),
+    "table_adam": (table, "adam", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.repetitions(1)
+def test_any_number_of_devices_has_the_same_bits(case):
+    make, optimizer, options = CASES[case]
+    assert len({digest(trained(make, optimizer, devices, **options)) for devices in (1, 4)}) == 1
+
+
+@pytest.mark.slow
+def test_uneven_devices_and_padded_batches_have_the_same_bits():
+    assert len({digest(trained(mlp, "sgd", devices, rows=22)) for devices in (1, 3)}) == 1
+
+
+@pytest.mark.slow
+def test_equals_the_sum_of_eight_devices_up_to_rounding():
+    net, shape = resnet()
+    model, data = jfit.lower(net), batches(shape, 4)
+    results = []
+    for rule in ("ordered", "psum"):
+        step = jfit.data_parallel(jfit.train_step(model, "sgd", outputs=True), 8, reduce=rule)
+        state = step.place(jfit.init_state(model, "sgd", data[0]))
+        for batch in data:
+            state, out = step(state, batch)
+        results.append((state.params, state.aux, out.loss, out.outputs))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *results)
+
+
+@pytest.mark.slow
+def test_fit_and_steps_have_the_same_bits():
+    net, shape = mlp()
+    rows = batches(shape, 3)
+    whole = {k: np.concatenate([b[k] for b in rows]) for k in rows[0]}
+    run = jfit.fit(net, whole, batch_size=ROWS, num_epoch=1, shuffle=False, devices=2, reduce="ordered", seed=3, progress=False)
+    model = jfit.lower(net)
+    step = jfit.data_parallel(jfit.train_step(model, "sgd"), 3, reduce="ordered")
+    state = step.place(jfit.init_state(model, "sgd", rows[0], seed=3))
+    for batch in rows:
+        state, _ = step(state, batch)
+    assert digest(state) == digest(run.state)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_on_other_devices_has_the_same_bits(tmp_path):
+    net, shape = mlp()
+    rows = batches(shape, 3, 20)
+    options = {"batch_size": 16, "optimizer": "adam", "reduce": "ordered", "progress": False}
+    whole = {k: np.concatenate([b[k] for b in rows]) for k in rows[0]}
+    straight = jfit.fit(net, whole, num_epoch=2, devices=1, **options)
+    jfit.fit(net, whole, num_epoch=1, devices=4, checkpoint=tmp_path, **options)
+    resumed = jfit.fit(net, whole, num_epoch=2, devices=2, checkpoint=tmp_path, resume=True, **options)
+    assert digest(straight.state) == digest(resumed.state)
+
+
+@pytest.mark.slow
+def test_metrics_of_host_and_devices_agree():
+    def right(label, output):
+        return float((output.argmax(1) == label).mean())
+
+    net, shape = mlp()
+    whole = batches(shape, 1, 48)[0]
+    metrics = ["acc", right]
+    run = jfit.fit(net, whole, batch_size=16, num_epoch=1, devices=2, reduce="ordered", eval_metric=metrics, progress=False)
+    logs = run.history.epochs[-1]
+    assert logs["accuracy"] == pytest.approx(logs["right"])
+
+
+@pytest.mark.slow
+def test_functions_use_keys_of_slices_bits():
+    def apply(params, x, key=None, train=False):
+        noise = jax.random.normal(key, x.shape) if train else 0
+        return (x + noise) @ params["w"]
+
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    y = np.arange(32) % 2
+    runs = [
+        jfit.fit(apply, (x, y), loss=optax.softmax_cross_entropy_with_integer_labels, params={"w": np.ones((3, 2), "float32")},
+                 batch_size=16, num_epoch=1, devices=n, reduce="ordered", progress=False, eval_metric=None)
+        for n in (1, 4)
+    ]  # fmt: skip
+    assert digest(runs[0].state) == digest(runs[1].state)
+
+
+def test_refusals_say_why():
+    model = jfit.lower(mlp()[0])
+    with pytest.raises(ValueError, match="expected a power of 2"):
+        ordered(6)
+    with pytest.raises(ValueError, match="cuts a batch into 2 slices, but there are 4 devices"):
+        jfit.data_parallel(jfit.train_step(model), 4, reduce=ordered(2))
+    with pytest.raises(ValueError, match="sync_batch_stats=True is not possible"):
+        jfit.data_parallel(jfit.train_step(model, sync_batch_stats=True), 2, reduce="ordered")
+    with pytest.raises(ValueError, match="gradients=True returns the gradients of a device"):
+        jfit.data_parallel(jfit.train_step(model, gradients=True), 2, reduce="ordered")
+    with pytest.raises(ValueError, match="reduce is 'mean'; expected one of 'psum'"):
+        jfit.train_step(model, reduce="mean")
+    batch = batches((ROWS, 6), 1)[0]
+    with pytest.raises(ValueError, match="consists of several programs"):
+        jfit.train_step(model, reduce="ordered")(jfit.init_state(model, "sgd", batch), batch)
+    with pytest.raises(TypeError, match="reduce= needs a step from jfit"):
+        jfit.data_parallel(lambda state, batch, axis_name=None: (state, state), 2, reduce="psum")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_eight_slices_on_2_and_8_devices_have_the_same_bits(case):
+    make, optimizer, options = CASES[case]
+    assert len({digest(trained(make, optimizer, devices, ordered(), **options)) for devices in (2, 8)}) == 1
