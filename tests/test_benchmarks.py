@@ -108,7 +108,7 @@ def test_size_report_names_the_core_and_long_files():
 @pytest.mark.parametrize("workload", ["w1", "w2"])
 def test_a_quick_run_writes_json_and_markdown_with_every_field(workload: str, tmp_path: Path):
     target, page = tmp_path / "out.json", tmp_path / "out.md"
-    legs = ",".join(peers.names("w1", variants=False)) if workload == "w1" else "jfit_step1,jfit_auto,hand"
+    legs = ",".join(peers.names("w1", variants=False)) if workload == "w1" else "jfit_auto,hand"
     command = [sys.executable, "-m", "benchmarks.step_overhead", "--quick", "--cores", "1", "--workload", workload]
     command += ["--legs", legs, "--json", str(target), "--markdown", str(page)]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=600)

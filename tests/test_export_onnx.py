@@ -363,6 +363,7 @@ def test_the_documentation_lists_the_converters():
     assert not missing, "docs/export.md: put in what `python -m jfit.export` prints"
 
 
+@pytest.mark.slow
 def test_every_converter_is_tested():
     seen = {lookup(case["op"]).name for case, _ in CASES}
     for build, _ in NETS.values():

@@ -276,14 +276,14 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_only():
     assert len({tuple(order(s, e)) for s in (0, 1) for e in (0, 1)}) == 4
 
 
-def test_one_two_and_eight_devices_agree():
-    one = train(mlp(dropout=0.5), eval_data=EVAL)
-    for devices in (2, 8):
-        more = train(mlp(dropout=0.5), eval_data=EVAL, devices=devices)
-        for name, value in one.params.items():
-            np.testing.assert_allclose(more.params[name], value, rtol=1e-4, atol=1e-6)
-        for column in ("loss", "accuracy", "val_loss"):
-            np.testing.assert_allclose(more.history.column(column), one.history.column(column), rtol=1e-5)
+@pytest.mark.repetitions(1)
+@pytest.mark.parametrize("devices", [8, 2])
+def test_one_two_and_eight_devices_agree(devices):
+    one, more = (train(mlp(dropout=0.5), eval_data=EVAL, devices=count) for count in (1, devices))
+    for name, value in one.params.items():
+        np.testing.assert_allclose(more.params[name], value, rtol=1e-4, atol=1e-6)
+    for column in ("loss", "accuracy", "val_loss"):
+        np.testing.assert_allclose(more.history.column(column), one.history.column(column), rtol=1e-5)
 
 
 @pytest.mark.repetitions(1)
