@@ -72,7 +72,8 @@ def lamb(
 
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; Apache MXNet 1.9.1, `lamb_update_phase1` and `_phase2`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
+    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon, lower=lower_bound, upper=upper_bound)
+    above, below = bool(lower_bound), bool(upper_bound)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         mean, var = m, v = moments(clip(g), slots, numbers)
@@ -80,8 +81,8 @@ def lamb(
             m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
         u = decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w)
         size, step_size = _norm(w), _norm(u)
-        size = jnp.maximum(size, lower_bound) if lower_bound else size
-        size = jnp.minimum(size, upper_bound) if upper_bound else size
+        size = jnp.maximum(size, numbers.lower) if above else size
+        size = jnp.minimum(size, numbers.upper) if below else size
         is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
         return -ctx.lr * jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size)) * u, (mean, var)
 

@@ -221,10 +221,11 @@ def nadam(
 
     Source: Dozat 2016, https://cs229.stanford.edu/proj2015/054_report.pdf; Apache MXNet 1.9.1, `Nadam`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, corrects_mean=False, epsilon=epsilon)
+    clip, more = clipper(clip_gradient), {"epsilon": epsilon, "schedule_decay": schedule_decay}
+    numbers = decay_rates(beta1, beta2, corrects_mean=False, **more)
 
     def warmed(t: Any) -> Any:
-        return beta1 * (1 - 0.5 * 0.96 ** (t * schedule_decay))
+        return numbers.beta1 * (1 - 0.5 * 0.96 ** (t * numbers.schedule_decay))
 
     def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
         t = jnp.stack([ctx.t for ctx in contexts])

@@ -62,17 +62,15 @@ def rmsprop(
     Source: Tieleman and Hinton 2012; Graves 2013, https://arxiv.org/abs/1308.0850; Apache MXNet 1.9.1, `rmsprop_update`.
     """
     clip, bound, clips = clipper(clip_gradient), clipper(clip_weights), bool(clip_weights)
-    numbers = Constants(
-        gamma2=gamma2, epsilon=epsilon
-    )  # not gamma1: as an argument of the program, XLA rounds it unlike a Python number
+    numbers = Constants(gamma1=gamma1, rest=1 - gamma1, gamma2=gamma2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
-        n = (1 - gamma1) * g * g + gamma1 * slots[0]
+        n = numbers.rest * g * g + numbers.gamma1 * slots[0]
         if not centered:
             delta, new = -ctx.lr * g / jnp.sqrt(n + numbers.epsilon), (n,)
         else:
-            mean = (1 - gamma1) * g + gamma1 * slots[1]
+            mean = numbers.rest * g + numbers.gamma1 * slots[1]
             delta = numbers.gamma2 * slots[2] - ctx.lr * g / jnp.sqrt(n - mean * mean + numbers.epsilon)
             new = (n, mean, delta)
         return (bound(w + delta) - w if clips else delta), new
