@@ -38,7 +38,7 @@ _TITLES = {
     "forward": "the forward pass",
     "init_optimizer": "the state of the optimizer",
 }
-_listening = threading.Lock()
+_listening, _adding = threading.Lock(), threading.Lock()  # programs are compiled on several threads
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _DISK_EVENT = "/jax/compilation_cache/cache_hits"
 
@@ -78,12 +78,14 @@ _compiling = _Compiling()
 
 def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
     if event == _COMPILE_EVENT:
-        COUNTS["compiles"] += 1
+        with _adding:
+            COUNTS["compiles"] += 1
 
 
 def _on_event(event: str, **_: Any) -> None:
     if event == _DISK_EVENT:
-        COUNTS["disk_hits"] += 1
+        with _adding:
+            COUNTS["disk_hits"] += 1
 
 
 def listen() -> None:

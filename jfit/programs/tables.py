@@ -19,6 +19,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -177,10 +178,21 @@ class _Body:
 
 
 class _Shared:
-    """The compiled functions of all programs with one key, by signature of the arguments."""
+    """The compiled functions of all programs with one key, by signature of the arguments, and those in preparation."""
 
     def __init__(self) -> None:
-        self.runs, self.lock = Recent(MAX_SIGNATURES), threading.RLock()
+        self.runs, self.prepared, self.lock = Recent(MAX_SIGNATURES), Recent(MAX_SIGNATURES), threading.RLock()
+
+
+class _Prepared(NamedTuple):
+    """A function that is traced and lowered, and that another thread compiles."""
+
+    run: Any
+    key: Any  # that of the function when it was traced
+    text: Any  # key of the table by text, or None
+    is_shared: bool  # whether programs with the same key may use it
+    lowered: Any  # as long as it exists, a call of `run` uses what was compiled from it
+    compiled: Future[Any]
 
 
 class _Call(NamedTuple):
@@ -296,6 +308,45 @@ class Program:
         body.fn = self._fn
         return run.lower(*args, *call.table)
 
+    def prepare(self, *args: Any, submit: Callable[..., Future[Any]]) -> None:
+        """Trace and lower the function for these arguments now, and compile it on another thread; the first call waits for it.
+
+        Does nothing for a program that is compiled already, and for functions of pmap.  If the other thread fails, the first
+        call compiles, and raises its errors.
+
+        Args:
+            *args: the arguments, or arrays of equal shapes, dtypes and placement; they are not donated.
+            submit: `submit` of a `concurrent.futures.Executor`.
+
+        Example:
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> double, x = Program(lambda x: 2 * x, jax.jit), np.ones(2, np.float32)
+            >>> with ThreadPoolExecutor() as threads:
+            ...     double.prepare(x, submit=threads.submit)
+            >>> with counters.counted() as counts:
+            ...     y = double(x)
+            >>> counts["compiles"]
+            0
+        """
+        if len(self._runs) or _is_disabled():
+            return
+        call = self._read(args)
+        shared = self._shared(call)
+        with shared.lock:
+            if call.signature is None or shared.runs.get(call.signature) or self._prepared(call, shared):
+                return
+            body, run = self._compiled(call)
+            if not hasattr(run, "trace"):  # a function of pmap would be compiled once more by its first call
+                return
+            with counters.compiling(self._name), self._traceable(body):
+                lowered, text, is_shared = self._lowered(call, body, run)
+            earlier = text and _by_text.get(text)
+            if earlier is not None:
+                self._keep(call, earlier, shared if is_shared else None)
+            else:
+                entry = _Prepared(run, call.key, text, is_shared, lowered, submit(_compile, lowered, settings()))
+                (shared if is_shared else self._unshared).prepared[call.signature] = entry
+
     def _read(self, args: tuple[Any, ...]) -> _Call:
         """Read the key of the function at the time of the call: values that it refers to may have changed since it was made."""
         key, constants = read_function(self._fn, self._place is not None)
@@ -308,13 +359,16 @@ class Program:
         body = _Body(self._name, call.constants, bool(call.table))
         return body, self._build(body.function()) if self._place is None else self._build(body.function(), len(call.table))
 
+    def _shared(self, call: _Call) -> _Shared:
+        """The compiled functions of the programs with the key of this call."""
+        return self._unshared if call.key is None else _by_key.setdefault((call.key, self._static, self._name), _Shared())
+
     def _first_call(self, call: _Call) -> Any:
-        disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-        if call.signature is None or disabled:  # called by a traced function, or nothing is to be compiled
+        if call.signature is None or _is_disabled():  # called by a traced function, or nothing is to be compiled
             body, run = self._compiled(call)
             body.fn = self._fn
             return run(*call.args, *call.table)
-        shared = self._unshared if call.key is None else _by_key.setdefault((call.key, self._static, self._name), _Shared())
+        shared = self._shared(call)
         with shared.lock:
             earlier = self._runs.get(call.signature) or (None, ())
             for run, table in (earlier, (shared.runs.get(call.signature), call.table)):
@@ -324,18 +378,32 @@ class Program:
                         self._keep(call._replace(table=table), run)
                         return result
             with counters.compiling(self._name):
+                prepared = self._prepared(call, shared)
+                if prepared is not None:
+                    with contextlib.suppress(_Untraced):
+                        return self._prepared_call(call, shared, prepared)
                 return self._traced_call(call, shared)
+
+    def _prepared(self, call: _Call, shared: _Shared) -> _Prepared | None:
+        entries = [group.prepared.get(call.signature) for group in (shared, self._unshared)]
+        return next((entry for entry in entries if entry is not None and entry.key == call.key), None)
+
+    def _prepared_call(self, call: _Call, shared: _Shared, prepared: _Prepared) -> Any:
+        """Call a function that another thread compiles; if that failed or was cancelled, the call compiles."""
+        with contextlib.suppress(Exception):
+            prepared.compiled.result()
+        (shared if prepared.is_shared else self._unshared).prepared.pop(call.signature)
+        result = prepared.run(*call.args, *call.table)
+        if prepared.text is not None:
+            _by_text[prepared.text] = prepared.run
+        self._keep(call, prepared.run, shared if prepared.is_shared else None)
+        return result
 
     def _traced_call(self, call: _Call, shared: _Shared) -> Any:
         """Trace and lower the function; compile it unless an equal text was compiled before."""
         body, run = self._compiled(call)
-        body.fn = self._fn
-        nested_in, tracing.incomplete = tracing.incomplete, False
-        try:
-            digest, complete = _text_of(run, (*call.args, *call.table))
-            # If a value changed between the reading of the key and the trace, the key is not that of the traced function.
-            is_shared = complete and not tracing.incomplete and read_function(self._fn, self._place is not None)[0] == call.key
-            text = digest and (digest, body.results, call.signature, self._static)
+        with self._traceable(body):
+            _, text, is_shared = self._lowered(call, body, run)
             known = text and _by_text.get(text)
             if known is not None:
                 body.fn = None
@@ -345,13 +413,28 @@ class Program:
                     return result
                 body.fn = self._fn
             result = run(*call.args, *call.table)
-        finally:
-            body.fn, body.constants = None, ()
-            tracing.incomplete = tracing.incomplete or nested_in
         if text is not None:
             _by_text[text] = run
         self._keep(call, run, shared if is_shared else None)
         return result
+
+    @contextlib.contextmanager
+    def _traceable(self, body: _Body) -> Iterator[None]:
+        """Let jax trace a body in this block."""
+        body.fn = self._fn
+        nested_in, tracing.incomplete = tracing.incomplete, False
+        try:
+            yield
+        finally:
+            body.fn, body.constants = None, ()
+            tracing.incomplete = tracing.incomplete or nested_in
+
+    def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
+        """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
+        lowered, digest, complete = _text_of(run, (*call.args, *call.table))
+        # If a value changed between the reading of the key and the trace, the key is not that of the traced function.
+        is_shared = complete and not tracing.incomplete and read_function(self._fn, self._place is not None)[0] == call.key
+        return lowered, digest and (digest, body.results, call.signature, self._static), is_shared
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
         self._runs[call.signature] = run, call.table
@@ -378,27 +461,38 @@ def _describe(x: Any) -> Any:
     return type(x), getattr(x, "shape", None), getattr(x, "dtype", None), getattr(x, "weak_type", None)
 
 
-def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, bool]:
-    """Trace and lower a function; return (digest of its text, whether programs may share the compiled function).
+def _is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _compile(lowered: Any, expected: Any) -> None:
+    """Compile on another thread, unless settings that the calling thread changed for itself are not in effect here."""
+    if settings() == expected:
+        lowered.compile()
+
+
+def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
+    """Trace and lower a function; return (lowered, digest of its text, whether programs may share the compiled function).
 
     The digest is None if the text does not describe the function completely.  Functions that call Python on the host are not
     shared: the text does not say which Python function they call.
     """
+    traced, large, python = None, False, False
     if hasattr(run, "trace"):  # functions of pmap have none
         traced = run.trace(*args)
         jaxprs = list(_jaxprs(traced.jaxpr, set()))
-        if sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS:
-            return None, not any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
-        lowered = traced.lower()
-    else:
-        lowered = run.lower(*args)
+        large = sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS
+        python = large and any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
+    lowered = run.lower(*args) if traced is None else traced.lower()
+    if large:
+        return lowered, None, not python
     text = lowered.as_text()
     if any(op in text for op in _HOST):
-        return None, False
+        return lowered, None, False
     arguments = _used_arguments(lowered, args)
     if len(text) > MAX_TEXT or arguments is None or jax.config.values.get("jax_use_simplified_jaxpr_constants"):
-        return None, True
-    return (hashlib.sha256(text.encode()).digest(), arguments), True
+        return lowered, None, True
+    return lowered, (hashlib.sha256(text.encode()).digest(), arguments), True
 
 
 # operations that communicate with Python, as primitives of jax or in a text

@@ -168,8 +168,7 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        zeros = zero_totals(self.scorer.metrics, self.scorer.model.logged)
-        state, totals = averaged(state), place(zeros, self.scorer.devices)
+        state, totals = averaged(state), self._zeros()
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
@@ -177,6 +176,14 @@ class ResidentScorer:
             if number % IN_FLIGHT == IN_FLIGHT - 1:
                 counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         return values(self.scorer.metrics, counters.read(totals))
+
+    def prepare(self, state: TrainState, submit: Any) -> None:
+        """Trace the program for a state, and compile it on another thread, see `jfit.programs.Program.prepare`."""
+        state, number = averaged(state), np.int32(0)
+        self._program.prepare(state.params, state.aux, self._zeros(), self._epoch_data, number, number, submit=submit)
+
+    def _zeros(self) -> Totals:
+        return place(zero_totals(self.scorer.metrics, self.scorer.model.logged), self.scorer.devices)
 
 
 def _add_batches(

@@ -41,9 +41,11 @@ from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import WAIT_EVERY, Window, compile_spmd
+from jfit.programs import Program
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
+from jfit.train.ahead import compiling_ahead
 from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, fits_on_device
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
@@ -127,6 +129,7 @@ class Loop:
         self._pending: _LogPoint | None = None  # the last log point, if its values are not read from the devices yet
         self._unsent: deque[StepRow] = deque()  # values of steps that are read, for "step_log" events
         self._sending = False  # whether "step_log" events are being sent
+        self._compile_ahead: Any = None  # function of `compiling_ahead`
 
     @property
     def position(self) -> dict[str, int]:
@@ -138,7 +141,7 @@ class Loop:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
         self._num_epoch = num_epoch
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
-        with StopFlag().watching() as flag, counters.explained():
+        with StopFlag().watching() as flag, counters.explained(), compiling_ahead(self.evaluate) as self._compile_ahead:
             try:
                 self._notify_all("fit_start", {})
                 while not self._stopped(flag) and self.epoch < num_epoch:
@@ -174,7 +177,8 @@ class Loop:
         self._notify_all("epoch_start", {})
         window, started, samples, compiled = Window(), time.perf_counter(), 0, counters.compile_seconds()
         logged, self._pending = started, None
-        with contextlib.closing(self.dispatcher.dispatches(self.epoch, self.batch, self.step, self._max_steps)) as dispatches:
+        where, prepare = (self.epoch, self.batch, self.step), lambda programs: self._compile_ahead(self.state, programs)
+        with contextlib.closing(self.dispatcher.dispatches(*where, self._max_steps, prepare)) as dispatches:
             for dispatch in dispatches:
                 if self.profiler is not None:
                     self.profiler.before(self.step, self.report)
@@ -381,7 +385,9 @@ class ResidentDispatcher:
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
-    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
+    def dispatches(
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], prepare: Callable[[Any], None] | None = None
+    ) -> Iterator[Dispatch]:
         """Yield the dispatches of an epoch, as `Dispatch`.
 
         Args:
@@ -389,17 +395,21 @@ class ResidentDispatcher:
             start: number of the first batch; above 0 when training resumes within an epoch.
             step: number of updates done before the first dispatch.
             max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback.
+            prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
         """
         epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
+        if prepare is not None:
+            programs = [self._full_program(epoch_data, 1)] if start < layout.num_full else []
+            prepare(programs + ([self._tail_program(epoch_data)] if layout.num_full < layout.num_batches else []))
         size, most, at = self.spec.batch_size, self.spec.steps_per_call, start
         # Cached: dispatches of equal length differ in the state only, and a short step is a few hundred microseconds.
-        full = functools.cache(lambda steps: Dispatch(self._full_program(epoch_data, steps), steps, steps * size))
+        full = functools.cache(lambda steps: Dispatch(_call(*self._full_program(epoch_data, steps)), steps, steps * size))
         while at < layout.num_full:
             steps = 1 if most == 1 else min(most, layout.num_full - at, max_steps(step + at - start))
             yield full(steps)
             at += steps
         if at < layout.num_batches:
-            yield Dispatch(self._tail_program(epoch_data), 1, layout.last_size)
+            yield Dispatch(_call(*self._tail_program(epoch_data)), 1, layout.last_size)
 
     def _program(self, name: str, fn: Callable[..., Any], *, takes_count: bool) -> Any:
         if name not in self._programs:
@@ -407,21 +417,19 @@ class ResidentDispatcher:
             self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
         return self._programs[name]
 
-    def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> Callable[[TrainState], Any]:
+    def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> tuple[Program, tuple[Any, ...]]:
         spec, layout = self.spec, self.batches.layout
 
         def train_one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
             return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
 
         if spec.steps_per_call == 1:
-            program = self._program("train", train_one, takes_count=False)
-            return lambda state: program(state, epoch_data)
+            return self._program("train", train_one, takes_count=False), (epoch_data,)
 
         def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
             return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
 
-        program, count = self._program("train", train_steps, takes_count=True), self._count(steps)
-        return lambda state: program(state, epoch_data, count)
+        return self._program("train", train_steps, takes_count=True), (epoch_data, self._count(steps))
 
     def _count(self, steps: int) -> Array:
         """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
@@ -429,14 +437,17 @@ class ResidentDispatcher:
             self._counts[steps] = place(np.int32(steps), self.spec.devices)
         return self._counts[steps]
 
-    def _tail_program(self, epoch_data: Mapping[str, Any]) -> Callable[[TrainState], Any]:
+    def _tail_program(self, epoch_data: Mapping[str, Any]) -> tuple[Program, tuple[Any, ...]]:
         spec, layout = self.spec, self.batches.layout
 
         def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
             return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
-        program = self._program("train_tail", train_tail, takes_count=False)
-        return lambda state: program(state, epoch_data)
+        return self._program("train_tail", train_tail, takes_count=False), (epoch_data,)
+
+
+def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState], Any]:
+    return lambda state: program(state, *arguments)
 
 
 class StreamDispatcher:
@@ -466,8 +477,8 @@ class StreamDispatcher:
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}
 
-    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int]) -> Iterator[Dispatch]:
-        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`."""
+    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], *_: Any) -> Iterator[Dispatch]:
+        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`, but nothing is prepared."""
         with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
