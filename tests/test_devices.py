@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.parallel.devices import Context, resolve
+from jfit.parallel.contexts import Context, resolve
 
 
 def test_contexts_print_and_need_no_hardware():

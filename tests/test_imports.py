@@ -31,7 +31,7 @@ def homes_of(package):
     return table
 
 
-@pytest.mark.parametrize("package", [jfit, mx, jfit.data], ids=["jfit", "jfit.mx", "jfit.data"])
+@pytest.mark.parametrize("package", [jfit, mx, jfit.data, jfit.optim, jfit.parallel], ids=lambda p: p.__name__)
 def test_names_are_those_that_type_checkers_read(package):
     names = declared(package)
     for name, (module, attribute) in names.items():
@@ -60,6 +60,18 @@ import jfit.mx as mx
 assert not {"onnx", "PIL", "pandas", "torch", "flax", "matplotlib"} & set(sys.modules)
 from jfit.mx import nd, sym as symbols, gluon
 assert mx.sym is symbols and mx.nd is nd and mx.gluon.Trainer is gluon.Trainer
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_mx_imports_the_training_loop_when_it_is_used():
+    code = """
+import sys, jfit.mx as mx
+mx.nd.zeros(2), mx.cpu()
+loaded = {m.split(".")[1] for m in sys.modules if m.startswith("jfit.")}
+assert not {"data", "init", "lowering", "metrics", "step", "train"} & loaded, loaded
+assert "jfit.optim.registry" not in sys.modules and "jfit.parallel.devices" not in sys.modules
+assert mx.optimizer.SGD and "jfit.optim.registry" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -149,6 +161,8 @@ def test_lazy_packages_are_listed():
         ROOT / "data" / "__init__.py",
         ROOT / "mx" / "__init__.py",
         ROOT / "mxnet" / "image" / "__init__.py",  # none, but a message for missing names
+        ROOT / "optim" / "__init__.py",
+        ROOT / "parallel" / "__init__.py",
     ]
     assert lazy.homes_of({"a.b": "c d"}) == {"c": "a.b:c", "d": "a.b:d"}
 
@@ -158,8 +172,9 @@ def test_new_arrays_compile_nothing_for_a_new_shape():
     with counters.counted() as counts:
         made = [mx.nd.array([[1, 2.5, 3]]), mx.nd.array([[[1], [2]]], dtype="int32"), mx.nd.array([[True, False]])]
         made += [mx.nd.zeros((3, 13)), mx.nd.ones((13, 3), dtype="int32"), mx.nd.array(made[0].asnumpy())]
+        made += [mx.nd.full((7, 11), -2.5)]
     assert counts["compiles"] == 0
-    assert [a.dtype for a in made] == [np.float32, np.int32, np.float32, np.float32, np.int32, np.float32]
+    assert [a.dtype for a in made] == [np.float32, np.int32, np.float32, np.float32, np.int32, np.float32, np.float32]
     assert made[0].asnumpy().tolist() == [[1, 2.5, 3]] and made[4].asnumpy().sum() == 39
     source = np.ones(2, np.float32)
     copy = mx.nd.array(source)

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 
 from jfit.mxnet.mutable import is_tracer
-from jfit.parallel import devices
+from jfit.parallel import contexts
 
 _local = threading.local()
 _TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers are 1, 2, 3 and 5; it has no TPU
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them
 
 
-class Context(devices.Context):
+class Context(contexts.Context):
     """A device, given by kind and number; `with ctx:` makes it the default device of new arrays.
 
     Args:
@@ -29,7 +29,7 @@ class Context(devices.Context):
     """
 
     def __new__(cls, device_type: Any = "cpu", device_id: int = 0):
-        if isinstance(device_type, devices.Context):
+        if isinstance(device_type, contexts.Context):
             device_type, device_id = device_type
         kind = str(device_type)
         return super().__new__(cls, _KINDS.get(kind, kind), int(device_id))
@@ -189,7 +189,7 @@ def place(array: Any, ctx: Any = None) -> jax.Array:
     On JAX's default device the array stays uncommitted, so that JAX may still move it to the device of other operands.
     """
     ctx = current_context() if ctx is None else ctx
-    device = ctx.device if isinstance(ctx, devices.Context) else ctx
+    device = ctx.device if isinstance(ctx, contexts.Context) else ctx
     if device == jax.local_devices()[0]:
         return array if isinstance(array, jax.Array) else jax.numpy.array(array)
     return jax.device_put(array, device)

@@ -27,39 +27,42 @@ whole table.
 0.001
 """
 
+import sys
+from typing import TYPE_CHECKING
+
 from jfit import lazy as _lazy
-from jfit.optim.averaging import EmaState, ema, ema_params
-from jfit.optim.core import Optimizer, OptState, set_multipliers
-from jfit.optim.langevin import sgld
-from jfit.optim.large_batch import lamb, lars, lbsgd
-from jfit.optim.leader import ftml, ftrl
-from jfit.optim.moments import adam, adamax, adamw, nadam
-from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
-from jfit.optim.registry import OPTIMIZERS, get, injected_rate, register
-from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
-from jfit.optim.rows import SparseRows, apply_updates
-from jfit.optim.schedules import (
-    SCHEDULES,
-    Schedule,
-    Span,
-    as_optax,
-    as_schedule,
-    constant,
-    cosine,
-    epochs,
-    factor,
-    fraction,
-    multifactor,
-    one_cycle,
-    poly,
-    run_schedule,
-    warmup_linear,
-)
-from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
-Resolved = Optimizer  # deprecated alias
-
-Rows = SparseRows  # deprecated alias
+if TYPE_CHECKING:  # these names, each of which is imported when it is first used
+    from jfit.optim.averaging import EmaState, ema, ema_params
+    from jfit.optim.core import Optimizer, OptState, set_multipliers
+    from jfit.optim.core import Optimizer as Resolved  # deprecated
+    from jfit.optim.langevin import sgld
+    from jfit.optim.large_batch import lamb, lars, lbsgd
+    from jfit.optim.leader import ftml, ftrl
+    from jfit.optim.moments import adam, adamax, adamw, nadam
+    from jfit.optim.momentum import adding, dcasgd, nag, sgd, signum
+    from jfit.optim.registry import OPTIMIZERS, get, injected_rate, register
+    from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
+    from jfit.optim.rows import SparseRows, apply_updates
+    from jfit.optim.rows import SparseRows as Rows  # noqa: F401  # deprecated
+    from jfit.optim.schedules import (
+        SCHEDULES,
+        Schedule,
+        Span,
+        as_optax,
+        as_schedule,
+        constant,
+        cosine,
+        epochs,
+        factor,
+        fraction,
+        multifactor,
+        one_cycle,
+        poly,
+        run_schedule,
+        warmup_linear,
+    )
+    from jfit.optim.svrg import SvrgState, svrg, svrg_snapshot, variance_reduced
 
 __all__ = [
     "OPTIMIZERS",
@@ -115,4 +118,26 @@ __all__ = [
     "warmup_linear",
 ]
 
-_lazy.modules(__name__)
+_HOMES = {
+    **_lazy.homes_of(
+        {
+            "jfit.optim.averaging": "EmaState ema ema_params",
+            "jfit.optim.core": "Optimizer OptState set_multipliers",
+            "jfit.optim.langevin": "sgld",
+            "jfit.optim.large_batch": "lamb lars lbsgd",
+            "jfit.optim.leader": "ftml ftrl",
+            "jfit.optim.moments": "adam adamax adamw nadam",
+            "jfit.optim.momentum": "adding dcasgd nag sgd signum",
+            "jfit.optim.registry": "OPTIMIZERS get injected_rate register",
+            "jfit.optim.rms": "adadelta adagrad group_adagrad rmsprop",
+            "jfit.optim.rows": "SparseRows apply_updates",
+            "jfit.optim.schedules": "SCHEDULES Schedule Span as_optax as_schedule constant cosine epochs factor "
+            "fraction multifactor one_cycle poly run_schedule warmup_linear",
+            "jfit.optim.svrg": "SvrgState svrg svrg_snapshot variance_reduced",
+        }
+    ),
+    "Resolved": "jfit.optim.core:Optimizer",
+    "Rows": "jfit.optim.rows:SparseRows",
+}
+
+_lazy.attributes(sys.modules[__name__], _HOMES)

@@ -1,20 +1,15 @@
 """Devices, placement of arrays on them, and data-parallel training steps (pmap, psum)."""
 
-from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local
-from jfit.parallel.devices import (
-    Context,
-    check_unsharded,
-    cpu,
-    gpu,
-    place,
-    place_split,
-    require_one_process,
-    resolve,
-    sharding,
-    split_batch,
-    tpu,
-)
-from jfit.parallel.spmd import Window, compile_spmd
+import sys
+from typing import TYPE_CHECKING
+
+from jfit import lazy as _lazy
+
+if TYPE_CHECKING:  # these names, each of which is imported when it is first used
+    from jfit.parallel.contexts import Context, cpu, gpu, require_one_process, resolve, tpu
+    from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local
+    from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
+    from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [
     "Context",
@@ -34,3 +29,12 @@ __all__ = [
     "tpu",
     "with_local",
 ]
+
+_HOMES = {
+    "jfit.parallel.data_parallel": "DataParallel data_parallel with_local",
+    "jfit.parallel.contexts": "Context cpu gpu require_one_process resolve tpu",
+    "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",
+    "jfit.parallel.spmd": "Window compile_spmd",
+}
+
+_lazy.attributes(sys.modules[__name__], _lazy.homes_of(_HOMES))

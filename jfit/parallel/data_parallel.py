@@ -14,7 +14,8 @@ from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.devices import STATE_AXES, merge_outputs, place, require_one_process, resolve, split_batch
+from jfit.parallel.contexts import require_one_process, resolve
+from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, slices_of
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut

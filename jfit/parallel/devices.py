@@ -1,15 +1,11 @@
-"""Devices, and placement of arrays on them.
-
-The first half converts `devices=` arguments (`cpu(0)`, a number, "all", a list) to `jax.Device`s.  The second half replicates
-arrays on devices, splits them along the batch axis, and concatenates per-device slices.
-"""
+"""Placement of arrays on devices: replicated, split along the batch axis; concatenation of per-device slices."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,163 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jfit.data.batch import Batch, pad_rows, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
+from jfit.parallel.contexts import Device, resolve
 from jfit.step.state import TrainState
 
-Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 AXIS = "devices"  # name of the device axis inside a step
 
 
-class Context(NamedTuple):
-    """A device by kind and number, as in MXNet.  The `jax.Device` is looked up when it is used.
-
-    Attributes:
-        kind: "cpu", "gpu" or "tpu".
-        index: number of the device, from 0.
-
-    Example:
-        >>> import jfit
-        >>> jfit.cpu(0)
-        cpu(0)
-    """
-
-    kind: str
-    index: int = 0
-
-    def __repr__(self) -> str:
-        return f"{self.kind}({self.index})"
-
-    @property
-    def device(self) -> Device:
-        """The `jax.Device`.
-
-        Raises:
-            ValueError: this machine has no such device; the message explains how to emulate more CPU devices.
-        """
-        local = _local(self.kind)
-        if self.index < 0:
-            raise ValueError(f"{self!r} is not a device: devices are numbered from 0")
-        if self.index >= len(local):
-            have = _have(self.kind, len(local))
-            raise ValueError(f"{self!r} is not available: {have}; {_remedy(self.kind, self.index + 1)}")
-        return local[self.index]
-
-
-def cpu(index: int = 0) -> Context:
-    """Context of a CPU device, for `devices=` arguments.
-
-    Args:
-        index: number of the device, from 0.
-
-    Returns:
-        `Context`; the device is looked up when it is used, so it need not exist yet.
-
-    Example:
-        >>> import jfit
-        >>> jfit.cpu(0)
-        cpu(0)
-    """
-    return Context("cpu", index)
-
-
-def gpu(index: int = 0) -> Context:
-    """Context of a GPU device, for `devices=` arguments.
-
-    Args:
-        index: number of the device, from 0.
-
-    Returns:
-        `Context`; the device is looked up when it is used, so it need not exist yet.
-
-    Example:
-        >>> import jfit
-        >>> jfit.gpu(1)
-        gpu(1)
-    """
-    return Context("gpu", index)
-
-
-def tpu(index: int = 0) -> Context:
-    """Context of a TPU device, for `devices=` arguments.
-
-    Args:
-        index: number of the device, from 0.
-
-    Returns:
-        `Context`; the device is looked up when it is used, so it need not exist yet.
-
-    Example:
-        >>> import jfit
-        >>> jfit.tpu(3)
-        tpu(3)
-    """
-    return Context("tpu", index)
-
-
-def resolve(devices: Any = None) -> list[Device]:
-    """Convert a `devices=` argument to a list of devices.
-
-    Args:
-        devices: None for the default device, a number n for the first n, "all", a `jax.Device`, a `Context`, or a list of
-            these two.
-
-    Returns:
-        List of `jax.Device`.
-
-    Raises:
-        ValueError: more devices than exist, a device twice, or not a device.
-
-    Example:
-        >>> from jfit.parallel.devices import resolve
-        >>> len(resolve(None))
-        1
-    """
-    if devices is None:
-        return [jax.local_devices()[0]]
-    if isinstance(devices, str):
-        if devices == "all":
-            return jax.local_devices()
-        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
-    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        devices, have = int(devices), jax.local_devices()
-        if not 1 <= devices <= len(have):
-            kind = have[0].platform
-            raise ValueError(f"devices={devices} is not available: {_have(kind, len(have))}; {_remedy(kind, devices)}")
-        return have[:devices]
-    if isinstance(devices, (Context, jax.Device)):
-        devices = [devices]
-    if not isinstance(devices, Sequence):
-        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
-    result = [d.device if isinstance(d, Context) else d for d in devices]
-    if not result:
-        raise ValueError("devices=[] is empty; pass None for the default device")
-    if not all(isinstance(d, jax.Device) for d in result):
-        raise ValueError(f"devices={devices!r} must contain devices only: jfit.cpu(i), jfit.gpu(i), or those of jax.devices()")
-    if len(set(result)) != len(result):
-        raise ValueError(f"devices={devices!r} contains a device twice, but every device computes one shard of the batch")
-    return result
-
-
-def require_one_process(entry: str) -> None:
-    """Raise an error if JAX runs in several processes (`jax.distributed`), which `entry` does not support.
-
-    Each process would train a model of its own on its own data, without an exchange of gradients.
-
-    Args:
-        entry: name of the function, for the message.
-
-    Raises:
-        NotImplementedError: `jax.process_count()` is greater than 1.
-
-    Example:
-        >>> require_one_process("jfit.fit")
-    """
-    count = jax.process_count()
-    if count > 1:
-        raise NotImplementedError(
-            f"{entry} does not support {count} JAX processes (jax.distributed) yet: each process would use its own data "
-            "and its own parameters, without exchanging gradients. Start one process, without jax.distributed.initialize; "
-            'devices="all" uses all devices of its machine.'
-        )
+HOST_ALIGNMENT = 64  # jax shares the memory of numpy arrays that are aligned to this many bytes with a CPU device
+STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]  # pytree prefix: axes of a TrainState for `compile_spmd`
 
 
 def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
@@ -198,30 +45,6 @@ def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
                 "parameter on each device, so its sharding would be lost; if the parameters fit on one device, pass "
                 f"jax.device_get({kind})"
             )
-
-
-def _local(kind: str) -> list[Device]:
-    try:
-        return jax.local_devices(backend=kind)
-    except RuntimeError:
-        return []
-
-
-def _have(kind: str, count: int) -> str:
-    return f"this machine has {count or 'no'} {kind} device{'' if count == 1 else 's'}"
-
-
-def _remedy(kind: str, needed: int) -> str:
-    if kind == "cpu":
-        return (
-            f"emulate more before jax starts: XLA_FLAGS=--xla_force_host_platform_device_count={needed}, or "
-            f'jax.config.update("jax_num_cpu_devices", {needed})'
-        )
-    return "pass fewer devices, or install jax with support for that kind of device"
-
-
-HOST_ALIGNMENT = 64  # jax shares the memory of numpy arrays that are aligned to this many bytes with a CPU device
-STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]  # pytree prefix: axes of a TrainState for `compile_spmd`
 
 
 def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sharding:

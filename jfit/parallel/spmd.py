@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jfit.parallel.devices import AXIS, Device, place
+from jfit.parallel.contexts import Device
+from jfit.parallel.devices import AXIS, place
 from jfit.programs import Program
 
 SPMD = "pmap"  # or "shard_map"

@@ -28,7 +28,8 @@ from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
-from jfit.parallel.devices import Device, place_shared, resolve
+from jfit.parallel.contexts import Device, resolve
+from jfit.parallel.devices import place_shared
 from jfit.train.labels import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and

@@ -25,7 +25,7 @@ from jfit.mxnet.module.binding import same_shapes, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
-from jfit.parallel.devices import cpu, require_one_process
+from jfit.parallel.contexts import cpu, require_one_process
 from jfit.train.interrupts import StopFlag
 
 Params = dict[str, Any]

@@ -22,7 +22,7 @@ from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import device_put_all, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import as_array
-from jfit.parallel import devices
+from jfit.parallel import contexts
 
 STYPES = ("default", "row_sparse", "csr")
 GRAD_REQS = ("write", "add", "null")
@@ -324,11 +324,11 @@ class Parameter:
 
     @staticmethod
     def _current_context() -> Any:
-        return devices.Context(jax.local_devices()[0].platform, 0)
+        return contexts.Context(jax.local_devices()[0].platform, 0)
 
     def _context_list(self, ctx: Any) -> list[Any]:
         # a Context is itself a tuple
-        many = isinstance(ctx, (list, tuple)) and not isinstance(ctx, devices.Context)
+        many = isinstance(ctx, (list, tuple)) and not isinstance(ctx, contexts.Context)
         return list(ctx) if many else [self._current_context() if ctx is None else ctx]
 
     def _shape_is_known(self) -> bool:
@@ -419,7 +419,7 @@ def device_of(ctx: Any) -> Any:
     """Return the jax.Device of a context; a jax.Device is returned unchanged.
 
     Example:
-        >>> device_of(devices.cpu(0)).platform
+        >>> device_of(contexts.cpu(0)).platform
         'cpu'
     """
     return ctx.device if hasattr(ctx, "device") else ctx

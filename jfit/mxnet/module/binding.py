@@ -19,7 +19,7 @@ from jfit.mxnet.module.initial import Initial
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
-from jfit.parallel.devices import Context, cpu
+from jfit.parallel.contexts import Context, cpu
 from jfit.programs import assign_key, assigned_key
 
 GRAD_REQS = ("write", "add", "null")

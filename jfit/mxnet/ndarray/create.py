@@ -22,7 +22,7 @@ from jfit.mxnet.ndarray.array import NDArray, copy_as, function
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
 
-_COPIED = 1 << 20  # maximum size of arrays of zeros and ones that are copied from the host: jnp.full compiles for each shape
+_COPIED = 1 << 20  # maximum size of arrays of one value that are copied from the host: jnp.full compiles for each shape
 
 
 def array(source_array: Any, ctx: Any = None, dtype: Any = None) -> NDArray:
@@ -125,7 +125,7 @@ def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = Non
     sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(s) for s in shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         result = NDArray(np.full(sizes, val, dtype))
-    elif type(val) in (int, float) and val in (0, 1) and math.prod(sizes) <= _COPIED:
+    elif type(val) in (int, float) and _casts_alike(val, dtype) and math.prod(sizes) <= _COPIED:
         result = NDArray(copy_as(np.full(sizes, val, dtype), dtype, ctx))
     else:
         result = NDArray(place(jnp.full(sizes, val, dtype), ctx))
@@ -133,6 +133,11 @@ def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = Non
         return result
     out[:] = result
     return out
+
+
+def _casts_alike(value: float, dtype: np.dtype) -> bool:
+    """Return whether NumPy and JAX convert a number to a dtype alike: out of its range, they do not."""
+    return value in range(128) or (jnp.issubdtype(dtype, jnp.floating) and abs(value) < 6e4)
 
 
 def arange(
