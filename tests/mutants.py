@@ -80,6 +80,7 @@ step/slices.py: step step_properties totals
     (shard.weight > 0) | (shard.metric_weight > 0) => shard.weight > 0
 step/totals.py: totals step
     part = value - lost => part = value
+parallel/contexts.py: devices
 parallel/devices.py: parallel devices
     step = count * multiple => step = count
 train/loop.py: loop fit
