@@ -22,6 +22,7 @@ STAGES = [
     "lazy", "disk_cache", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim", "metrics", "data",
     "step", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
+    "bench",  # commands
 ]
 # fmt: on
 
@@ -117,7 +118,8 @@ def test_nothing_imports_the_private_parts_of_jax():
 
 
 def test_only_parallel_names_pmap():
-    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel"}
+    # bench/peers.py has hand-written loops, which jfit is compared with
+    assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel", "bench"}
 
 
 def test_no_file_has_more_than_four_hundred_lines_of_code():

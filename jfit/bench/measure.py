@@ -1,0 +1,153 @@
+"""One row of the scaling benchmark: training speed of a model on a number of devices, measured in this process."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit import counters, optim
+from jfit.bench import models, peers
+from jfit.lowering import lower
+from jfit.parallel import DataParallel, data_parallel
+from jfit.step import train_step
+from jfit.step.reduce import Reduce
+from jfit.step.state import TrainState, init_state
+
+DIGEST_STEPS = 3  # steps after which the digest of the parameters is taken
+
+
+def _unchanged(gradients: Any, sums: Any, local: Any, axis_name: str | None) -> Any:
+    return gradients, sums, local
+
+
+def _nothing(gradients: Any) -> None:
+    return None
+
+
+ALONE = Reduce(_nothing, _unchanged)  # no communication of gradients and losses, to measure what it costs
+
+
+class Trainer:
+    """A data-parallel training loop over one batch.
+
+    Args:
+        bench: the model.
+        rows: the global batch.
+        devices: list of `jax.Device`.
+        rule: how gradients are reduced.
+    """
+
+    def __init__(self, bench: models.Benchmark, rows: dict[str, np.ndarray], devices: list[Any], rule: Any) -> None:
+        model, optimizer = lower(bench.net), optim.sgd(learning_rate=peers.LEARNING_RATE, momentum=peers.MOMENTUM)
+        self.rows, self.devices = rows, devices
+        self.step: DataParallel = data_parallel(train_step(model, optimizer), devices, reduce=rule)
+        self.state: TrainState = self.step.place(init_state(model, optimizer, rows))
+
+    def train(self, steps: int) -> Any:
+        """Run a number of steps, and wait for them."""
+        for _ in range(steps):
+            self.state, out = self.step(self.state, self.rows)
+        return jax.block_until_ready(out.loss)
+
+    def dispatch_seconds(self, repeats: int) -> float:
+        """Median time of the host for one step, when the devices are idle."""
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self.state, out = self.step(self.state, self.rows)
+            times.append(time.perf_counter() - start)
+            jax.block_until_ready((self.state.step, out.loss))
+        return statistics.median(times)
+
+
+def digest(state: TrainState) -> str:
+    """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state."""
+    result = hashlib.sha256()
+    for leaf in jax.tree.leaves((state.params, state.aux, state.opt_state)):
+        result.update(np.asarray(leaf).tobytes())
+    return result.hexdigest()[:16]
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure one number of devices.
+
+    Args:
+        request: "model", "shapes", "devices", "batch" (global), "reduce", "seconds" (of each measured block) and "rounds".
+
+    Returns:
+        dict of the columns of the report; times are in seconds per step.
+    """
+    bench = models.load(request["model"], request["shapes"])
+    devices, count = jax.devices()[: request["devices"]], request["devices"]
+    if len(devices) < count:
+        raise SystemExit(f"{count} devices requested, but this machine has {len(devices)}")
+    rows = bench.rows(request["batch"])
+    compiled, started = counters.compile_seconds(), time.perf_counter()
+    trainer = Trainer(bench, rows, devices, request["reduce"])
+    trainer.train(1)
+    first, compiled = time.perf_counter() - started, counters.compile_seconds() - compiled
+    trainer.train(DIGEST_STEPS - 1)
+    result: dict[str, Any] = {"devices": count, "batch": request["batch"], "digest": digest(trainer.state)}
+    result |= {"compile_s": compiled, "first_step_s": first, **_compiled_facts(trainer)}
+    loops: dict[str, Callable[[int], Any]] = {"jfit": trainer.train}
+    if count > 1 and request["reduce"] == "psum":
+        loops["alone"] = Trainer(bench, rows, devices, ALONE).train
+    hand = peers.pmap_loop(request["model"], rows, devices)
+    if hand is not None:
+        loops["hand"] = hand
+    times = _interleaved(loops, request["seconds"], request["rounds"])
+    seconds = {name: statistics.median(values) for name, values in times.items()}
+    host = trainer.dispatch_seconds(max(5, min(50, round(request["seconds"] / seconds["jfit"]))))
+    result |= {"step_s": seconds["jfit"], "samples_per_s": request["batch"] / seconds["jfit"], "host_s": host}
+    if "alone" in loops:
+        result["collective_s"] = statistics.median(a - b for a, b in zip(times["jfit"], times["alone"], strict=True))
+    if hand is not None:
+        result["hand_ratio"] = statistics.median(h / j for h, j in zip(times["hand"], times["jfit"], strict=True))
+    return result | {"platform": devices[0].platform, "device": devices[0].device_kind}
+
+
+def _interleaved(loops: dict[str, Callable[[int], Any]], seconds: float, rounds: int) -> dict[str, list[float]]:
+    """Seconds per step of each loop in each round; in a round, each runs about `seconds`, and another one comes first."""
+    names, steps = list(loops), {}
+    for name, train in loops.items():
+        train(2)  # compiles
+        start = time.perf_counter()
+        train(3)
+        steps[name] = max(3, round(3 * seconds / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            start = time.perf_counter()
+            loops[name](steps[name])
+            times[name].append((time.perf_counter() - start) / steps[name])
+    return times
+
+
+def _compiled_facts(trainer: Trainer) -> dict[str, Any]:
+    """Collectives and memory of the compiled program of a step; empty if the step consists of several programs."""
+    return {}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure one number of devices, and print the result as a line of JSON.
+
+    Args:
+        arguments: the request as JSON, see `measure`.
+
+    Returns:
+        Exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m jfit.bench measure", description=main.__doc__)
+    parser.add_argument("request", help="JSON")
+    print(json.dumps(measure(json.loads(parser.parse_args(arguments).request))))
+    sys.stdout.flush()
+    return 0
