@@ -4,6 +4,7 @@
     python -m benchmarks.start --net mlp --rounds 3
     python -m benchmarks.start --imports                    # only `import jfit`, `import jfit.mx`, optax, jax, ...
     python -m benchmarks.start --scripts [--mxnet PATH]     # only MXNet scripts: under jfit.mx, and MXNet's own interpreter
+    JFIT_ROLL=0 python -m benchmarks.start --script buckets # one script; every node of unrolled networks compiled separately
 
 Each figure is the minimum over the rounds; the legs take turns within a round.  "cold": an empty compile cache.  "warm": a
 second process with the cache that the first one wrote (JAX's cache for every framework on JAX).  CPU seconds of all threads.
@@ -34,7 +35,16 @@ LEGS = {
     "torch": ("torch_eager", "torch"),
 }
 # The scripts of `benchmarks.first_step.scripts` with their arguments
-SCRIPTS = (("unrolled", "10"), ("unrolled", "30"), ("unrolled", "60"), ("buckets",), ("ocr", "80"), ("text_cnn", "10000"))
+SCRIPTS = (
+    ("unrolled", "10"),
+    ("unrolled", "30"),
+    ("unrolled", "60"),
+    ("buckets",),
+    ("ocr", "80"),
+    ("tagger", "30"),
+    ("text_cnn", "10000"),
+)
+SCRIPT_NAMES = list(dict.fromkeys(name for name, *_ in SCRIPTS))
 IMPORTS = ("numpy", "jax", "optax", "jfit", "jfit.mx", "flax.nnx", "keras", "torch")
 COLUMNS = ("import", "first step", "ten steps", "again")
 
@@ -104,10 +114,10 @@ def imports(names: list[str], rounds: int, core: int) -> dict[str, list[float]]:
     return least
 
 
-def scripts(rounds: int, core: int, mxnet: str | None) -> dict[str, Any]:
+def scripts(names: list[str], rounds: int, core: int, mxnet: str | None) -> dict[str, Any]:
     """Measure MXNet scripts under jfit.mx, cold and warm, and under MXNet's interpreter `mxnet` (a path, or None)."""
     path, found = os.path.join(os.path.dirname(__file__), "first_step", "scripts.py"), {}
-    for script in SCRIPTS:
+    for script in [s for s in SCRIPTS if s[0] in names]:
         legs: dict[str, list[Any]] = {"jfit.mx, cold": [], "jfit.mx, warm": []} | ({"MXNet": []} if mxnet else {})
         for _ in range(rounds):
             with _folders(1) as (folder,):
@@ -133,6 +143,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--imports", action="store_true", help="measure imports only")
     parser.add_argument("--scripts", action="store_true", help="measure MXNet scripts only")
+    parser.add_argument("--script", choices=sorted(SCRIPT_NAMES), action="append", help="measure this script only")
     parser.add_argument("--mxnet", help="path of a Python interpreter that has Apache MXNet 1.9.1")
     parser.add_argument("--core", type=int, default=0, help="number of the core that every process is pinned to")
     parser.add_argument("--json", help="file to write all figures to")
@@ -151,14 +162,15 @@ def run(argv: list[str] | None = None) -> None:
         return main(arguments.net[0], lambda: importlib.import_module(name))
     legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
     rounds, core = arguments.rounds, arguments.core
-    every = not (arguments.imports or arguments.scripts or arguments.net)
+    chosen = arguments.script or (SCRIPT_NAMES if arguments.scripts else [])
+    every = not (arguments.imports or chosen or arguments.net)
     found: dict[str, Any] = {}
     if arguments.imports or every:
         found["imports"] = imports([n for n in IMPORTS if _available(n)], rounds, core)
     if arguments.net or every:
         found |= networks(arguments.net or list(SHAPES), legs, rounds, core)
-    if arguments.scripts or every:
-        found["scripts"] = scripts(rounds, core, arguments.mxnet)
+    if chosen or every:
+        found["scripts"] = scripts(chosen or SCRIPT_NAMES, rounds, core, arguments.mxnet)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
