@@ -130,7 +130,7 @@ def test_micro_batches_compute_the_same_update(name):
     assert_close(by_fit(CASES[name].build(), micro_batches=count), by_hand(name, micro_batches=parts))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", half(CASES, "Flax nnx, batch normalization"))
 def test_steps_per_call_change_no_bit(name):
     assert_same_bits(name, dict(results_bits(name, 1)), dict(results_bits(name)))
@@ -140,7 +140,7 @@ def batches_of(one):
     return [models.take(one.data, slice(low, low + BATCH)) for low in range(0, one.rows, BATCH)]
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, source", in_turn(CASES, ["stream", "host"], ("integer and float inputs", "stream")))
 def test_streams_and_arrays_on_the_host_change_no_bit(name, source):
     one = CASES[name].build()
@@ -176,7 +176,7 @@ def test_a_contrastive_loss_of_gathered_outputs_does_not_depend_on_the_number_of
     assert_close(run, expected._replace(epochs=[{"loss": row["loss"]} for row in expected.epochs]))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", half(CASES, "Flax linen, batch normalization and dropout, module", odd=True))
 def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
     one = CASES[name].build()

@@ -77,7 +77,7 @@ KINDS += [(name, dtype) for name in ("uniform", "normal", "orthogonal") for dtyp
 
 
 @pytest.mark.optimized
-@pytest.mark.repetitions(8)
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("name, dtype", dict.fromkeys(KINDS))
 def test_values_have_the_bits_of_a_program_of_each_initializer(name, dtype):
     assert_same_bits(STARTS[name], described(SHAPES, dtype))
@@ -108,7 +108,7 @@ def test_any_shapes_scale_and_seed_have_the_bits_of_jax_random(shapes, scale, se
 
 
 @pytest.mark.optimized
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
 @pytest.mark.parametrize("inner", ["uniform", '["xavier", {"magnitude": 2}]', "orthogonal"])
 def test_fused_rnns_have_the_bits_of_a_program_of_their_own(mode, inner):

@@ -69,7 +69,7 @@ def ran_whole(run):
     return seen["traces:module_epoch"] > 0
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices,kvstore", [(1, "local"), (2, "device"), (3, "device"), (3, None)])
 def test_many_steps_a_dispatch_give_the_bits_of_one_by_one(devices, kvstore):
     jfit.clear_programs()

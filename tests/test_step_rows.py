@@ -86,6 +86,7 @@ def test_gradients_of_tables_are_sparse_rows():
 
 
 @pytest.mark.optimized
+@pytest.mark.slow
 def test_the_compiled_step_copies_no_table():
     size = 5003
     model, optimizer = classified(embedding(True, size)), jfit.optim.adam(wd=0.1)
