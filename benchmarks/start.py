@@ -2,6 +2,7 @@
 
     python -m benchmarks.start                              # all networks and frameworks, one core
     python -m benchmarks.start --net mlp --rounds 3
+    python -m benchmarks.start --compile all                # only training steps: jfit's against hand-written JAX
     python -m benchmarks.start --imports                    # only `import jfit`, `import jfit.mx`, optax, jax, ...
     python -m benchmarks.start --scripts [--mxnet PATH]     # only MXNet scripts: under jfit.mx, and MXNet's own interpreter
     JFIT_ROLL=0 python -m benchmarks.start --script buckets # one script; every node of unrolled networks compiled separately
@@ -46,6 +47,7 @@ SCRIPTS = (
 )
 SCRIPT_NAMES = list(dict.fromkeys(name for name, *_ in SCRIPTS))
 IMPORTS = ("numpy", "jax", "optax", "jfit", "jfit.mx", "flax.nnx", "keras", "torch")
+STEPS = ("mlp", "lenet", "resnet20", "lstm", "transformer", "resnet50")  # networks of benchmarks.first_step.programs
 COLUMNS = ("import", "first step", "ten steps", "again")
 
 
@@ -132,6 +134,21 @@ def scripts(names: list[str], rounds: int, core: int, mxnet: str | None) -> dict
     return found
 
 
+def steps(kinds: list[str], rounds: int, core: int) -> dict[str, Any]:
+    """Lower and compile steps of jfit and by hand, in turns; return {kind: {side: {part: [wall, CPU]}}}, the minima."""
+    print("\n| CPU s | lower: jfit | by hand | compile: jfit | by hand | ratio of compile |\n|---|---:|---:|---:|---:|---:|")
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        measured: dict[str, list[Any]] = {"jfit": [], "hand": []}
+        for _ in range(rounds):
+            for side, values in measured.items():
+                values.append(_fresh(_here("--step", kind, side), None, core))
+        found[kind] = least = {side: _least(values) for side, values in measured.items()}
+        cpu = [least[side][part][1] for part in ("lower", "compile") for side in measured]
+        print(f"| {kind} | " + " | ".join(f"{seconds:.2f}" for seconds in cpu) + f" | {cpu[2] / cpu[3]:.2f} |", flush=True)
+    return found
+
+
 def _available(package: str) -> bool:
     return importlib.util.find_spec(package.split(".")[0]) is not None
 
@@ -144,10 +161,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--imports", action="store_true", help="measure imports only")
     parser.add_argument("--scripts", action="store_true", help="measure MXNet scripts only")
     parser.add_argument("--script", choices=sorted(SCRIPT_NAMES), action="append", help="measure this script only")
+    parser.add_argument("--compile", action="append", choices=["all", *STEPS], help="measure training steps only")
     parser.add_argument("--mxnet", help="path of a Python interpreter that has Apache MXNet 1.9.1")
     parser.add_argument("--core", type=int, default=0, help="number of the core that every process is pinned to")
     parser.add_argument("--json", help="file to write all figures to")
     parser.add_argument("--leg", help=argparse.SUPPRESS)  # in the measured processes
+    parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--import", dest="package", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -155,6 +174,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def run(argv: list[str] | None = None) -> None:
     """Measure one leg in this process (`--leg`, `--import`), or start the processes and print the tables."""
     arguments = _arguments(argv)
+    if arguments.step:
+        return importlib.import_module("benchmarks.first_step.programs").main(*arguments.step)
     if arguments.leg or arguments.package:
         if arguments.package:
             return measure({"import": lambda: importlib.import_module(arguments.package)})
@@ -163,12 +184,15 @@ def run(argv: list[str] | None = None) -> None:
     legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
     rounds, core = arguments.rounds, arguments.core
     chosen = arguments.script or (SCRIPT_NAMES if arguments.scripts else [])
-    every = not (arguments.imports or chosen or arguments.net)
+    every = not (arguments.imports or chosen or arguments.net or arguments.compile)
     found: dict[str, Any] = {}
     if arguments.imports or every:
         found["imports"] = imports([n for n in IMPORTS if _available(n)], rounds, core)
     if arguments.net or every:
         found |= networks(arguments.net or list(SHAPES), legs, rounds, core)
+    if arguments.compile or every:
+        some = arguments.compile or ["all"]
+        found["compile"] = steps(list(STEPS) if "all" in some else some, rounds, core)
     if chosen or every:
         found["scripts"] = scripts(chosen or SCRIPT_NAMES, rounds, core, arguments.mxnet)
     if arguments.json:
