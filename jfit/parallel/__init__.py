@@ -7,7 +7,7 @@ from jfit import lazy as _lazy
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
     from jfit.parallel.contexts import Context, cpu, gpu, require_one_process, resolve, tpu
-    from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local
+    from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local, with_shards
     from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
     from jfit.parallel.spmd import Window, compile_spmd
 
@@ -28,10 +28,11 @@ __all__ = [
     "split_batch",
     "tpu",
     "with_local",
+    "with_shards",
 ]
 
 _HOMES = {
-    "jfit.parallel.data_parallel": "DataParallel data_parallel with_local",
+    "jfit.parallel.data_parallel": "DataParallel data_parallel with_local with_shards",
     "jfit.parallel.contexts": "Context cpu gpu require_one_process resolve tpu",
     "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",
     "jfit.parallel.spmd": "Window compile_spmd",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,9 +19,11 @@ from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, slices_of
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
+from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.sharded import sharded_state, whole_state
 from jfit.step.state import TrainState, split_params
-from jfit.step.train import with_reduce
+from jfit.step.train import optimizer_of, with_reduce
 
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
@@ -51,6 +53,37 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     return state._replace(local=local if count == 1 else jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local))
 
 
+def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
+    """Split the optimizer state over devices if the step was made with `reduce="sharded"`; else make it whole.
+
+    Args:
+        state: `TrainState`, whole or split over any number of devices.
+        step: a training step.
+        count: number of devices.
+
+    Returns:
+        `TrainState`, not yet on the devices; see `jfit.step.sharded`.
+
+    Raises:
+        ValueError: the optimizer is not elementwise.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(3)})
+        >>> state = with_shards(jfit.init_state(model, "adam"), jfit.train_step(model, "adam", reduce="sharded"), 2)
+        >>> [x.shape for x in state.local]
+        [(2, 2), (2, 2)]
+    """
+    state, rule = whole_state(state), getattr(step, "reduce", None)
+    if rule is None or not rule.sharded or count == 1:
+        return state
+    attributes: Any = step
+    model: Model = attributes.model
+    trainable, _ = split_params(model, state.params, attributes.frozen)
+    split = split_leaves(optimizer_of(step), trainable, state.opt_state, frozenset(model.tables))
+    return sharded_state(state, split, count)
+
+
 class DataParallel:
     """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
@@ -73,7 +106,7 @@ class DataParallel:
         require_one_process("jfit.data_parallel")
         self.devices = resolve(devices)
         step = step if reduce is None else with_reduce(step, reduce)
-        self._model: Model | None = getattr(step, "model", None)
+        self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)
         self._parts = slices or len(self.devices)  # into how many parts a batch is cut
         self._multiple: int = getattr(step, "micro_batches", 1)
@@ -97,11 +130,13 @@ class DataParallel:
 
         Returns:
             The replicated `TrainState`.  If the reduction rule has a state, such as the residuals of "2bit", and the state has
-            none yet, it is added as `local`, with a leading device axis.
+            none yet, it is added as `local`, with a leading device axis.  With reduce="sharded", `local` has the chunks of the
+            optimizer state.
         """
         if self._model is not None:
             trainable, _ = split_params(self._model, state.params, self._frozen)
-            state = with_local(state, self._rule, trainable, len(self.devices))
+            state = with_local(whole_state(state), self._rule, trainable, len(self.devices))
+            state = with_shards(state, self._step, len(self.devices))
         return place(state, self.devices)
 
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
@@ -191,8 +226,8 @@ def data_parallel(
         step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
         devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
-        reduce: how the devices reduce their gradients, in place of the rule of the step: "psum", "ordered" or another name or
-            `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
+        reduce: how the devices reduce their gradients, in place of the rule of the step: "psum", "sharded",
+            "ordered" or another name or `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
 
     Returns:
         `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with

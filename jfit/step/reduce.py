@@ -3,6 +3,7 @@
     all_reduce   sum over devices: data-parallel training
     unreduced    no reduction: every device trains its own copy of the parameters on its own rows
     two_bit      sum of gradients quantized to 2 bits, with error feedback
+    sharded      sum over devices, of which each device gets and updates its part: optimizer state split over devices (ZeRO-1)
     ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
 
 Loss and metric sums are always summed over devices.
@@ -20,6 +21,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
+from jfit.step.sharded import reduce_scattered
 
 
 class Reduce(NamedTuple):
@@ -32,12 +34,14 @@ class Reduce(NamedTuple):
             adds the pytree `sums` (of losses, metrics and row weights) over devices.
         shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
         slices: number of virtual slices of the batch, for `ordered`; None for the other rules.
+        sharded: whether the gradients that a device gets are those of its chunks of the parameters (see `sharded`).
     """
 
     init: Callable[[Params], Any]
     apply: Callable[[Params, Any, Any, str | None], tuple[Params, Any, Any]]
     shared: bool = True
     slices: int | None = None
+    sharded: bool = False
 
 
 @functools.cache  # always return the same object, because compiled programs are cached by it
@@ -174,14 +178,45 @@ def ordered(slices: int = 8) -> Reduce:
     return Reduce(lambda gradients: None, apply, slices=slices)
 
 
-RULES: dict[str, Callable[[], Reduce]] = {"psum": all_reduce, "2bit": two_bit, "ordered": ordered}
+@functools.cache
+def sharded() -> Reduce:
+    """Split update and optimizer state over the devices (ZeRO-1): reduce-scatter of gradients, all-gather of parameters.
+
+    Each device sums 1/N of the gradients, updates 1/N of every parameter with 1/N of the optimizer state, and sends the new
+    values to the others.  Optimizer memory per device falls by the number of devices N; parameters stay replicated.  The
+    numbers are those of `all_reduce` up to the order of sums.  Scalars, and embedding tables with row-sparse gradients, are
+    updated on all devices, with their optimizer state.
+
+    The optimizer must update every element on its own, or be jfit's lamb, lars or lbsgd, whose norms are added over devices;
+    others raise an error.  Pass the step to `jfit.data_parallel`, or use `jfit.fit(..., reduce="sharded")`.
+
+    Returns:
+        `Reduce`.
+
+    Example:
+        >>> sharded().sharded
+        True
+
+    Source: Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054.
+    """
+
+    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
+        if axis_name is not None:
+            gradients, sums = cast(Any, reduce_scattered(gradients, sums, axis_name))
+        return gradients, sums, local
+
+    return Reduce(lambda gradients: None, apply, sharded=True)
+
+
+RULES: dict[str, Callable[[], Reduce]] = {"psum": all_reduce, "2bit": two_bit, "ordered": ordered, "sharded": sharded}
 
 
 def get(rule: Reduce | str | None) -> Reduce:
     """Convert a `reduce=` argument to a `Reduce`.
 
     Args:
-        rule: a `Reduce`; "psum", "2bit" or "ordered", for the rule of that name with its default arguments; or None for "psum".
+        rule: a `Reduce`; "psum", "2bit", "sharded" or "ordered", for the rule of that name with its default arguments; or
+            None for "psum".
 
     Returns:
         `Reduce`.

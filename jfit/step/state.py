@@ -24,6 +24,7 @@ from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
 from jfit.programs import Program
+from jfit.step.sharded import is_sharded, whole_leaves
 from jfit.step.totals import zero_totals
 
 
@@ -182,7 +183,13 @@ def init_state(
 
 def averaged(state: TrainState) -> TrainState:
     """Replace the parameters by their averages if the optimizer is a result of `jfit.optim.ema`; else return the state."""
-    return state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
+    if not isinstance(state.opt_state, EmaState):
+        return state
+    if not is_sharded(state):
+        return state._replace(params=ema_params(state.params, state.opt_state))
+    averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
+    params = ema_params(state.params, averages)  # computed where the chunks are, then placed as the parameters are
+    return state._replace(params={k: jax.device_put(x, state.params[k].sharding) for k, x in params.items()})
 
 
 def own_buffer(x: Array | np.ndarray) -> Array:

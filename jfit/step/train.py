@@ -33,6 +33,7 @@ from jfit.programs import Constants
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
+from jfit.step.sharded import Split, joined, parted
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -88,12 +89,14 @@ class Stages(NamedTuple):
 
     Attributes:
         shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
-        finish: `finish(state, reduced, local, weighted) -> (state, StepOut)`: the update.  reduced: `ShardPass` of the whole
-            batch; local: new `TrainState.local`; weighted: whether the batch has row weights.
+        finish: `finish(state, reduced, local, weighted, split_over=None) -> (state, StepOut)`: the update.  reduced:
+            `ShardPass` of the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights;
+            split_over: name of the device axis if the gradients are those of the chunks of a device (see
+            `jfit.step.reduce.sharded`).
     """
 
     shard: Callable[[TrainState, Any, Axis], tuple[ShardPass, Array | None]]
-    finish: Callable[[TrainState, ShardPass, Any, bool], tuple[TrainState, StepOut]]
+    finish: Callable[..., tuple[TrainState, StepOut]]
 
 
 class Step(Protocol):
@@ -152,8 +155,8 @@ def train_step(
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
         gradients: return the gradients of the rows of each device, before the reduction, in `out.gradients`.
-        reduce: how gradients are reduced over devices: a `Reduce`, or a name such as "psum" or "2bit" (see `jfit.step.reduce`);
-            None: "psum", they are summed.
+        reduce: how gradients are reduced over devices: a `Reduce`, or a name such as "psum" or "sharded" (see
+            `jfit.step.reduce`); None: "psum", they are summed.
         batch_metrics: return the metrics of the batch that are scalars in `out.metrics`.
         regularizers: name or glob pattern of trainable parameters -> function of one parameter that returns a scalar, such as
             `jfit.regularizers.l2(1e-4)`.  Their sum is added to the mean loss, and its gradient to the rescaled gradients
@@ -220,7 +223,9 @@ def train_step(
         trainable, frozen_params = split_params(model, state.params, frozen)
         return ShardPass(*gradients_of(bound, trainable, frozen_params, state, shard, axis)), shard.weight
 
-    def finish(state: TrainState, reduced: ShardPass, local: Any, weighted: bool) -> tuple[TrainState, StepOut]:
+    def finish(
+        state: TrainState, reduced: ShardPass, local: Any, weighted: bool, split_over: str | None = None
+    ) -> tuple[TrainState, StepOut]:
         summed, aux, sums = reduced
         trainable, frozen_params = split_params(model, state.params, frozen)
         total, shared, added = sums.rows, sums.shared, cast(Params, {})
@@ -229,7 +234,7 @@ def train_step(
             shared = with_penalty(shared, extra)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added)
+        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split_over)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
         if weighted:  # a batch whose weights sum to 0 changes nothing
             old = state.params, state.opt_state, state.aux
@@ -240,12 +245,15 @@ def train_step(
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+        before, split_over = state, axis_name if reduce.sharded else None
+        state = state if split_over is None else joined(state)
         (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, weight, axis_name)
         reduced, (rows, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
         whole = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
-        state, out = finish(state, whole, local, weight is not None)
+        state, out = finish(state, whole, local, weight is not None, split_over)
+        state = state if split_over is None else parted(state, before)
         return state, out._replace(gradients=slice_gradients if gradients else None)
 
     # data_parallel reads these
@@ -258,13 +266,19 @@ def train_step(
         stages=Stages(shard_pass, finish),
         returns_gradients=gradients,
     )
-    _remake[step] = remake
+    _remake[step], _optimizers[step] = remake, optimizer
     return step
 
 
 # step -> function that makes it again with another reduce=.  It is no attribute of the step, because attributes are part of the
 # key of programs (`jfit.programs.key_of`), and numbers such as clip_norm are not.
 _remake: weakref.WeakKeyDictionary[Any, Callable[..., Step]] = weakref.WeakKeyDictionary()
+_optimizers: weakref.WeakKeyDictionary[Any, Optimizer] = weakref.WeakKeyDictionary()
+
+
+def optimizer_of(step: Any) -> Optimizer:
+    """The optimizer of a step from `train_step`, for parameters by name."""
+    return _optimizers[step]
 
 
 def with_reduce(step: Any, rule: Reduce | str) -> Step:
@@ -326,6 +340,10 @@ def update_step(
     optimizer = in_structure(get_optimizer(optimizer), None if model is None else model.structure)
     _check_settings(optimizer, schedule, 1, rescale)
     update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), get_reduce(reduce)
+    if reduce.sharded:
+        raise ValueError(
+            "reduce='sharded' needs a whole training step: use train_step or fit, or update_step with reduce='psum'"
+        )
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
@@ -365,7 +383,14 @@ class _Update(NamedTuple):
         )
 
     def __call__(
-        self, state: TrainState, trainable: Params, gradients: Params, total: Array, loss: Array, added: Params | None = None
+        self,
+        state: TrainState,
+        trainable: Params,
+        gradients: Params,
+        total: Array,
+        loss: Array,
+        added: Params | None = None,
+        split_over: str | None = None,
     ) -> tuple[Params, Any, Array | None]:
         """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
 
@@ -376,7 +401,11 @@ class _Update(NamedTuple):
             total: sum of the row weights over all devices.
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
+            split_over: name of the device axis if `gradients` are those of the chunks of this device; None: whole gradients.
         """
+        split = None if split_over is None else Split.of(split_over, trainable, gradients)
+        if split is not None:
+            trainable, added = split.cut(trainable), split.cut(added or {})
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
         lazy = state_spec is not None and state_spec.lazy
@@ -386,16 +415,18 @@ class _Update(NamedTuple):
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
-            return _clip(scaled, self.limits.norm, self.limits.value)
+            return _clip(scaled, self.limits.norm, self.limits.value, split)
 
         gradients = on_values(change, gradients) if tables else change(gradients)
         base = state.base_lr
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
+        extra |= {} if split is None else {"whole_sum": split.whole_sum}
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
         apply = apply_updates if tables else optax.apply_updates
-        return cast(Params, apply(trainable, updates)), opt_state, lr
+        params = cast(Params, apply(trainable, updates))
+        return params if split is None else split.gathered(params), opt_state, lr
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
@@ -490,9 +521,9 @@ def _scaled(g: Array, factor: Any, exact: bool) -> Array:
     return wide(g) * factor if exact and is_small(g) else g * jnp.asarray(factor, g.dtype)
 
 
-def _clip(gradients: Params, norm: Any, value: Any) -> Params:
+def _clip(gradients: Params, norm: Any, value: Any, split: Split | None) -> Params:
     if norm is not None:
-        length = optax.global_norm(gradients)
+        length = optax.global_norm(gradients) if split is None else split.norm(gradients)
         scale = jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30))
         gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
     if value is not None:

@@ -31,6 +31,7 @@ import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
 from jfit.formats.tensors import checksum, load_tensors, save_tensors
+from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
 
 State = TypeVar("State")
@@ -84,7 +85,7 @@ def save(
         )
     directory = Path(directory)
     number = _step_of(state) if step is None else int(step)
-    arrays, keys = _arrays(state)
+    arrays, keys = _arrays(whole_state(state) if isinstance(state, TrainState) else state)
     path = path_of(directory, number)
     with suppress(OSError):
         sweep(directory)
@@ -138,7 +139,7 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
     """
     folder, record = _newest_valid(Path(path))
     arrays, _ = load_tensors(folder / _TENSORS)
-    return _unflatten(folder, arrays, record["keys"], like)
+    return _unflatten(folder, arrays, record["keys"], whole_specs(like) if isinstance(like, TrainState) else like)
 
 
 def set_aside(directory: str | os.PathLike[str]) -> Path | None:

@@ -18,7 +18,7 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
-from jfit.parallel import check_unsharded, place, require_one_process, with_local
+from jfit.parallel import check_unsharded, place, require_one_process, with_local, with_shards
 from jfit.programs import check_shapes
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics, paired
@@ -202,8 +202,9 @@ def fit(
             {"*_weight": jfit.regularizers.l2(1e-4)}.  Their sum is added to the mean loss of each batch: to the gradient
             (before clipping), and to the reported losses of training, evaluation and `run.score`; `jfit.score` and runs of
             `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
-        reduce: how the devices reduce their gradients: "psum" (their sum), "ordered" (a sum in a fixed order, so that the bits
-            do not depend on the number of devices), "2bit", or a `jfit.step.reduce.Reduce`.  Default: "psum".
+        reduce: how the devices reduce their gradients: "psum" (their sum), "sharded" (the same sum; each device has and
+            updates its part of the optimizer state), "ordered" (a sum in a fixed order, so that the bits do not depend on the
+            number of devices), "2bit", or a `jfit.step.reduce.Reduce`.  Default: "psum".
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -342,7 +343,7 @@ def fit(
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
     evaluate = _evaluation(model, eval_data if held_back is None else held_back, settings, state, data, data_on_device)
     state = with_local(state, rule, split_params(model, state.params, frozen)[0], len(settings.devices))
-    run = Run(model, settings, place(state, settings.devices))
+    run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every, profiler)
     source = checkpoint if resume is True else resume or None

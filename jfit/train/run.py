@@ -20,6 +20,7 @@ from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
+from jfit.step.sharded import sharded_like, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, settings_of
@@ -81,7 +82,11 @@ class Run:
 
     @property
     def state(self) -> TrainState:
-        """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy."""
+        """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy.
+
+        With reduce="sharded", the optimizer state is split: `jfit.step.sharded.whole_state(run.state)` has the whole arrays,
+        as `snapshot()` and checkpoints do.
+        """
         state = self._loop.state if self._loop is not None else self._state
         assert state is not None
         return state
@@ -189,7 +194,7 @@ class Run:
     def snapshot(self) -> TrainState:
         """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys."""
         # np.array copies: on CPU a read may alias a donated buffer
-        return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), counters.read(self.state))
+        return whole_state(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), counters.read(self.state)))
 
     # -------------------------------------------------------------------------------- methods for callbacks
     def set_base_lr(self, rate: float) -> None:
@@ -257,6 +262,10 @@ class Run:
     @property
     def _averages(self) -> bool:
         return isinstance(self.state.opt_state, EmaState)
+
+    def _placed(self, state: TrainState) -> TrainState:
+        """Copy a state from `snapshot()` or a checkpoint to the devices, split over them as the current state is."""
+        return place(sharded_like(state, self.state), self.settings.devices)
 
     def _set_state(self, state: TrainState) -> None:
         """Replace the state by one on the same devices, without recompilation."""
@@ -329,7 +338,7 @@ class Run:
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
-        loop.state = place(checkpoints.restore(directory, like=loop.state), loop.devices)  # the newest undamaged one
+        loop.state = self._placed(checkpoints.restore(directory, like=loop.state))  # the newest undamaged one
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
@@ -401,7 +410,7 @@ class Run:
         if self._best is not None and not loop.interrupted:
             # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
-            self._set_state(place(best, self.settings.devices))
+            self._set_state(self._placed(best))
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self

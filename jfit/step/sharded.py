@@ -1,0 +1,306 @@
+"""Optimizer state split over devices (ZeRO-1): the pure functions behind `jfit.step.reduce.sharded`.
+
+Every trainable parameter with at least one axis is flattened, padded with zeros and cut into N equal chunks, one per device.
+A device receives the summed gradients of its chunks (reduce-scatter), updates these chunks with its part of the optimizer
+state, and sends the new values to the others (all-gather).  Scalars, and embedding tables with row-sparse gradients, are
+updated on all devices.
+
+In a `TrainState`, an array of the optimizer state that is split is a `Shard` in `opt_state`, which has no array, and its chunks
+are an array (devices, chunk) in `local`.  `whole_state` converts such a state to the ordinary one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jfit.optim.core import wide
+from jfit.optim.rows import SparseRows
+
+State = TypeVar("State")  # a TrainState; its file imports this one
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Placeholder for an array of the optimizer state whose chunks are in `TrainState.local`; a pytree without leaves.
+
+    Attributes:
+        index: position of the chunks in `TrainState.local`, a tuple of arrays (devices, chunk).
+        shape: shape of the whole array.
+        dtype: its dtype, a string.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def is_split(x: Any) -> bool:
+    """Return whether a parameter or its dense gradient is cut into chunks; scalars and row-sparse gradients are not."""
+    return not isinstance(x, SparseRows) and x.ndim > 0 and x.size > 0
+
+
+def chunk_shape(shape: Sequence[int], count: int) -> tuple[int, ...]:
+    """Shape of one of `count` chunks: (1, ..., 1, n), with as many axes as the whole array.
+
+    Optimizers may treat matrices and vectors differently (weight decay of matrices only), so the number of axes is kept.
+
+    Args:
+        shape: shape of the whole array, not empty.
+        count: number of chunks.
+
+    Example:
+        >>> chunk_shape((3, 5), 4)
+        (1, 4)
+    """
+    return (*(1,) * (len(shape) - 1), -(-math.prod(shape) // count))
+
+
+def _rows_of_chunks(x: Any, count: int) -> Any:
+    """Flatten, pad with zeros and cut: (...) -> (count, chunk); NumPy arrays stay NumPy arrays."""
+    lib = np if isinstance(x, np.ndarray) else jnp
+    size = -(-x.size // count)
+    return lib.pad(x.reshape(-1), (0, size * count - x.size)).reshape(count, size)
+
+
+def _from_chunks(chunks: Any, shape: tuple[int, ...]) -> Any:
+    """Inverse of `_rows_of_chunks`."""
+    return chunks.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+# ------------------------------------------------------------------------------------------------ inside a step
+def reduce_scattered(gradients: Mapping[str, Any], sums: Any, axis_name: str) -> tuple[dict[str, Any], Any]:
+    """Sum gradients over devices, and keep the chunks of this device: one reduce-scatter per dtype.
+
+    Args:
+        gradients: gradients of this device by name; `SparseRows` are gathered from all devices instead.
+        sums: pytree of further sums, added over devices together with the gradients of scalars.
+        axis_name: name of the device axis.
+
+    Returns:
+        (gradients, sums).  Gradients of parameters with axes have the shape `chunk_shape(shape, devices)`.
+    """
+    count = lax.axis_size(axis_name)
+    split = {k: g for k, g in gradients.items() if is_split(g)}
+    rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
+    scalars = {k: g for k, g in gradients.items() if k not in split and k not in rows}
+    scalars, sums = lax.psum((scalars, sums), axis_name)
+    parts = {k: _rows_of_chunks(g, count) for k, g in split.items()}
+    chunks = _joined_call(lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)[None], parts)
+    chunks = {k: chunk.reshape(chunk_shape(split[k].shape, count)) for k, chunk in chunks.items()}
+    return {k: (chunks | rows | scalars)[k] for k in gradients}, sums
+
+
+def _joined_call(call: Callable[[Array], Array], parts: Mapping[str, Array]) -> dict[str, Array]:
+    """Concatenate arrays (n, chunk) of equal dtype along axis 1, call a function (n, m) -> (k, m) once, and cut again."""
+    result: dict[str, Array] = {}
+    for dtype in dict.fromkeys(x.dtype for x in parts.values()):
+        group = {k: x for k, x in parts.items() if x.dtype == dtype}
+        whole, at = call(jnp.concatenate(list(group.values()), axis=1)), 0
+        for name, part in group.items():
+            result[name] = whole[:, at : at + part.shape[1]]
+            at += part.shape[1]
+    return result
+
+
+class Split(NamedTuple):
+    """The chunks of this device, inside a step.
+
+    Attributes:
+        axis_name: name of the device axis.
+        shapes: name -> shape, of the parameters that are cut into chunks.
+        others: names of the other trainable parameters.
+    """
+
+    axis_name: str
+    shapes: dict[str, tuple[int, ...]]
+    others: frozenset[str]
+
+    @classmethod
+    def of(cls, axis_name: str, trainable: Mapping[str, Array], gradients: Mapping[str, Any]) -> Split:
+        """The split of trainable parameters whose gradients are the result of `reduce_scattered`."""
+        shapes = {k: w.shape for k, w in trainable.items() if is_split(w) and not isinstance(gradients[k], SparseRows)}
+        return cls(axis_name, shapes, frozenset(trainable) - frozenset(shapes))
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return lax.axis_size(self.axis_name)
+
+    def cut(self, tree: Mapping[str, Array]) -> dict[str, Array]:
+        """Replace whole arrays by the chunks of this device."""
+        number = lax.axis_index(self.axis_name)
+
+        def chunk(x: Array) -> Array:
+            rows = _rows_of_chunks(x, self.count)
+            return lax.dynamic_index_in_dim(rows, number, keepdims=False).reshape(chunk_shape(x.shape, self.count))
+
+        return {k: chunk(x) if k in self.shapes else x for k, x in tree.items()}
+
+    def gathered(self, tree: Mapping[str, Array]) -> dict[str, Array]:
+        """Inverse of `cut`: one all-gather per dtype."""
+        parts = {k: x.reshape(1, -1) for k, x in tree.items() if k in self.shapes}
+        rows = _joined_call(lambda x: lax.all_gather(x[0], self.axis_name), parts)
+        return {k: _from_chunks(rows[k], self.shapes[k]) if k in rows else x for k, x in tree.items()}
+
+    def whole_sum(self, name: str, x: Array) -> Array:
+        """Sum of an array like parameter `name`, over its chunks on all devices; scalar."""
+        if name not in self.shapes:
+            check_name(name, self.others)
+            return jnp.sum(x)
+        size, chunk = math.prod(self.shapes[name]), x.size
+        if chunk * self.count != size:  # the values of the padding are not always 0
+            index = lax.axis_index(self.axis_name) * chunk + jnp.arange(chunk)
+            x = jnp.where((index < size).reshape(x.shape), x, 0)
+        return lax.psum(jnp.sum(x), self.axis_name)
+
+    def norm(self, gradients: Mapping[str, Array]) -> Array:
+        """Global L2 norm of gradients; float32 scalar."""
+        squares = {k: jnp.sum(jnp.square(wide(g))) for k, g in gradients.items()}
+        parts = lax.psum(sum((x for k, x in squares.items() if k in self.shapes), jnp.zeros(())), self.axis_name)
+        return jnp.sqrt(parts + sum(x for k, x in squares.items() if k not in self.shapes))
+
+
+def check_name(name: str, names: frozenset[str] | set[str]) -> None:
+    """Raise an error if an update rule that sums over a whole parameter calls it by another name than the model.
+
+    Args:
+        name: name of the parameter in the rule.
+        names: names of the trainable parameters.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in names:
+        raise ValueError(
+            f"reduce='sharded': the optimizer needs the norm of a whole parameter and calls it {name!r}, but the parameters of "
+            f"the model are {sorted(names)[:10]}, so its chunks cannot be found; pass the jfit optimizer itself instead of an "
+            "optax transformation that contains it, or reduce='psum'"
+        )
+
+
+def joined(state: Any) -> Any:
+    """Put the chunks of this device into the optimizer state, in place of the `Shard`s; inside a step.
+
+    Args:
+        state: `TrainState` of one device, whose `local` has arrays (chunk,).
+
+    Returns:
+        `TrainState` without `local`; arrays of chunks have the shape (1, ..., 1, chunk).
+    """
+
+    def chunk(x: Any) -> Any:
+        return state.local[x.index].reshape((*(1,) * (len(x.shape) - 1), -1)) if isinstance(x, Shard) else x
+
+    return state._replace(opt_state=jax.tree.map(chunk, state.opt_state, is_leaf=_is_shard), local=None)
+
+
+def parted(state: Any, like: Any) -> Any:
+    """Inverse of `joined`.
+
+    Args:
+        state: result of a step on a joined state.
+        like: the `TrainState` that was joined.
+    """
+    marks, tree = jax.tree.flatten(like.opt_state, is_leaf=_is_shard)
+    leaves = tree.flatten_up_to(state.opt_state)
+    chunks = {m.index: x.reshape(-1) for m, x in zip(marks, leaves, strict=True) if isinstance(m, Shard)}
+    kept = [m if isinstance(m, Shard) else x for m, x in zip(marks, leaves, strict=True)]
+    return state._replace(opt_state=tree.unflatten(kept), local=tuple(chunks[i] for i in range(len(chunks))) or None)
+
+
+# ------------------------------------------------------------------------------------------------ between steps
+def _is_shard(x: Any) -> bool:
+    return isinstance(x, Shard)
+
+
+def is_sharded(state: Any) -> bool:
+    """Return whether arrays of the optimizer state of a `TrainState` are split over devices."""
+    return any(map(_is_shard, jax.tree.leaves(state.opt_state, is_leaf=_is_shard)))
+
+
+def whole_leaves(tree: Any, local: Any) -> Any:
+    """Replace each `Shard` in a pytree by the whole array, of the kind of the arrays in `local`, NumPy or JAX.
+
+    Args:
+        tree: `TrainState.opt_state`, or a part of it.
+        local: `TrainState.local` of the same state, arrays (devices, chunk).
+    """
+    return jax.tree.map(lambda x: _from_chunks(local[x.index], x.shape) if _is_shard(x) else x, tree, is_leaf=_is_shard)
+
+
+def whole_state(state: State) -> State:
+    """Convert a `TrainState` with split optimizer state to the ordinary one, in which all arrays have their natural shapes.
+
+    Args:
+        state: `TrainState` of NumPy or JAX arrays.
+
+    Returns:
+        `TrainState` as with `reduce="psum"`; the argument itself if nothing is split.
+
+    Example:
+        >>> import jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(3)})
+        >>> state = jfit.init_state(model, "adam")
+        >>> split = sharded_state(state, [state.opt_state.slots["mean"]["w"] is x for x in jax.tree.leaves(state.opt_state)], 2)
+        >>> split.local[0].shape, whole_state(split).opt_state.slots["mean"]["w"].shape
+        ((2, 2), (3,))
+    """
+    old: Any = state
+    if not is_sharded(old):
+        return state
+    return old._replace(opt_state=whole_leaves(old.opt_state, old.local), local=None)
+
+
+def whole_specs(state: State) -> State:
+    """As `whole_state`, but with `jax.ShapeDtypeStruct` in place of the arrays that are split."""
+    old: Any = state
+    if not is_sharded(old):
+        return state
+    spec = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) if _is_shard(x) else x  # noqa: E731
+    return old._replace(opt_state=jax.tree.map(spec, old.opt_state, is_leaf=_is_shard), local=None)
+
+
+def sharded_state(state: State, split: Sequence[bool], count: int) -> State:
+    """Split arrays of the optimizer state into chunks; the inverse of `whole_state`.
+
+    Args:
+        state: `TrainState` with the natural shapes.
+        split: for each leaf of `state.opt_state`, whether it is split.
+        count: number of devices.
+
+    Returns:
+        `TrainState` whose `local` is a tuple of NumPy arrays (devices, chunk); the other arrays are not copied.
+    """
+    old: Any = state
+    leaves, tree = jax.tree.flatten(old.opt_state)
+    local: list[Any] = []
+    for i, (leaf, is_chunked) in enumerate(zip(leaves, split, strict=True)):
+        if is_chunked:
+            leaves[i] = Shard(len(local), tuple(leaf.shape), str(leaf.dtype))
+            local.append(_rows_of_chunks(np.asarray(leaf), count))
+    return old._replace(opt_state=tree.unflatten(leaves), local=tuple(local) or None)
+
+
+def sharded_like(state: State, like: Any) -> State:
+    """Split the optimizer state as that of another state is split.
+
+    Args:
+        state: `TrainState` with the natural shapes.
+        like: `TrainState` of the same optimizer on the devices.
+
+    Returns:
+        `TrainState`; the argument itself if `like` is not split.
+    """
+    if not is_sharded(like):
+        return state
+    marks = jax.tree.leaves(like.opt_state, is_leaf=_is_shard)
+    return sharded_state(state, [_is_shard(x) for x in marks], len(like.local[0]))
