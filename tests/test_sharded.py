@@ -1,4 +1,4 @@
-"""reduce="sharded": optimizer state split over the devices, with the numbers of "psum"."""
+"""reduce="sharded" and "sharded_parameters": state split over the devices, with the numbers of "psum"."""
 
 import re
 from typing import Any, cast
@@ -48,7 +48,7 @@ def trained(optimizer, rule, devices: Any = 4, net=None, data=None, **options):
     out: Any = None
     for batch in data:
         state, out = step(state, batch)
-    assert is_sharded(state) == bool(rule == "sharded" and state.local)
+    assert is_sharded(state) == bool(rule != "psum" and state.local)
     return whole_state(jax.device_get(state)), out
 
 
@@ -56,8 +56,8 @@ def assert_close(a, b, rtol=1e-5, atol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
-def compare(optimizer, **options):
-    (a, _), (b, _) = (trained(optimizer, rule, **options) for rule in ("psum", "sharded"))
+def compare(optimizer, rule="sharded", **options):
+    (a, _), (b, _) = (trained(optimizer, each, **options) for each in ("psum", rule))
     assert jax.tree.structure(a) == jax.tree.structure(b)
     assert_close(a, b)
 
@@ -80,14 +80,17 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("rule", ["sharded_parameters", "sharded"])
 @pytest.mark.parametrize("case", OTHERS)
 @pytest.mark.repetitions(2)
-def test_optax_norms_and_settings_have_the_numbers_of_psum(case):
+def test_optax_norms_and_settings_have_the_numbers_of_psum(case, rule):
     optimizer, options = OTHERS[case]
-    compare(optimizer, **options)
+    compare(optimizer, rule, **options)
 
 
-def test_equals_a_loop_written_by_hand(monkeypatch):
+@pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
+@pytest.mark.repetitions(1)
+def test_equals_a_loop_written_by_hand(monkeypatch, rule):
     monkeypatch.setattr(spmd, "SPMD", "shard_map")
     rng, transform = np.random.default_rng(1), optax.adam(0.05)
     params = {"w": rng.normal(size=(6, 5)).astype("float32"), "b": np.zeros(5, "float32"), "scale": np.float32(1.5)}
@@ -105,30 +108,37 @@ def test_equals_a_loop_written_by_hand(monkeypatch):
         updates, opt_state = transform.update(grads, opt_state, expected)
         expected = optax.apply_updates(expected, updates)
     run = jfit.fit(
-        apply, (x, y), loss=loss, params=params, batch_size=16, num_epoch=3, optimizer=transform, devices=4, reduce="sharded",
+        apply, (x, y), loss=loss, params=params, batch_size=16, num_epoch=3, optimizer=transform, devices=4, reduce=rule,
         progress=False,
     )  # fmt: skip
+    jax.tree.map(lambda x: x.sharding.is_fully_replicated or pytest.fail("not replicated"), run.params)
     assert_close(run.params, expected)
+    assert_close(run.raw_params, expected)
+    assert_close(run.predict(x), apply(expected, x))
+    assert "36 parameters" in repr(run)
+    assert isinstance(run.state.params["w"], Shard) == (rule == "sharded_parameters")
     mean = run.state.opt_state[0].mu
     assert isinstance(mean["w"], Shard)
     assert mean["scale"].shape == ()  # a scalar is updated on every device
 
 
+@pytest.mark.parametrize("rule", ["sharded_parameters", "sharded"])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
 @pytest.mark.repetitions(1)
-def test_tables_by_rows_are_updated_on_all_devices(name):
+def test_tables_by_rows_are_updated_on_all_devices(name, rule):
     optimizer = optim.get(name, **({"momentum": 0.9} if name == "sgd" else {}))
-    (a, _), (b, _) = (trained(optimizer, rule, 4, table(), batches(ids=True), clip_norm=0.5) for rule in ("psum", "sharded"))
+    (a, _), (b, _) = (trained(optimizer, each, 4, table(), batches(ids=True), clip_norm=0.5) for each in ("psum", rule))
     assert_close(a, b)
 
 
 @pytest.mark.slow
-def test_padded_empty_and_bad_batches_are_those_of_psum():
+@pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
+def test_padded_empty_and_bad_batches_are_those_of_psum(rule):
     full, (short,) = batches(1), batches(1, rows=3)
     empty = jfit.data.Batch(full[0], np.zeros(ROWS, "float32"))
     bad = {**full[0], "data": np.where(np.arange(ROWS)[:, None] == 20, np.nan, full[0]["data"])}  # a row of the last device
     for last in (short, empty, bad):
-        (a, out), (b, other) = (trained("adam", rule, data=[*full, last]) for rule in ("psum", "sharded"))
+        (a, out), (b, other) = (trained("adam", each, data=[*full, last]) for each in ("psum", rule))
         assert_close(a, b)
         assert_close(out.loss, other.loss)
 
@@ -156,9 +166,11 @@ def program_of(rule, devices=4):
     return step._program.lower(state, jfit.parallel.split_batch(jfit.data.Batch(batch), devices)).compile(), state
 
 
-def test_optimizer_memory_per_device_falls_by_the_number_of_devices():
-    (psum, whole), (sharded, split) = program_of("psum"), program_of("sharded")
-    slots = sum(x.nbytes for x in jax.tree.leaves(whole.opt_state.slots))
+@pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
+def test_memory_per_device_falls_by_the_number_of_devices(rule):
+    (psum, whole), (sharded, split) = program_of("psum"), program_of(rule)
+    arrays = (whole.opt_state.slots, whole.params) if rule == "sharded_parameters" else whole.opt_state.slots
+    slots = sum(x.nbytes for x in jax.tree.leaves(arrays))
     on_device = sum(x.addressable_shards[0].data.nbytes for x in split.local)
     padding = 4 * len(split.local) * 3  # fewer than 4 elements of 4 bytes for each array
     assert slots / 4 <= on_device <= slots / 4 + padding
@@ -184,10 +196,10 @@ def test_state_is_the_same_after_any_number_of_splits(shapes, count, other):
     )
     leaves = [x.ndim > 0 for x in jax.tree.leaves(opt_state)]
     split = sharded_state(state, leaves, count)
-    again = sharded_like(whole_state(split), sharded_state(state, leaves, other))
+    again = sharded_like(whole_state(split), sharded_state(state, leaves, other, {k for k, s in shapes.items() if s}))
     for each in (split, again):
         jax.tree.map(np.testing.assert_array_equal, whole_state(each), state)
-    assert [len(x) for x in again.local or ()] == [other] * sum(leaves)
+    assert [len(x) for x in again.local or ()] == [other] * (sum(leaves) // 2 * 3)
 
 
 def checkpointed(folder, rule, devices, epochs, **options):
@@ -204,7 +216,7 @@ def test_checkpoints_are_those_of_psum_and_resume_on_other_devices_and_rules(tmp
     names = [{k: v.shape for k, v in jfit.checkpoint.load_arrays(tmp_path / f).items()} for f in "ab"]
     assert names[0] == names[1]
     checkpointed(tmp_path / "b", "psum", 1, 2, resume=True)
-    resumed = checkpointed(tmp_path / "b", "sharded", 3, 3, resume=True)
+    resumed = checkpointed(tmp_path / "b", "sharded_parameters", 3, 3, resume=True)
     assert is_sharded(resumed.state)
     assert_close(resumed.snapshot(), straight.snapshot())
     assert resumed.history.epochs[-1]["val_loss"] == pytest.approx(straight.history.epochs[-1]["val_loss"], rel=1e-5)
@@ -213,17 +225,18 @@ def test_checkpoints_are_those_of_psum_and_resume_on_other_devices_and_rules(tmp
 
 
 @pytest.mark.slow
-def test_averages_are_evaluated_and_the_best_state_is_restored(tmp_path):
+@pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
+def test_averages_are_evaluated_and_the_best_state_is_restored(tmp_path, rule):
     stop = jfit.callbacks.early_stopping("val_loss", patience=1, restore_best=True)
     psum, sharded = (
-        checkpointed(tmp_path / rule, rule, 4, 4, ema=0.5, callbacks=[stop], optimizer_params={"learning_rate": 0.5})
-        for rule in ("psum", "sharded")
+        checkpointed(tmp_path / each, each, 4, 4, ema=0.5, callbacks=[stop], optimizer_params={"learning_rate": 0.5})
+        for each in ("psum", rule)
     )
     assert_close(sharded.params, psum.params, rtol=1e-4)
     assert_close(sharded.snapshot(), psum.snapshot(), rtol=1e-4, atol=1e-5)
     assert is_sharded(sharded.state)
     sharded.train(1)
-    loaded = jfit.Run.load(tmp_path / "sharded")
+    loaded = jfit.Run.load(tmp_path / rule)
     assert_close(loaded.params, whole_state(sharded.state).opt_state.ema_params, rtol=1e-2, atol=1)
 
 

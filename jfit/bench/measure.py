@@ -20,6 +20,7 @@ from jfit.lowering import lower
 from jfit.parallel import DataParallel, data_parallel
 from jfit.step import train_step
 from jfit.step.reduce import Reduce
+from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, init_state
 
 DIGEST_STEPS = 3  # steps after which the digest of the parameters is taken
@@ -72,6 +73,7 @@ class Trainer:
 def digest(state: TrainState) -> str:
     """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state."""
     result = hashlib.sha256()
+    state = whole_state(state)
     for leaf in jax.tree.leaves((state.params, state.aux, state.opt_state)):
         result.update(np.asarray(leaf).tobytes())
     return result.hexdigest()[:16]

@@ -21,7 +21,7 @@ from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
 from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.sharded import sharded_state, whole_state
+from jfit.step.sharded import is_split, sharded_state, whole_params, whole_state
 from jfit.step.state import TrainState, split_params
 from jfit.step.train import optimizer_of, with_reduce
 
@@ -54,7 +54,7 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
 
 
 def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
-    """Split the optimizer state over devices if the step was made with `reduce="sharded"`; else make it whole.
+    """Split optimizer state (and parameters) over devices if the step was made with a sharded rule; else make them whole.
 
     Args:
         state: `TrainState`, whole or split over any number of devices.
@@ -80,8 +80,10 @@ def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
     attributes: Any = step
     model: Model = attributes.model
     trainable, _ = split_params(model, state.params, attributes.frozen)
-    split = split_leaves(optimizer_of(step), trainable, state.opt_state, frozenset(model.tables))
-    return sharded_state(state, split, count)
+    tables = frozenset(model.tables)
+    split = split_leaves(optimizer_of(step), trainable, state.opt_state, tables)
+    params = {k for k, w in trainable.items() if is_split(w) and k not in tables} if rule.sharded_parameters else ()
+    return sharded_state(state, split, count, params)
 
 
 class DataParallel:
@@ -131,11 +133,12 @@ class DataParallel:
         Returns:
             The replicated `TrainState`.  If the reduction rule has a state, such as the residuals of "2bit", and the state has
             none yet, it is added as `local`, with a leading device axis.  With reduce="sharded", `local` has the chunks of the
-            optimizer state.
+            optimizer state, with "sharded_parameters" those of the parameters too.
         """
         if self._model is not None:
+            state = whole_state(state)
             trainable, _ = split_params(self._model, state.params, self._frozen)
-            state = with_local(whole_state(state), self._rule, trainable, len(self.devices))
+            state = with_local(state, self._rule, trainable, len(self.devices))
             state = with_shards(state, self._step, len(self.devices))
         return place(state, self.devices)
 
@@ -180,7 +183,7 @@ class DataParallel:
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
         if model is None or model.verify is None or key in self._checked:
             return
-        plan = verified_plan(model, state.params, state.aux, batch.inputs)
+        plan = verified_plan(model, whole_params(state), state.aux, batch.inputs)
         if size % unit and not plan.paddable:
             raise ValueError(
                 f"the batch has {size} rows, which do not divide into {unit} equal parts, and it cannot be padded: "

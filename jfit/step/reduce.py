@@ -4,6 +4,7 @@
     unreduced    no reduction: every device trains its own copy of the parameters on its own rows
     two_bit      sum of gradients quantized to 2 bits, with error feedback
     sharded      sum over devices, of which each device gets and updates its part: optimizer state split over devices (ZeRO-1)
+    sharded_parameters  the same, with parameters split as well (ZeRO-3, FSDP)
     ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
 
 Loss and metric sums are always summed over devices.
@@ -35,6 +36,7 @@ class Reduce(NamedTuple):
         shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
         slices: number of virtual slices of the batch, for `ordered`; None for the other rules.
         sharded: whether the gradients that a device gets are those of its chunks of the parameters (see `sharded`).
+        sharded_parameters: whether the parameters are split as well, between two steps.
     """
 
     init: Callable[[Params], Any]
@@ -42,6 +44,7 @@ class Reduce(NamedTuple):
     shared: bool = True
     slices: int | None = None
     sharded: bool = False
+    sharded_parameters: bool = False
 
 
 @functools.cache  # always return the same object, because compiled programs are cached by it
@@ -200,23 +203,53 @@ def sharded() -> Reduce:
     Source: Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054.
     """
 
-    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        if axis_name is not None:
-            gradients, sums = cast(Any, reduce_scattered(gradients, sums, axis_name))
-        return gradients, sums, local
-
-    return Reduce(lambda gradients: None, apply, sharded=True)
+    return Reduce(lambda gradients: None, _reduce_scatter, sharded=True)
 
 
-RULES: dict[str, Callable[[], Reduce]] = {"psum": all_reduce, "2bit": two_bit, "ordered": ordered, "sharded": sharded}
+@functools.cache
+def sharded_parameters() -> Reduce:
+    """As `sharded`, and the parameters are split too (ZeRO-3, FSDP): a step begins with their all-gather.
+
+    Between two steps, each of N devices has 1/N of the trainable parameters and of the optimizer state.  During a step, all
+    devices have the whole parameters.  As many bytes are moved as with `sharded`.  Evaluation and prediction gather the
+    parameters first.  Frozen parameters, scalars and embedding tables with row-sparse gradients stay replicated.
+
+    In the state on the devices, `params` has placeholders: `jfit.step.sharded.whole_state(state)` and `run.params` have the
+    whole parameters.
+
+    Returns:
+        `Reduce`.
+
+    Example:
+        >>> sharded_parameters().sharded_parameters
+        True
+
+    Source: Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054.
+    """
+    return Reduce(lambda gradients: None, _reduce_scatter, sharded=True, sharded_parameters=True)
+
+
+def _reduce_scatter(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
+    if axis_name is not None:
+        gradients, sums = cast(Any, reduce_scattered(gradients, sums, axis_name))
+    return gradients, sums, local
+
+
+RULES: dict[str, Callable[[], Reduce]] = {
+    "psum": all_reduce,
+    "2bit": two_bit,
+    "ordered": ordered,
+    "sharded": sharded,
+    "sharded_parameters": sharded_parameters,
+}
 
 
 def get(rule: Reduce | str | None) -> Reduce:
     """Convert a `reduce=` argument to a `Reduce`.
 
     Args:
-        rule: a `Reduce`; "psum", "2bit", "sharded" or "ordered", for the rule of that name with its default arguments; or
-            None for "psum".
+        rule: a `Reduce`; "psum", "2bit", "sharded", "sharded_parameters" or "ordered", for the rule of that name with its
+            default arguments; or None for "psum".
 
     Returns:
         `Reduce`.

@@ -1,4 +1,4 @@
-"""Optimizer state split over devices (ZeRO-1): the pure functions behind `jfit.step.reduce.sharded`.
+"""Optimizer state and parameters split over devices (ZeRO): the pure functions behind `jfit.step.reduce.sharded`.
 
 Every trainable parameter with at least one axis is flattened, padded with zeros and cut into N equal chunks, one per device.
 A device receives the summed gradients of its chunks (reduce-scatter), updates these chunks with its part of the optimizer
@@ -6,14 +6,15 @@ state, and sends the new values to the others (all-gather).  Scalars, and embedd
 updated on all devices.
 
 In a `TrainState`, an array of the optimizer state that is split is a `Shard` in `opt_state`, which has no array, and its chunks
-are an array (devices, chunk) in `local`.  `whole_state` converts such a state to the ordinary one.
+are an array (devices, chunk) in `local`.  With `sharded_parameters` (ZeRO-3), this holds for `params`, too, which a step
+gathers at its beginning.  `whole_state` converts such a state to the ordinary one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -41,6 +42,11 @@ class Shard:
     index: int
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 def is_split(x: Any) -> bool:
@@ -187,58 +193,68 @@ def check_name(name: str, names: frozenset[str] | set[str]) -> None:
         )
 
 
-def joined(state: Any) -> Any:
-    """Put the chunks of this device into the optimizer state, in place of the `Shard`s; inside a step.
+def joined(state: Any, axis_name: str) -> Any:
+    """Replace the `Shard`s of a state, inside a step: by the chunks of this device, those of parameters by whole arrays.
 
     Args:
         state: `TrainState` of one device, whose `local` has arrays (chunk,).
+        axis_name: name of the device axis, over which the parameters are gathered.
 
     Returns:
-        `TrainState` without `local`; arrays of chunks have the shape (1, ..., 1, chunk).
+        `TrainState` without `local`; chunks in its optimizer state have the shape (1, ..., 1, chunk).
     """
 
     def chunk(x: Any) -> Any:
         return state.local[x.index].reshape((*(1,) * (len(x.shape) - 1), -1)) if isinstance(x, Shard) else x
 
-    return state._replace(opt_state=jax.tree.map(chunk, state.opt_state, is_leaf=_is_shard), local=None)
+    opt_state, params = jax.tree.map(chunk, (state.opt_state, state.params), is_leaf=_is_shard)
+    shapes = {k: x.shape for k, x in state.params.items() if isinstance(x, Shard)}
+    params = Split(axis_name, shapes, frozenset()).gathered(params)
+    return state._replace(opt_state=opt_state, params=params, local=None)
 
 
 def parted(state: Any, like: Any) -> Any:
-    """Inverse of `joined`.
+    """Move the chunks of this device to `local`: the inverse of `joined`, if the parameters that were gathered are chunks.
 
     Args:
         state: result of a step on a joined state.
         like: the `TrainState` that was joined.
     """
-    marks, tree = jax.tree.flatten(like.opt_state, is_leaf=_is_shard)
-    leaves = tree.flatten_up_to(state.opt_state)
+    marks, tree = jax.tree.flatten((like.opt_state, like.params), is_leaf=_is_shard)
+    leaves = tree.flatten_up_to((state.opt_state, state.params))
     chunks = {m.index: x.reshape(-1) for m, x in zip(marks, leaves, strict=True) if isinstance(m, Shard)}
-    kept = [m if isinstance(m, Shard) else x for m, x in zip(marks, leaves, strict=True)]
-    return state._replace(opt_state=tree.unflatten(kept), local=tuple(chunks[i] for i in range(len(chunks))) or None)
+    opt_state, params = tree.unflatten(m if isinstance(m, Shard) else x for m, x in zip(marks, leaves, strict=True))
+    return state._replace(opt_state=opt_state, params=params, local=tuple(chunks[i] for i in range(len(chunks))) or None)
 
 
 # ------------------------------------------------------------------------------------------------ between steps
+def whole_params(state: Any) -> dict[str, Any]:
+    """Parameters by name; those that are split are gathered to all devices of the state."""
+    params = whole_leaves(state.params, state.local)
+    return {k: jax.device_put(params[k], state.step.sharding) if _is_shard(x) else x for k, x in state.params.items()}
+
+
 def _is_shard(x: Any) -> bool:
     return isinstance(x, Shard)
 
 
 def is_sharded(state: Any) -> bool:
-    """Return whether arrays of the optimizer state of a `TrainState` are split over devices."""
-    return any(map(_is_shard, jax.tree.leaves(state.opt_state, is_leaf=_is_shard)))
+    """Return whether the optimizer state, or the parameters, of a `TrainState` are split over devices."""
+    return any(map(_is_shard, jax.tree.leaves((state.opt_state, state.params), is_leaf=_is_shard)))
 
 
 def whole_leaves(tree: Any, local: Any) -> Any:
     """Replace each `Shard` in a pytree by the whole array, of the kind of the arrays in `local`, NumPy or JAX.
 
     Args:
-        tree: `TrainState.opt_state`, or a part of it.
+        tree: `TrainState.opt_state` or `TrainState.params`, or a part of it.
         local: `TrainState.local` of the same state, arrays (devices, chunk).
     """
     return jax.tree.map(lambda x: _from_chunks(local[x.index], x.shape) if _is_shard(x) else x, tree, is_leaf=_is_shard)
 
 
 def whole_state(state: State) -> State:
-    """Convert a `TrainState` with split optimizer state to the ordinary one, in which all arrays have their natural shapes.
+    """Convert a `TrainState` with split arrays to the ordinary one, in which all arrays have their natural shapes.
 
     Args:
         state: `TrainState` of NumPy or JAX arrays.
@@ -257,7 +273,8 @@ def whole_state(state: State) -> State:
     old: Any = state
     if not is_sharded(old):
         return state
-    return old._replace(opt_state=whole_leaves(old.opt_state, old.local), local=None)
+    opt_state, params = whole_leaves((old.opt_state, old.params), old.local)
+    return old._replace(opt_state=opt_state, params=params, local=None)
 
 
 def whole_specs(state: State) -> State:
@@ -266,16 +283,18 @@ def whole_specs(state: State) -> State:
     if not is_sharded(old):
         return state
     spec = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(x.dtype)) if _is_shard(x) else x  # noqa: E731
-    return old._replace(opt_state=jax.tree.map(spec, old.opt_state, is_leaf=_is_shard), local=None)
+    opt_state, params = jax.tree.map(spec, (old.opt_state, old.params), is_leaf=_is_shard)
+    return old._replace(opt_state=opt_state, params=params, local=None)
 
 
-def sharded_state(state: State, split: Sequence[bool], count: int) -> State:
-    """Split arrays of the optimizer state into chunks; the inverse of `whole_state`.
+def sharded_state(state: State, split: Sequence[bool], count: int, params: Collection[str] = ()) -> State:
+    """Split arrays of a state into chunks; the inverse of `whole_state`.
 
     Args:
         state: `TrainState` with the natural shapes.
         split: for each leaf of `state.opt_state`, whether it is split.
         count: number of devices.
+        params: names of the parameters that are split.
 
     Returns:
         `TrainState` whose `local` is a tuple of NumPy arrays (devices, chunk); the other arrays are not copied.
@@ -283,15 +302,18 @@ def sharded_state(state: State, split: Sequence[bool], count: int) -> State:
     old: Any = state
     leaves, tree = jax.tree.flatten(old.opt_state)
     local: list[Any] = []
-    for i, (leaf, is_chunked) in enumerate(zip(leaves, split, strict=True)):
-        if is_chunked:
-            leaves[i] = Shard(len(local), tuple(leaf.shape), str(leaf.dtype))
-            local.append(_rows_of_chunks(np.asarray(leaf), count))
-    return old._replace(opt_state=tree.unflatten(leaves), local=tuple(local) or None)
+
+    def placeholder(x: Any) -> Shard:
+        local.append(_rows_of_chunks(np.asarray(x), count))
+        return Shard(len(local) - 1, tuple(x.shape), str(x.dtype))
+
+    opt_state = tree.unflatten(placeholder(x) if is_chunked else x for x, is_chunked in zip(leaves, split, strict=True))
+    new_params = {k: placeholder(x) if k in params else x for k, x in old.params.items()}
+    return old._replace(opt_state=opt_state, params=new_params, local=tuple(local) or None)
 
 
 def sharded_like(state: State, like: Any) -> State:
-    """Split the optimizer state as that of another state is split.
+    """Split a state as another state is split.
 
     Args:
         state: `TrainState` with the natural shapes.
@@ -303,4 +325,6 @@ def sharded_like(state: State, like: Any) -> State:
     if not is_sharded(like):
         return state
     marks = jax.tree.leaves(like.opt_state, is_leaf=_is_shard)
-    return sharded_state(state, [_is_shard(x) for x in marks], len(like.local[0]))
+    return sharded_state(
+        state, [*map(_is_shard, marks)], len(like.local[0]), {k for k, x in like.params.items() if _is_shard(x)}
+    )

@@ -24,7 +24,7 @@ from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
 from jfit.programs import Program
-from jfit.step.sharded import is_sharded, whole_leaves
+from jfit.step.sharded import is_sharded, whole_leaves, whole_params
 from jfit.step.totals import zero_totals
 
 
@@ -182,14 +182,25 @@ def init_state(
 
 
 def averaged(state: TrainState) -> TrainState:
-    """Replace the parameters by their averages if the optimizer is a result of `jfit.optim.ema`; else return the state."""
-    if not isinstance(state.opt_state, EmaState):
-        return state
+    """Replace the parameters by those of evaluation, whole arrays on all devices.
+
+    Args:
+        state: state on the devices.
+
+    Returns:
+        The state with the averages of the parameters if the optimizer is a result of `jfit.optim.ema`, and with parameters
+        gathered that are split over the devices; else the state itself.
+    """
     if not is_sharded(state):
-        return state._replace(params=ema_params(state.params, state.opt_state))
-    averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
-    params = ema_params(state.params, averages)  # computed where the chunks are, then placed as the parameters are
-    return state._replace(params={k: jax.device_put(x, state.params[k].sharding) for k, x in params.items()})
+        return (
+            state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
+        )
+    params = whole_params(state)
+    if isinstance(state.opt_state, EmaState):
+        averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
+        # computed where the chunks are, then placed as the parameters are
+        params = {k: jax.device_put(x, state.step.sharding) for k, x in ema_params(params, averages).items()}
+    return state._replace(params=params)
 
 
 def own_buffer(x: Array | np.ndarray) -> Array:

@@ -234,11 +234,17 @@ def train_step(
             shared = with_penalty(shared, extra)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split_over)
+        split = None if split_over is None else Split.of(split_over, trainable, summed)
+        old_params = state.params if split is None else split.cut(state.params)
+        if split is not None:
+            trainable, added = split.cut(trainable), split.cut(added)
+        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
         if weighted:  # a batch whose weights sum to 0 changes nothing
-            old = state.params, state.opt_state, state.aux
+            old = old_params, state.opt_state, state.aux
             params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(summed))
+        if split is not None and not reduce.sharded_parameters:
+            params = split.gathered(params)
         totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
         of_batch = metrics_of(metrics, sums.shared.metrics) if batch_metrics else None
@@ -246,7 +252,7 @@ def train_step(
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         before, split_over = state, axis_name if reduce.sharded else None
-        state = state if split_over is None else joined(state)
+        state = state if split_over is None else joined(state, split_over)
         (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, weight, axis_name)
@@ -390,7 +396,7 @@ class _Update(NamedTuple):
         total: Array,
         loss: Array,
         added: Params | None = None,
-        split_over: str | None = None,
+        split: Split | None = None,
     ) -> tuple[Params, Any, Array | None]:
         """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
 
@@ -401,11 +407,8 @@ class _Update(NamedTuple):
             total: sum of the row weights over all devices.
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
-            split_over: name of the device axis if `gradients` are those of the chunks of this device; None: whole gradients.
+            split: if parameters, gradients and state are those of the chunks of this device; None: whole arrays.
         """
-        split = None if split_over is None else Split.of(split_over, trainable, gradients)
-        if split is not None:
-            trainable, added = split.cut(trainable), split.cut(added or {})
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
         lazy = state_spec is not None and state_spec.lazy
@@ -425,8 +428,7 @@ class _Update(NamedTuple):
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
         apply = apply_updates if tables else optax.apply_updates
-        params = cast(Params, apply(trainable, updates))
-        return params if split is None else split.gathered(params), opt_state, lr
+        return cast(Params, apply(trainable, updates)), opt_state, lr
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:

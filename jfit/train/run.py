@@ -20,7 +20,7 @@ from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
-from jfit.step.sharded import sharded_like, whole_state
+from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train.batches import Settings, settings_of
@@ -84,8 +84,8 @@ class Run:
     def state(self) -> TrainState:
         """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy.
 
-        With reduce="sharded", the optimizer state is split: `jfit.step.sharded.whole_state(run.state)` has the whole arrays,
-        as `snapshot()` and checkpoints do.
+        With reduce="sharded" or "sharded_parameters", arrays are split over the devices; `snapshot()`, checkpoints and
+        `jfit.step.sharded.whole_state(run.state)` have the whole arrays.
         """
         state = self._loop.state if self._loop is not None else self._state
         assert state is not None
@@ -115,7 +115,7 @@ class Run:
     @property
     def raw_params(self) -> Any:
         """Current parameters as `params`, but without averaging: those that the optimizer updates."""
-        return self._tree("params", self.state.params)
+        return self._tree("params", whole_params(self.state))
 
     @property
     def aux(self) -> Any:
