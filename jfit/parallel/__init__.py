@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 from jfit import lazy as _lazy
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
+    from jfit.parallel.communication import Collectives, Traffic, collectives
     from jfit.parallel.contexts import Context, cpu, gpu, require_one_process, resolve, tpu
     from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local, with_shards
     from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
     from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [
+    "Collectives",
     "Context",
     "DataParallel",
+    "Traffic",
     "Window",
     "check_unsharded",
+    "collectives",
     "compile_spmd",
     "cpu",
     "data_parallel",
@@ -32,6 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "jfit.parallel.communication": "Collectives Traffic collectives",
     "jfit.parallel.data_parallel": "DataParallel data_parallel with_local with_shards",
     "jfit.parallel.contexts": "Context cpu gpu require_one_process resolve tpu",
     "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",

@@ -163,10 +163,7 @@ class DataParallel:
         Returns:
             (new `TrainState`, `StepOut`); the call returns before the devices are done.
         """
-        batch = Batch(batch) if isinstance(batch, dict) else batch
-        whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
-        if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
-            state = self.place(state)
+        state, whole = self._prepared(state, batch)
         size = rows(whole, self._axes)
         self._check_rows(state, whole, size)
         state, out, split = self._run(state, whole)
@@ -176,6 +173,41 @@ class DataParallel:
         if self._parts > 1 and getattr(out, "outputs", None) is not None:
             out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
         return state, out
+
+    def _prepared(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
+        batch = Batch(batch) if isinstance(batch, dict) else batch
+        whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
+        if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
+            state = self.place(state)
+        return state, whole
+
+    def lower(self, state: TrainState, batch: Any) -> Any:
+        """Lower the program of a step with a batch of this size, to look at it or to pass it to `jfit.parallel.collectives`.
+
+        Args:
+            state: `TrainState`; not donated.
+            batch: `jfit.Batch` or dict of arrays by input name.
+
+        Returns:
+            `jax.stages.Lowered`, with `as_text()` and `compile()`.
+
+        Raises:
+            ValueError: the step has reduce="ordered", so that it is not one program.
+
+        Example:
+            >>> import jax.numpy as jnp, jfit
+            >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.float32(1)})
+            >>> batch, parallel = {"x": jnp.ones(2), "label": jnp.ones(2)}, jfit.data_parallel(jfit.train_step(model))
+            >>> "stablehlo" in parallel.lower(jfit.init_state(model, "sgd", batch), batch).as_text()
+            True
+        """
+        if self._ordered is not None:
+            raise ValueError(
+                "a step with reduce='ordered' consists of several programs of one device each, so there is no program to "
+                "lower; they have no collectives: the host copies the sums of the slices to the first device"
+            )
+        state, whole = self._prepared(state, batch)
+        return self._program.lower(state, split_batch(whole, self._parts, self._axes, self._multiple))
 
     def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
         """Raise an error if a batch must be padded whose rows affect each other; warn once if such rows are split."""

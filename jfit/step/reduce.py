@@ -2,17 +2,20 @@
 
     all_reduce   sum over devices: data-parallel training
     unreduced    no reduction: every device trains its own copy of the parameters on its own rows
+    bfloat16     sum of gradients that are sent in bfloat16 and added in float32
     two_bit      sum of gradients quantized to 2 bits, with error feedback
+    one_bit      sum of gradients quantized to 1 bit (signs and one scale per parameter), with error feedback
     sharded      sum over devices, of which each device gets and updates its part: optimizer state split over devices (ZeRO-1)
     sharded_parameters  the same, with parameters split as well (ZeRO-3, FSDP)
     ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
 
-Loss and metric sums are always summed over devices.
+Loss and metric sums are always summed over devices.  docs/scaling.md has a table of the bytes that each rule sends.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +25,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
+from jfit.step.packed import pack, psum, sum_bfloat16, sum_signs, unpack
 from jfit.step.sharded import reduce_scattered
 
 
@@ -64,7 +68,7 @@ def all_reduce() -> Reduce:
         if axis_name is not None:
             rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
             whole = {k: g for k, g in gradients.items() if k not in rows}
-            whole, sums = lax.psum((whole, sums), axis_name)
+            whole, sums = psum((whole, sums), axis_name)
             gradients = cast(Params, {**whole, **rows})
         return gradients, sums, local
 
@@ -86,9 +90,38 @@ def unreduced() -> Reduce:
     """
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        return gradients, sums if axis_name is None else lax.psum(sums, axis_name), local
+        return gradients, psum(sums, axis_name), local
 
     return Reduce(lambda gradients: None, apply, shared=False)
+
+
+@functools.cache
+def bfloat16() -> Reduce:
+    """Sum of gradients that are rounded to bfloat16 on each device and added in float32: half the bytes of `all_reduce`.
+
+    With N > 2 devices, the sums are rounded to bfloat16, too.  For each element, |result - Σ g| ≤ 2⁻⁷ (1 + 2⁻⁸) Σ |g|, where
+    Σ is the sum over devices, in addition to the rounding of float32 sums.  On one device, gradients are unchanged.
+
+    `SparseRows` gradients are gathered from all devices without rounding.
+
+    Returns:
+        `Reduce`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bfloat16().apply({"w": jnp.ones(1)}, (), None, None)[0]["w"].tolist()
+        [1.0]
+    """
+
+    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
+        if axis_name is not None:
+            rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
+            whole = cast(dict[str, Array], {k: g for k, g in gradients.items() if k not in rows})
+            values = sum_bfloat16(_flat({k: g.astype(jnp.float32) for k, g in whole.items()}), axis_name)
+            gradients = cast(Params, {**_unflat(values, whole), **rows})
+        return gradients, psum(sums, axis_name), local
+
+    return Reduce(lambda gradients: None, apply)
 
 
 @functools.cache
@@ -96,6 +129,10 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
 
     2-bit quantization with error feedback: the residual r stays on each device, q is summed over devices; t: threshold.
+    Packed words of 2 bits per element are sent, and the sums, which are integers times t, in few bits.
+
+    If r + g of any device has an infinity or a NaN in a parameter, the result is NaN for the whole parameter; the residuals of
+    such elements are unchanged.
 
     Args:
         threshold: t, above 0.
@@ -119,15 +156,90 @@ def two_bit(threshold: float = 0.5) -> Reduce:
         raise ValueError(f"the threshold of 2-bit compression is {threshold}; it must be above 0")
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        sent, residuals = {}, dict(local)
-        for name, gradient in gradients.items():
-            gradient = gradient.dense(len(local[name])) if isinstance(gradient, SparseRows) else gradient
-            sent[name], residuals[name] = quantize(gradient, local[name], threshold)
+        residuals, signs, bad = dict(local), {}, {}
+        for name, gradient in _dense(gradients, local).items():
+            sent, residual = quantize(gradient, local[name], threshold)
+            finite = jnp.isfinite(residual)
+            residuals[name] = jnp.where(finite, residual, local[name])
+            signs[name], bad[name] = jnp.sign(sent), 1 - jnp.all(finite).astype(jnp.float32)
+        (sums, bad), counts = psum((sums, bad), axis_name), signs
         if axis_name is not None:
-            sent, sums = lax.psum((sent, sums), axis_name)
-        return sent, sums, residuals
+            counts = _unflat(sum_signs(_flat({k: s.astype(jnp.int8) for k, s in signs.items()}), axis_name), signs)
+        result = {k: jnp.where(bad[k] > 0, jnp.nan, c * jnp.asarray(threshold, c.dtype)) for k, c in counts.items()}
+        return cast(Params, result), sums, residuals
 
     return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
+
+
+@functools.cache
+def one_bit() -> Reduce:
+    """For gradient g of each device: r ← r + g;  q = mean(|r|) · sign(r);  r ← r − q;  result: Σ_devices q, with sign(0) = 1.
+
+    1-bit quantization with error feedback: the residual r stays on each device, q is summed over devices.  mean(|r|) is that of
+    one parameter on one device, in float32.  Every device receives the packed signs and the scales of all devices.
+
+    If r + g of any device has an infinity or a NaN in a parameter, the result is not finite in the whole parameter; the
+    residuals of that parameter are then unchanged.
+
+    Returns:
+        `Reduce` whose per-device state is the residual r.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rule, g = one_bit(), {"w": jnp.array([0.75, -0.25])}
+        >>> q, _, local = rule.apply(g, (), rule.init(g), None)
+        >>> q["w"].tolist(), local["w"].tolist()
+        ([0.5, -0.5], [0.25, 0.25])
+
+    Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019 (the scale); Seide et
+    al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech DNNs, 2014.
+    """
+
+    def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
+        residuals, words, scales, dense = dict(local), {}, {}, _dense(gradients, local)
+        for name, gradient in dense.items():
+            total = local[name] + gradient
+            scale = jnp.sum(jnp.abs(total).astype(jnp.float32)) / max(total.size, 1)
+            scales[name] = scale.astype(total.dtype).astype(jnp.float32)  # exact in the dtype of the gradient
+            residual = total - _signed(total >= 0, scales[name]).astype(total.dtype)
+            residuals[name] = jnp.where(jnp.isfinite(scale), residual, local[name])
+            words[name] = pack((total >= 0).reshape(-1), 1)
+        if not dense:
+            return cast(Params, {}), psum(sums, axis_name), residuals
+        # The scales are sent as the last words, so that there is one all-gather.
+        flat = jnp.concatenate([*words.values(), lax.bitcast_convert_type(jnp.stack([*scales.values()]), jnp.uint32)])
+        flat = flat[None] if axis_name is None else lax.all_gather(flat, axis_name)  # (devices, words)
+        result, start = {}, 0
+        for k, (name, gradient) in enumerate(dense.items()):
+            received = unpack(flat[:, start : start + words[name].size], 1, gradient.size)
+            scale = lax.bitcast_convert_type(flat[:, k - len(dense)], jnp.float32)[:, None]
+            result[name] = jnp.sum(_signed(received > 0, scale), axis=0).astype(gradient.dtype).reshape(gradient.shape)
+            start += words[name].size
+        return cast(Params, result), psum(sums, axis_name), residuals
+
+    return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
+
+
+def _signed(positive: Array, scale: Array) -> Array:
+    return jnp.where(positive, scale, -scale)
+
+
+def _dense(gradients: Params, local: Any) -> dict[str, Array]:
+    """The gradients as arrays of the shapes of the residuals `local`."""
+    return {k: g.dense(len(local[k])) if isinstance(g, SparseRows) else g for k, g in gradients.items()}
+
+
+def _flat(arrays: dict[str, Array]) -> Array:
+    """Concatenate arrays to one vector, so that there is one collective for all of them."""
+    return jnp.concatenate([x.reshape(-1) for x in arrays.values()]) if arrays else jnp.zeros(0)
+
+
+def _unflat(flat: Array, like: dict[str, Array]) -> dict[str, Array]:
+    """Split a vector of `_flat` into arrays of the shapes and dtypes of `like`."""
+    ends = itertools.accumulate(x.size for x in like.values())
+    return {
+        k: flat[end - x.size : end].reshape(x.shape).astype(x.dtype) for (k, x), end in zip(like.items(), ends, strict=True)
+    }
 
 
 def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tuple[Array, Array]:
@@ -237,7 +349,9 @@ def _reduce_scatter(gradients: Params, sums: Any, local: Any, axis_name: str | N
 
 RULES: dict[str, Callable[[], Reduce]] = {
     "psum": all_reduce,
+    "bfloat16": bfloat16,
     "2bit": two_bit,
+    "1bit": one_bit,
     "ordered": ordered,
     "sharded": sharded,
     "sharded_parameters": sharded_parameters,
@@ -248,8 +362,8 @@ def get(rule: Reduce | str | None) -> Reduce:
     """Convert a `reduce=` argument to a `Reduce`.
 
     Args:
-        rule: a `Reduce`; "psum", "2bit", "sharded", "sharded_parameters" or "ordered", for the rule of that name with its
-            default arguments; or None for "psum".
+        rule: a `Reduce`; a name ("psum", "bfloat16", "2bit", "1bit", "sharded", "sharded_parameters" or "ordered"), for the
+            rule of that name with its default arguments; or None for "psum".
 
     Returns:
         `Reduce`.

@@ -204,8 +204,8 @@ def fit(
             `Run.load` report the loss without them.  Frozen parameters have none.  Default: no regularizers.
         reduce: how the devices reduce their gradients: "psum" (their sum), "sharded" (the same sum; each device has and
             updates its part of the optimizer state), "sharded_parameters" (parameters are split too), "ordered" (a sum in a
-            fixed order, so that the bits do not depend on the number of devices), "2bit", or a `jfit.step.reduce.Reduce`.
-            Default: "psum".
+            fixed order, so that the bits do not depend on the number of devices), "bfloat16", "2bit" or "1bit" (fewer bytes,
+            see docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

@@ -1,0 +1,264 @@
+"""Read from the text of a compiled program (HLO) which collectives it runs, and how many bytes they send."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_UNSUPPORTED = ("ragged-all-to-all", "collective-broadcast", "send", "recv")
+
+
+class Traffic(NamedTuple):
+    """Collectives of one kind.
+
+    Attributes:
+        count: how often a collective runs in one call of the program.
+        operand_bytes: bytes of their operands on one device.
+        wire_bytes: bytes that one device sends, by the formulas of `collectives`.
+
+    Example:
+        >>> Traffic(1, 8, 14.0).wire_bytes
+        14.0
+    """
+
+    count: int = 0
+    operand_bytes: int = 0
+    wire_bytes: float = 0.0
+
+
+class Collectives(NamedTuple):
+    """What one call of a compiled program communicates, by kind of collective.
+
+    Attributes:
+        all_reduce, all_gather, reduce_scatter, all_to_all, collective_permute: `Traffic` of each kind.
+
+    Example:
+        >>> Collectives(all_reduce=Traffic(1, 8, 14.0), all_gather=Traffic(2, 4, 28.0)).total
+        Traffic(count=3, operand_bytes=12, wire_bytes=42.0)
+    """
+
+    all_reduce: Traffic = Traffic()
+    all_gather: Traffic = Traffic()
+    reduce_scatter: Traffic = Traffic()
+    all_to_all: Traffic = Traffic()
+    collective_permute: Traffic = Traffic()
+
+    @property
+    def total(self) -> Traffic:
+        """`Traffic` of all kinds together."""
+        return _sum(self)
+
+
+def collectives(program: Any, *args: Any) -> Collectives:
+    """Count the collectives of a compiled program, and the bytes that they send.
+
+    The counts are those of the program after XLA's optimizations, which combine collectives and may change dtypes.  The bytes
+    that a device sends are those of a ring of n devices for operands of b bytes: all-reduce 2 b (n - 1) / n, all-gather
+    b (n - 1), reduce-scatter b (n - 1) / n; of a direct exchange for all-to-all, b (n - 1) / n; and b for collective-permute.
+    A collective in a loop counts once per iteration.
+
+    Args:
+        program: `jfit.parallel.DataParallel`, a program of `compile_spmd`, a function of `jax.jit` or `jax.pmap`, or any object
+            with `lower`; a `jax.stages.Lowered` or `jax.stages.Compiled`.
+        *args: arguments of a call, arrays or `jax.ShapeDtypeStruct`; none for lowered and compiled programs.
+
+    Returns:
+        `Collectives`.
+
+    Raises:
+        TypeError: `program` cannot be lowered.
+        ValueError: a collective in a loop whose number of iterations is not known to the compiler, or in a branch; or a kind of
+            collective whose bytes are not known.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> collectives(jax.jit(lambda x: 2 * x), jnp.ones(3)).total
+        Traffic(count=0, operand_bytes=0, wire_bytes=0.0)
+
+    Source: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009; Thakur et al.,
+    Optimization of Collective Communication Operations in MPICH, 2005.
+    """
+    lowered = program.lower(*args) if hasattr(program, "lower") else program
+    compiled = lowered.compile() if hasattr(lowered, "compile") else lowered
+    if not hasattr(compiled, "as_text"):
+        raise TypeError(
+            f"the program is a {type(program).__name__}, which cannot be lowered; pass a jitted function, a DataParallel, or "
+            "another object with a method lower"
+        )
+    return read_hlo(compiled.as_text())
+
+
+class _Instruction(NamedTuple):
+    """An instruction of HLO: `name = shape opcode(operands), attributes`; `rest` is all after the opcode."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        inside = self.rest[1 : _closing(self.rest) - 1]
+        return [operand.split()[-1].lstrip("%") for operand in _split(inside) if operand.strip()]
+
+
+def read_hlo(text: str) -> Collectives:
+    """Count the collectives in the text of a compiled program.
+
+    Args:
+        text: HLO, from `compiled.as_text()`.
+
+    Returns:
+        `Collectives`.
+
+    Raises:
+        ValueError: as for `collectives`.
+
+    Example:
+        >>> read_hlo('''HloModule example, num_partitions=4
+        ... ENTRY main (x: f32[8]) -> f32[8] {
+        ...   x = f32[8]{0} parameter(0)
+        ...   ROOT y = f32[8]{0} all-reduce(x), replica_groups={{0,1,2,3}}, to_apply=add
+        ... }''').all_reduce
+        Traffic(count=1, operand_bytes=32, wire_bytes=48.0)
+    """
+    text = re.sub(r"/\*.*?\*/", "", text)
+    sizes = [int(n) for n in re.findall(r"(?:replica_count|num_partitions)=(\d+)", text.split("\n", 1)[0])]
+    computations, entry = _computations(text)
+    shapes = {i.name: i.shape for body in computations.values() for i in body}
+    done: dict[str, Collectives] = {}
+
+    def of(computation: str) -> Collectives:
+        if computation not in done:
+            total = Collectives()
+            for instruction in computations.get(computation, ()):
+                total = _plus(total, _own(instruction, shapes, max(sizes, default=1)))
+                total = _plus(total, _called(instruction, of))
+            done[computation] = total
+        return done[computation]
+
+    return of(entry)
+
+
+def _own(instruction: _Instruction, shapes: dict[str, str], devices: int) -> Collectives:
+    """The collective of one instruction.  Of an asynchronous one, only the start counts."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind in _UNSUPPORTED and "is_host_transfer=true" not in instruction.rest:
+        raise ValueError(
+            f"the program has a {kind} ({instruction.name}), whose bytes are not known; expected one of {', '.join(_KINDS)}"
+        )
+    if kind not in _KINDS:
+        return Collectives()
+    size = sum(_bytes_of(shapes[name]) for name in instruction.operands)
+    n = _group_size(instruction, devices)
+    factor = {
+        "all-reduce": 2 * (n - 1) / n,
+        "all-gather": n - 1,
+        "reduce-scatter": (n - 1) / n,
+        "all-to-all": (n - 1) / n,
+        "collective-permute": 1,
+    }[kind]
+    return Collectives(**{kind.replace("-", "_"): Traffic(1, size, float(size * factor))})
+
+
+def _called(instruction: _Instruction, of: Callable[[str], Collectives]) -> Collectives:
+    """The collectives of the computations that an instruction calls."""
+    total, attributes = Collectives(), instruction.rest
+    if instruction.opcode in ("async-update", "async-done"):  # the computation was counted at its async-start
+        return total
+    names = re.findall(r"\b(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)", attributes)
+    for several in re.findall(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}", attributes):
+        names += [name.strip().lstrip("%") for name in several.split(",")]
+    for name in names:
+        total = _plus(total, of(name))
+    if instruction.opcode == "conditional" and total.total.count:
+        raise ValueError(f"the program has a collective in a branch ({instruction.name}), so that its bytes depend on the data")
+    if instruction.opcode == "while" and total.total.count:
+        trips = re.search(r'"known_trip_count":\{"n":"?(\d+)', attributes)
+        if trips is None:
+            raise ValueError(
+                f"the program has a collective in a loop ({instruction.name}) whose number of iterations is not known to the "
+                "compiler, so that its bytes are not known; use a loop of fixed length, such as lax.scan"
+            )
+        n = int(trips[1])
+        total = Collectives(*(Traffic(t.count * n, t.operand_bytes * n, t.wire_bytes * n) for t in total))
+    return total
+
+
+def _plus(a: Collectives, b: Collectives) -> Collectives:
+    return Collectives(*(_sum(pair) for pair in zip(a, b, strict=True)))
+
+
+def _sum(parts: Any) -> Traffic:
+    return Traffic(*(sum(values) for values in zip(*parts, strict=True)))
+
+
+def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    """Return (computation -> its instructions, name of the entry computation)."""
+    computations: dict[str, list[_Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        header = re.match(r"(ENTRY\s+)?%?([\w.\-]+)\s.*->.*\{\s*$", line)
+        if header is not None and " = " not in line.split("->")[0]:
+            current = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and " = " in line:
+            current.append(_instruction(line))
+    return computations, entry
+
+
+def _instruction(line: str) -> _Instruction:
+    name, rest = line.strip().removeprefix("ROOT ").split(" = ", 1)
+    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opcode, opening, rest = rest.partition("(")
+    return _Instruction(name.lstrip("%"), shape, opcode.strip(), opening + rest)
+
+
+def _depths(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield (position, character, nesting depth after it) of a text with brackets."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        yield position, character, depth
+
+
+def _closing(text: str) -> int:
+    """Position after the bracket that closes the first one."""
+    return next(position + 1 for position, character, depth in _depths(text) if depth == 0 and character in ")]}")
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    cuts = [-1, *(p for p, c, depth in _depths(text) if c == "," and depth == 0), len(text)]
+    return [text[a + 1 : b] for a, b in itertools.pairwise(cuts)]
+
+
+def _bytes_of(shape: str) -> int:
+    """Bytes of an array or of a tuple of arrays; elements of less than 8 bits are counted with their bits."""
+    total = 0
+    for dtype, sizes in re.findall(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([^\]]*)\]", shape):
+        count = 1
+        for size in filter(None, sizes.split(",")):
+            count *= int(size.strip().removeprefix("<="))
+        width = re.match(r"[a-z]+(\d+)", dtype)
+        bits = 8 if width is None else int(width[1])  # pred has 8
+        total += -(-count * bits // 8)
+    return total
+
+
+def _group_size(instruction: _Instruction, devices: int) -> int:
+    """Number of devices that take part in a collective together."""
+    text = instruction.rest
+    groups = re.search(r"replica_groups=(\{\{([\d,\s]*)\}|\[\d+,(\d+)\]|\{\})", text)
+    if groups is None or groups[1] == "{}":
+        if groups is None and "replica_groups=" in text:
+            raise ValueError(f"the replica groups of {instruction.name} cannot be read: {text[:200]}")
+        return devices
+    return int(groups[3]) if groups[3] else len(groups[2].split(","))
