@@ -266,3 +266,19 @@ def test_one_device_and_separate_updates_have_no_split_state():
     assert_close(state, trained("adam", "psum", 1)[0], rtol=0, atol=0)
     with pytest.raises(ValueError, match="needs a whole training step"):
         update_step("sgd", reduce="sharded")
+
+
+@pytest.mark.parametrize("columns", [4, 6])
+def test_states_of_another_rule_raise_until_they_are_placed(columns):
+    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc"), name="softmax")
+    model, batch = jfit.lower(net), batches(1)[0]
+    batch["data"] = batch["data"][:, :columns]
+    optimizer = optim.sgd(momentum=0.9)  # its momentum (4, 4) and a chunk (1, 4) of the gradient would broadcast
+    psum, sharded = (jfit.data_parallel(jfit.train_step(model, optimizer), 4, reduce=r) for r in ("psum", "sharded"))
+    state = psum.place(jfit.init_state(model, optimizer, batch))
+    with pytest.raises(ValueError, match="is whole, but"):
+        sharded(state, batch)
+    state, _ = sharded(sharded.place(state), batch)
+    with pytest.raises(ValueError, match="is split over devices"):
+        psum(state, batch)
+    assert not is_sharded(psum(psum.place(state), batch)[0])

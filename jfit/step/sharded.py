@@ -157,6 +157,26 @@ class Split(NamedTuple):
         rows = _joined_call(lambda x: lax.all_gather(x[0], self.axis_name), parts)
         return {k: _from_chunks(rows[k], self.shapes[k]) if k in rows else x for k, x in tree.items()}
 
+    def check_state(self, opt_state: Any) -> None:
+        """Raise a ValueError if arrays of an optimizer state have the shapes of whole matrices, and none those of chunks."""
+        chunks = {chunk_shape(shape, self.count) for shape in self.shapes.values()}
+        whole = {shape: name for name, shape in self.shapes.items() if len(shape) > 1 and shape not in chunks}
+        shapes = {x.shape for x in jax.tree.leaves(opt_state)}
+        if shapes & set(whole) and not shapes & chunks:
+            raise self._not_split(whole[min(shapes & set(whole))])
+
+    def check_chunks(self, tree: Mapping[str, Array]) -> None:
+        """Raise a ValueError if new values of parameters are not chunks: a whole optimizer state has broadcast them."""
+        for name, shape in self.shapes.items():
+            if tree[name].shape != chunk_shape(shape, self.count):
+                raise self._not_split(name)
+
+    def _not_split(self, name: str) -> ValueError:
+        return ValueError(
+            f"the optimizer state of {name!r} is whole, but with reduce='sharded' each of {self.count} devices has a part of "
+            "it; call place(state) of jfit.data_parallel before the first step"
+        )
+
     def whole_sum(self, name: str, x: Array) -> Array:
         """Sum of an array like parameter `name`, over its chunks on all devices; scalar."""
         if name not in self.shapes:
@@ -191,6 +211,23 @@ def check_name(name: str, names: frozenset[str] | set[str]) -> None:
             f"the model are {sorted(names)[:10]}, so its chunks cannot be found; pass the jfit optimizer itself instead of an "
             "optax transformation that contains it, or reduce='psum'"
         )
+
+
+def check_whole(state: State) -> State:
+    """Return a state for a step that does not split it.
+
+    Args:
+        state: `TrainState`.
+
+    Raises:
+        ValueError: it is split.
+    """
+    if is_sharded(state):
+        raise ValueError(
+            "the state is split over devices by reduce='sharded', but this step needs whole arrays: call place(state) of "
+            "jfit.data_parallel, or jfit.step.sharded.whole_state(state), before the first step"
+        )
+    return state
 
 
 def joined(state: Any, axis_name: str) -> Any:

@@ -33,7 +33,7 @@ from jfit.programs import Constants
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
-from jfit.step.sharded import Split, joined, parted
+from jfit.step.sharded import Split, check_whole, joined, parted
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -237,8 +237,11 @@ def train_step(
         split = None if split_over is None else Split.of(split_over, trainable, summed)
         old_params = state.params if split is None else split.cut(state.params)
         if split is not None:
+            split.check_state(state.opt_state)
             trainable, added = split.cut(trainable), split.cut(added)
         trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split)
+        if split is not None:
+            split.check_chunks(trainable)
         params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
         if weighted:  # a batch whose weights sum to 0 changes nothing
             old = old_params, state.opt_state, state.aux
@@ -252,7 +255,7 @@ def train_step(
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         before, split_over = state, axis_name if reduce.sharded else None
-        state = state if split_over is None else joined(state, split_over)
+        state = check_whole(state) if split_over is None else joined(state, split_over)
         (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, weight, axis_name)
