@@ -55,6 +55,9 @@ def test_wrong_options_are_sentences(options, message, capsys):
 def test_a_measurement_has_all_columns(small):
     result = measure.measure(request(small, devices=2))
     assert result["samples_per_s"] == pytest.approx(8 / result["step_s"])
+    gradients = 4 * (3 * 4 + 4)  # of a weight and a bias; each of two devices sends half of them twice
+    assert result["collectives"] == 1 and gradients <= result["collective_bytes"] < 2 * gradients
+    assert result["memory_bytes"] > 2 * gradients
     assert result["step_s"] > 0 and result["host_s"] > 0 and result["compile_s"] >= 0
     text = report.markdown("title", [result], {"cores": 2, "python": "3", "jax": "1", "emulated": True})
     header, _, row = text.splitlines()[-3:]

@@ -17,9 +17,10 @@ import numpy as np
 from jfit import counters, optim
 from jfit.bench import models, peers
 from jfit.lowering import lower
-from jfit.parallel import DataParallel, data_parallel
+from jfit.parallel import DataParallel, collectives, data_parallel
 from jfit.step import train_step
 from jfit.step.reduce import Reduce
+from jfit.step.reduce import get as get_reduce
 from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, init_state
 
@@ -49,8 +50,8 @@ class Trainer:
 
     def __init__(self, bench: models.Benchmark, rows: dict[str, np.ndarray], devices: list[Any], rule: Any) -> None:
         model, optimizer = lower(bench.net), optim.sgd(learning_rate=peers.LEARNING_RATE, momentum=peers.MOMENTUM)
-        self.rows, self.devices = rows, devices
-        self.step: DataParallel = data_parallel(train_step(model, optimizer), devices, reduce=rule)
+        self.rows, self.devices, self.rule = rows, devices, get_reduce(rule)
+        self.step: DataParallel = data_parallel(train_step(model, optimizer), devices, reduce=self.rule)
         self.state: TrainState = self.step.place(init_state(model, optimizer, rows))
 
     def train(self, steps: int) -> Any:
@@ -135,8 +136,20 @@ def _interleaved(loops: dict[str, Callable[[int], Any]], seconds: float, rounds:
 
 
 def _compiled_facts(trainer: Trainer) -> dict[str, Any]:
-    """Collectives and memory of the compiled program of a step; empty if the step consists of several programs."""
-    return {}
+    """Collectives and memory of the compiled program of a step; of an accelerator, its peak so far.
+
+    Empty for reduce="ordered", whose step is several programs.
+    """
+    facts: dict[str, Any] = {}
+    if trainer.rule.slices is None:
+        compiled = trainer.step.lower(trainer.state, trainer.rows).compile()
+        sent, memory = collectives(compiled).total, compiled.memory_analysis()
+        facts = {"collectives": sent.count, "collective_bytes": sent.wire_bytes}
+        if memory is not None:
+            sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+            facts["memory_bytes"] = sizes - memory.alias_size_in_bytes
+    stats = trainer.devices[0].memory_stats()
+    return facts | ({"memory_bytes": stats["peak_bytes_in_use"]} if stats else {})
 
 
 def main(arguments: list[str]) -> int:

@@ -31,7 +31,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "collective ms": _ms("collective_s"),
     "host ms": _ms("host_s"),
     "collectives": lambda row: str(row.get("collectives", "")),
-    "MiB sent": _mib("collective_bytes"),
+    "MiB sent/device": _mib("collective_bytes"),
     "MiB/device": _mib("memory_bytes"),
     "compile s": lambda row: f"{row['compile_s']:.1f}",
     "jfit / hand-written pmap": lambda row: f"{row['hand_ratio']:.2f}" if "hand_ratio" in row else "",
