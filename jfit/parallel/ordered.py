@@ -128,26 +128,29 @@ class OrderedSteps:
         Returns:
             (new `TrainState`, result, values of the slices with a leading axis (slices, ...)).
         """
-        devices, read = self._devices, state._replace(opt_state=(), metrics=(), base_lr=None, local=None)
-        local = [self._on(read, position) for position in range(len(devices))]
+        devices, states = self._devices, self._per_device(state)
+        read = [s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for s in states]
         parts = []
         for owner, number, rows in zip(self._owners, self._numbers, cut_slices(batch, self.slices, self._axes), strict=True):
-            parts.append(self._one(local[owner], jax.device_put(rows, devices[owner]), number))
-        sums, values = zip(*(jax.device_put(part, devices[0]) for part in parts), strict=True)
-        del parts, local
+            part = self._one(read[owner], jax.device_put(rows, devices[owner]), number)
+            parts.append(part if owner == 0 else jax.device_put(part, devices[0]))
+        sums, values = zip(*parts, strict=True)
+        del parts, read
         total = self._sum(sums)
         if self._before is not None and not self._before.is_deleted():
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
-        state, result = self._finish[batch.weight is not None](self._on(state, 0), total)
+        state, result = self._finish[batch.weight is not None](states[0], total)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
         values = _stacked(values) if jax.tree.leaves(values) else values[0]
-        return jax.device_put(state, self._everywhere), result, values
+        return (state if len(devices) == 1 else jax.device_put(state, self._everywhere)), result, values
 
-    def _on(self, tree: Any, position: int) -> Any:
-        """The arrays of a replicated pytree on one device, without a copy."""
+    def _per_device(self, state: TrainState) -> list[TrainState]:
+        """The arrays of a replicated state on each of the devices, without copies."""
         if len(self._devices) == 1:
-            return tree
-        return jax.tree.map(lambda x: x.addressable_shards[position].data, tree)  # in the order of the devices
+            return [state]
+        leaves, tree = jax.tree.flatten(state)
+        columns = zip(*([shard.data for shard in leaf.addressable_shards] for leaf in leaves), strict=True)
+        return [tree.unflatten(column) for column in columns]  # shards are in the order of the devices
 
 
 @jax.jit
