@@ -75,6 +75,11 @@ step/train.py: step step_rows parallel
     wide(g) * factor if exact and is_small(g) else => wide(g) * factor if False else
 step/reduce.py: parallel step
     sums if axis_name is None else lax.psum(sums, axis_name), local => sums, local
+step/sharded.py: sharded
+    if chunk * self.count != size: => if False:
+    return lax.psum(jnp.sum(x), self.axis_name) => return jnp.sum(x)
+step/elementwise.py: sharded
+    _operations(reference, {}) => _operations(traced, original)
 step/slices.py: step step_properties totals
     (jnp.arange(1, count), jax.tree.map => (jnp.arange(count - 1), jax.tree.map
     (shard.weight > 0) | (shard.metric_weight > 0) => shard.weight > 0

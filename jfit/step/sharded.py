@@ -24,6 +24,7 @@ from jax import Array, lax
 
 from jfit.optim.core import wide
 from jfit.optim.rows import SparseRows
+from jfit.step.packed import psum
 
 State = TypeVar("State")  # a TrainState; its file imports this one
 
@@ -98,7 +99,7 @@ def reduce_scattered(gradients: Mapping[str, Any], sums: Any, axis_name: str) ->
     split = {k: g for k, g in gradients.items() if is_split(g)}
     rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
     scalars = {k: g for k, g in gradients.items() if k not in split and k not in rows}
-    scalars, sums = lax.psum((scalars, sums), axis_name)
+    scalars, sums = psum((scalars, sums), axis_name)
     parts = {k: _rows_of_chunks(g, count) for k, g in split.items()}
     chunks = _joined_call(lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)[None], parts)
     chunks = {k: chunk.reshape(chunk_shape(split[k].shape, count)) for k, chunk in chunks.items()}
