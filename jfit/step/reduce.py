@@ -25,7 +25,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
-from jfit.step.packed import pack, psum, sum_bfloat16, sum_signs, unpack
+from jfit.step.packed import added, pack, psum, sum_bfloat16, sum_signs, unpack
 from jfit.step.sharded import reduce_scattered
 
 
@@ -211,10 +211,10 @@ def one_bit() -> Reduce:
         flat = flat[None] if axis_name is None else lax.all_gather(flat, axis_name)  # (devices, words)
         result, start = {}, 0
         for k, (name, gradient) in enumerate(dense.items()):
-            received = unpack(flat[:, start : start + words[name].size], 1, gradient.size)
-            scale = lax.bitcast_convert_type(flat[:, k - len(dense)], jnp.float32)[:, None]
-            result[name] = jnp.sum(_signed(received > 0, scale), axis=0).astype(gradient.dtype).reshape(gradient.shape)
-            start += words[name].size
+            end = start + words[name].size
+            scale = lax.bitcast_convert_type(flat[:, k - len(dense)], jnp.float32)
+            sent = [_signed(unpack(one[start:end], 1, gradient.size) > 0, s) for one, s in zip(flat, scale, strict=True)]
+            result[name], start = added(sent).astype(gradient.dtype).reshape(gradient.shape), end
         return cast(Params, result), psum(sums, axis_name), residuals
 
     return Reduce(lambda gradients: jax.tree.map(jnp.zeros_like, gradients), apply)
