@@ -298,6 +298,21 @@ def test_fit_with_each_rule_learns(name, devices, rng):
     assert errors[-1] < 0.1 * errors[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["2bit", "1bit"])
+def test_a_resumed_run_has_the_residuals_and_bits_of_an_uninterrupted_one(name, tmp_path, rng):
+    x = rng.normal(size=(64, 3)).astype(np.float32)
+    fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=1, name="fc")
+    net, data = jfit.sym.LinearRegressionOutput(fc, name="out"), (x, x @ np.float32([[1], [-2], [0.5]]))
+    settings = {"batch_size": 16, "devices": 4, "reduce": name, "progress": False}
+    straight = jfit.fit(net, data, num_epoch=4, **settings)
+    jfit.fit(net, data, num_epoch=2, checkpoint=tmp_path, **settings)
+    resumed = jfit.fit(net, data, num_epoch=4, checkpoint=tmp_path, resume=True, **settings)
+    assert_equal((resumed.params, resumed.state.local), (straight.params, straight.state.local))
+    with pytest.raises(ValueError, match=r"local/fc_bias has shape \(4, 1\) in the checkpoint, expected \(2, 1\)"):
+        jfit.fit(net, data, num_epoch=5, checkpoint=tmp_path, resume=True, **{**settings, "devices": 2})
+
+
 @pytest.mark.parametrize("name", ["2bit", "1bit"])
 def test_a_nan_gradient_on_one_device_ends_in_first_bad_step(name):
     """At s = 0, 0 * sqrt(s) is 0 and its gradient is NaN: the loss of that step is finite, that of the next is NaN."""
