@@ -139,6 +139,37 @@ def test_metrics_of_host_and_devices_agree():
     assert logs["accuracy"] == pytest.approx(logs["right"])
 
 
+def weights(state):
+    return np.asarray(state.params["w"]).tobytes()
+
+
+def linear():
+    x = np.random.default_rng(0).normal(size=(8, 8, 3)).astype("float32")
+    net = sym.FullyConnected(sym.mean(sym.Variable("data"), axis=0), num_hidden=2, no_bias=True, name="f")
+    return sym.SoftmaxOutput(net, name="softmax"), {"data": x, "softmax_label": np.arange(8.0, dtype="float32") % 2}
+
+
+def test_batch_axes_of_data_parallel_are_those_of_the_slices():
+    (net, batch), results = linear(), []  # data: (time, batch, features)
+    for rule in ("psum", ordered(2)):
+        step = jfit.data_parallel(jfit.train_step(jfit.lower(net), "sgd"), 2, batch_axes={"data": 1}, reduce=rule)
+        state = step.place(jfit.init_state(jfit.lower(net), "sgd", batch))
+        results.append(step(state, batch)[0].params["f_weight"])
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_a_state_from_a_step_with_the_same_devices_in_another_order():
+    def make(devices):
+        return jfit.data_parallel(jfit.train_step(model, "sgd"), devices, reduce=ordered(2))
+
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3)})
+    batch, (first, second) = {"x": np.eye(4, 3, dtype="float32"), "label": np.zeros(4, "float32")}, jax.devices()[:2]
+    expected, _ = make(1)(jfit.init_state(model, "sgd"), batch)
+    state = make([first, second]).place(jfit.init_state(model, "sgd"))
+    state, _ = make([second, first])(state, batch)
+    assert weights(state) == weights(expected)
+
+
 @pytest.mark.slow
 def test_functions_use_keys_of_slices_bits():
     def apply(params, x, key=None, train=False):

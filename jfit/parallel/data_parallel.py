@@ -120,7 +120,7 @@ class DataParallel:
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
         self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
-        self._ordered = None if slices is None else OrderedSteps(step, self.devices)
+        self._ordered = None if slices is None else OrderedSteps(step, self.devices, batch_axes=self._axes)
         if self._ordered is None:
             self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
 

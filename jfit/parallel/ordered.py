@@ -72,6 +72,7 @@ class OrderedSteps:
         result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
 
     Raises:
         ValueError: the step has a setting that needs the whole batch on every device, or there are more devices than slices.
@@ -93,10 +94,12 @@ class OrderedSteps:
         *,
         result: Callable[[StepOut], Any] = lambda out: out,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
+        batch_axes: Mapping[str, int] | None = None,
     ) -> None:
         count, stages = step.reduce.slices, step.stages
         _check(step, len(devices))
-        self.slices, self._devices, self._axes = count, list(devices), step.model.batch_axes
+        self.slices, self._devices = count, list(devices)
+        self._axes = step.model.batch_axes if batch_axes is None else batch_axes
         self._everywhere = sharding(devices)
         self._owners = [j * len(devices) // count for j in range(count)]  # of each slice, the position of its device
         self._numbers = [jax.device_put(np.int32(j), devices[owner]) for j, owner in enumerate(self._owners)]
@@ -149,8 +152,9 @@ class OrderedSteps:
         if len(self._devices) == 1:
             return [state]
         leaves, tree = jax.tree.flatten(state)
-        columns = zip(*([shard.data for shard in leaf.addressable_shards] for leaf in leaves), strict=True)
-        return [tree.unflatten(column) for column in columns]  # shards are in the order of the devices
+        # by device: the state may come from a step whose devices are the same in another order
+        parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+        return [tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices]
 
 
 @jax.jit
