@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -120,6 +121,11 @@ def resolve(devices: Any = None) -> list[Device]:
     if isinstance(devices, str):
         if devices == "all":
             return jax.local_devices()
+        if devices == "auto":
+            raise ValueError(
+                "devices='auto' depends on the model, and is supported by jfit.fit, jfit.lr_find, jfit.score, jfit.predict and "
+                'jfit.Run.load; pass None, a number, "all", a device or a list of devices here'
+            )
         raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         devices, have = int(devices), jax.local_devices()
@@ -139,6 +145,16 @@ def resolve(devices: Any = None) -> list[Device]:
     if len(set(result)) != len(result):
         raise ValueError(f"devices={devices!r} contains a device twice, but every device computes one shard of the batch")
     return result
+
+
+def cores() -> int:
+    """Return the number of processor cores that this process may use.
+
+    Example:
+        >>> cores() >= 1
+        True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def require_one_process(entry: str) -> None:

@@ -108,7 +108,7 @@ def _compared(optimizer: Optimizer, params: Mapping[str, Any], state: Any, initi
 
 def _mixing(jaxpr: Any, sizes: set[int]) -> Iterator[str]:
     """Yield the names of operations on chunks that are not elementwise."""
-    for eqn in _equations(jaxpr):
+    for eqn in equations(jaxpr):
         shapes = [v.aval.shape for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape")]
         name = eqn.primitive.name
         if not any(set(shape) & sizes for shape in shapes) or name in ELEMENTWISE or name in CALLS:
@@ -129,10 +129,10 @@ def _operations(jaxpr: Any, original: Mapping[tuple[int, ...], tuple[int, ...]])
         shapes = [getattr(v.aval, "shape", ()) for v in eqn.outvars]
         return eqn.primitive.name, *(original.get(s, s) for s in shapes), *(str(v.val) for v in eqn.invars if hasattr(v, "val"))
 
-    return collections.Counter(described(eqn) for eqn in _equations(jaxpr, True) if eqn.primitive.name not in SHAPE_ONLY)
+    return collections.Counter(described(eqn) for eqn in equations(jaxpr, True) if eqn.primitive.name not in SHAPE_ONLY)
 
 
-def _equations(jaxpr: Any, inner_of_all: bool = False) -> Iterator[Any]:
+def equations(jaxpr: Any, inner_of_all: bool = False) -> Iterator[Any]:
     """Yield the equations of a jaxpr and of the functions that it calls; `inner_of_all`: also of loop bodies and the like."""
     for eqn in jaxpr.eqns:
         yield eqn
@@ -141,7 +141,7 @@ def _equations(jaxpr: Any, inner_of_all: bool = False) -> Iterator[Any]:
                 for inner in value if isinstance(value, (tuple, list)) else (value,):
                     inner = getattr(inner, "jaxpr", inner)
                     if hasattr(inner, "eqns"):
-                        yield from _equations(inner, inner_of_all)
+                        yield from equations(inner, inner_of_all)
 
 
 def _refusal(optimizer: Optimizer, reason: str) -> ValueError:

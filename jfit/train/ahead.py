@@ -7,11 +7,11 @@ the same time, and while the first steps are computed.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from jfit.parallel.contexts import cores
 from jfit.programs import Program
 from jfit.step.state import TrainState
 from jfit.train.evaluate import ResidentScorer
@@ -59,8 +59,3 @@ def compiling_ahead(evaluate: Any = None) -> Iterator[Callable[[TrainState, Prog
         yield prepare
     finally:
         pool.shutdown(wait=all(future.done() for future in futures), cancel_futures=True)
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -30,6 +30,7 @@ from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.contexts import Device, resolve
 from jfit.parallel.devices import place_shared
+from jfit.train.auto_devices import is_auto, model_devices
 from jfit.train.labels import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
@@ -83,6 +84,7 @@ class Settings:
 
 
 def settings_of(
+    model: Model | None = None,
     *,
     devices: Any = None,
     batch_size: int = 32,
@@ -97,11 +99,16 @@ def settings_of(
 ) -> Settings:
     """Check arguments of `jfit.fit`, described there, and convert them to `Settings`.
 
+    Args:
+        model: the `Model`, for `devices="auto"`: the functions of JAX frameworks get one device on a CPU.
+        devices, batch_size, eval_batch_size, num_epoch, eval_metric, policy, directory, checkpoint, label, eval_every: see
+            `jfit.fit`.
+
     Raises:
         ValueError: an invalid list of devices, metric or policy.
     """
     return Settings(
-        devices=resolve(devices),
+        devices=resolve(devices) if model is None or not is_auto(devices) else model_devices(model, batch_size),
         batch_size=batch_size,
         eval_batch_size=eval_batch_size or batch_size,
         num_epoch=num_epoch,

@@ -523,7 +523,7 @@ class InferenceModel:
             raise ValueError(
                 "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
             )
-        self.settings = settings_of(**options)
+        self.settings = settings_of(self.model, **options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)
 

@@ -27,6 +27,7 @@ from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
+from jfit.train.auto_devices import batch_sizes, is_auto, training_devices
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of, unpaddable_message
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
@@ -122,8 +123,11 @@ def fit(
             labels; `run.settings.metric_choice` says which and why.  A dict by output name, such as {"a": "acc", "b": "mse"},
             has metrics of single outputs of a function, named "a_accuracy" and "b_mse".
         initializer: name or `jfit.init` initializer of the parameters.  Default: Xavier.
-        devices: None (the default device), a number of devices, "all", a device, or a list of devices.  Every batch is split
-            evenly over the devices.
+        devices: None (the default device), a number of devices, "all", "auto", a device, or a list of devices.  Every batch is
+            split evenly over the devices; BatchNorm then has statistics per device (see `sync_batch_stats`).  "auto" is all
+            local accelerators.  On a CPU it is one device, or, if the model has convolutions, one per core of those that were
+            configured before JAX started; if there is only one, a log line says how.  "auto" uses fewer devices if batches
+            cannot be split evenly over them.
         label: name of the label column, or list of names, if the data has named columns: a DataFrame, a dict of columns, or
             rows or batches that are dicts.  The other columns of a DataFrame are stacked to one float32 array (rows, columns),
             or, if the model has several inputs, become the inputs of their names.
@@ -237,7 +241,7 @@ def fit(
     )
     check_options(steps_per_epoch, validation_split, eval_every, eval_data)
     settings = settings_of(
-        devices=devices,
+        devices=None if is_auto(devices) else devices,
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
         num_epoch=num_epoch,
@@ -315,6 +319,10 @@ def fit(
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
     plan = checked_plan(model, data, probe, state)
+    if is_auto(devices):
+        sizes = batch_sizes(data, batch_size)
+        chosen_devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, micro_batches, rule)
+        settings = replace(settings, devices=chosen_devices)
     warn_per_device(plan, rule.slices or len(settings.devices), synced=sync_batch_stats)
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()

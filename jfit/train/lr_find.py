@@ -261,7 +261,7 @@ def lr_find(
         model = lower_with_inputs(model, train_data)
     options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     model, params, aux = model_and_values(model, loss, params, aux, **options)
-    settings = settings_of(devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
+    settings = settings_of(model, devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
     schedule = _exponential(start, end, steps)
     resolved = _optimizer(optimizer, optimizer_params, model, schedule)
     endless = is_endless(train_data.source if isinstance(train_data, Rows) else train_data)

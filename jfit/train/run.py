@@ -550,7 +550,7 @@ class Run:
                 raise ValueError(f"the checkpoint in {directory} has no graph: {reason}; pass the model as model=")
             model = load_json(meta["symbol"])
         model = as_model(model, predict=True, **{k: options.pop(k, None) for k in ("loss", "params", "aux")})
-        settings = settings_of(devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
+        settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
         arrays = checkpoints.load_leaves(directory)
