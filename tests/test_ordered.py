@@ -170,6 +170,17 @@ def test_a_state_from_a_step_with_the_same_devices_in_another_order():
     assert weights(state) == weights(expected)
 
 
+def test_the_warning_for_rows_that_affect_each_other_is_about_slices():
+    def centered(p, x):
+        return (x - x.mean(0, keepdims=True)) @ p["w"]
+
+    model = jfit.Model.from_function(centered, loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3, "float32")})
+    step = jfit.data_parallel(jfit.train_step(model), 1, reduce=ordered(2))
+    batch = {"x": np.eye(4, 3, dtype="float32"), "label": np.zeros(4, "float32")}
+    with pytest.warns(UserWarning, match="with reduce='ordered' this is computed for each of the 2 slices of a batch, on any"):
+        step(jfit.init_state(model, "sgd"), batch)
+
+
 @pytest.mark.slow
 def test_functions_use_keys_of_slices_bits():
     def apply(params, x, key=None, train=False):

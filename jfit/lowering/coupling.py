@@ -182,20 +182,29 @@ def verified_plan(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]
     return plan_of(model, dict(inputs))
 
 
-def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool = False) -> None:
-    """Warn if rows affect each other and a batch is split over devices: each device then combines only its own rows.
+def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool = False, slices: int | None = None) -> None:
+    """Warn if rows affect each other and a batch is cut into parts: each device, or slice, then combines only its own rows.
 
     Args:
         plan: plan of the model.
         devices: number of devices.
         stacklevel: as for `warnings.warn`.
         synced: whether batch statistics are those of all devices (`sync_batch_stats=True`); losses are still per device.
+        slices: number of virtual slices of a batch with `reduce="ordered"`; None: one part per device.
 
     Example:
         >>> warn_per_device(Plan((), (), True), 2)
     """
     in_loss, cause = (True, plan.of_loss) if synced or plan.in_loss else (False, plan.coupled)
-    if devices > 1 and cause and not (in_loss and plan.gathered):
+    if slices is not None:
+        if slices > 1 and cause:
+            remedy = "the default reduce= with gather_outputs=True" if in_loss else "one device and the default reduce="
+            warnings.warn(
+                f"{cause}; with reduce='ordered' this is computed for each of the {slices} slices of a batch, on any number of "
+                f"devices, so the results differ from those of whole batches, for which pass {remedy}",
+                stacklevel=stacklevel + 1,
+            )
+    elif devices > 1 and cause and not (in_loss and plan.gathered):
         remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if in_loss else ""
         warnings.warn(
             f"{cause}; on {devices} devices this is computed per device, from its slice of each batch, so the results "

@@ -222,7 +222,7 @@ class DataParallel:
                 f"{plan.reason}; pass batches whose number of rows is a multiple of {unit}"
             )
         if not self._checked:
-            warn_per_device(plan, self._parts, stacklevel=3, synced=self._syncs)
+            warn_per_device(plan, self._parts, stacklevel=3, synced=self._syncs, slices=self._rule.slices)
         self._checked.add(key)
 
     def _rows(self, split: Batch, outputs: tuple[jax.Array, ...]) -> tuple[MaybeLayout, ...]:

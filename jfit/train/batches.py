@@ -539,10 +539,10 @@ def announce_size(model: Model, count: int, size: int, reason: str) -> None:
 def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
     """Error message for a batch of `count` rows that cannot be padded, and not be split into `unit` equal parts.
 
-    `unit` is the number of devices times the number of micro-batches.
+    `unit` is the number of devices (slices with `reduce="ordered"`) times the number of micro-batches.
     """
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: "
         f"{reason or 'the network mixes the rows of a batch before a loss head or a batch statistic'}; choose a batch size and "
-        f"data divisible by {unit}, or one device"
+        f"data divisible by {unit}, or one device without micro-batches and without reduce='ordered'"
     )

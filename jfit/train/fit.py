@@ -323,7 +323,7 @@ def fit(
         sizes = batch_sizes(data, batch_size)
         chosen_devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, micro_batches, rule)
         settings = replace(settings, devices=chosen_devices)
-    warn_per_device(plan, rule.slices or len(settings.devices), synced=sync_batch_stats)
+    warn_per_device(plan, len(settings.devices), synced=sync_batch_stats, slices=rule.slices)
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()
     step = train_step(
