@@ -257,8 +257,8 @@ def test_compressed_gradients_plus_residual_equal_the_gradients(rng):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"type": "1bit"}, MXNetError, "'1bit'; the only supported type is '2bit'"),
-        ({"threshold": 1}, MXNetError, "None; the only supported type"),
+        ({"type": "4bit"}, MXNetError, "'4bit'; the supported types are '2bit', '1bit'"),
+        ({"threshold": 1}, MXNetError, "None; the supported types are"),
         ({"type": "2bit", "threshold": -1}, MXNetError, "must be greater than 0"),
         ({"type": "2bit", "treshold": 1}, ValueError, "unknown name 'treshold'"),
     ],

@@ -319,12 +319,12 @@ def test_a_user_store_is_used(monkeypatch):
     assert not ready(kvstore=store)._update_on_kvstore
 
 
-def test_compression_requires_the_device_store_and_two_bits():
+def test_compression_requires_the_device_store_and_a_known_type():
     two = {"type": "2bit", "threshold": 0.5}
     with pytest.raises(ValueError, match="not supported for this type of kvstore: local; use 'device'"):
         ready(devices=2, compression_params=two)
-    with pytest.raises(ValueError, match="'1bit'; only '2bit' is supported"):
-        ready(devices=2, kvstore="device", compression_params={"type": "1bit"})
+    with pytest.raises(ValueError, match="'4bit'; supported are '2bit', '1bit', 'bfloat16'"):
+        ready(devices=2, kvstore="device", compression_params={"type": "4bit"})
     steps(ready(devices=2, kvstore="device", compression_params=two), 2)
 
 

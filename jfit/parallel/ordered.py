@@ -73,6 +73,8 @@ class OrderedSteps:
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
+        rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
+            as an argument of the program.  None: the factor of `step`.
 
     Raises:
         ValueError: the step has a setting that needs the whole batch on every device, or there are more devices than slices.
@@ -95,6 +97,7 @@ class OrderedSteps:
         result: Callable[[StepOut], Any] = lambda out: out,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         batch_axes: Mapping[str, int] | None = None,
+        rescaled: Callable[..., Any] | None = None,
     ) -> None:
         count, stages = step.reduce.slices, step.stages
         _check(step, len(devices))
@@ -109,24 +112,27 @@ class OrderedSteps:
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
 
         def finish(weighted: bool) -> Program:
-            def fn(state: TrainState, sums: Any, *, axis_name: str | None = None) -> Any:
-                return finish_slices(stages, state, sums, weighted, result)
+            def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
+                update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
+                return finish_slices(update, state, sums, weighted, result)
 
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if len(devices) == 1 else ()
-            return compile_spmd(fn, devices[:1], (None, None), None, donate=donate, name="train_update")
+            axes = (None, None) if rescaled is None else (None, None, None)
+            return compile_spmd(fn, devices[:1], axes, None, donate=donate, name="train_update")
 
         self._one = Program(one, jax.jit, name="train_slice")
         self._sum = Program(tree_sum, jax.jit, name="train_sum")
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
+    def __call__(self, state: TrainState, batch: Batch, *rescale: Any) -> tuple[TrainState, Any, Any]:
         """Run one step.
 
         Args:
             state: `TrainState`, replicated on the devices; donated if there is one device.
             batch: the whole batch; the number of slices times micro-batches divides its rows.
+            rescale: factor of the summed gradients, only with `rescaled`.
 
         Returns:
             (new `TrainState`, result, values of the slices with a leading axis (slices, ...)).
@@ -142,7 +148,7 @@ class OrderedSteps:
         total = self._sum(sums)
         if self._before is not None and not self._before.is_deleted():
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
-        state, result = self._finish[batch.weight is not None](states[0], total)
+        state, result = self._finish[batch.weight is not None](states[0], total, *rescale)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
         values = _stacked(values) if jax.tree.leaves(values) else values[0]
         return (state if len(devices) == 1 else jax.device_put(state, self._everywhere)), result, values

@@ -1,4 +1,4 @@
-"""2-bit gradient compression of a key-value store, with the quantization residuals kept between pushes."""
+"""Gradient compression of a key-value store: 2 bits, 1 bit or bfloat16; quantization residuals are kept between pushes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,59 @@ import numpy as np
 
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
-from jfit.step.reduce import quantize
+from jfit.step.reduce import Reduce, bfloat16, one_bit, quantize, two_bit
 
 _PARAMS = ("type", "threshold")
+TYPES = ("2bit", "1bit", "bfloat16")
 
 
-class TwoBit:
+class Compression:
+    """Quantize the gradients that devices push; `rule` is the reduction of a training step with the same numbers.
+
+    Attributes:
+        rule: `jfit.step.reduce.Reduce`.
+        residuals: (kvstore key, device number) -> the part of earlier gradients that was not sent.
+    """
+
+    rule: Reduce
+
+    def __init__(self) -> None:
+        self.residuals: dict[Hashable, Any] = {}
+
+    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
+        """Return (quantized gradient, new residual) of each gradient; all are on one device."""
+        raise NotImplementedError
+
+    def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
+        """Quantize gradients and update their residuals; one dispatch per device.
+
+        Args:
+            places: the residual's key per gradient: (kvstore key, device number).
+            gradients: float arrays, on any devices.
+
+        Returns:
+            Arrays of the shapes, dtypes and devices of the gradients.
+        """
+        sent: list[Any] = [None] * len(places)
+        for where in {sharding_of(g): None for g in gradients}:
+            local = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
+            residuals = [self._residual(places[i], gradients[i]) for i in local]
+            pairs = self._quantized([gradients[i] for i in local], residuals)
+            for i, (value, residual) in zip(local, pairs, strict=True):
+                sent[i], self.residuals[places[i]] = value, residual
+        return sent
+
+    def _residual(self, place: Hashable, gradient: Any) -> Any:
+        residual = self.residuals.get(place)
+        # zeros for the first push, and after the shape of the key has changed
+        if residual is None or residual.shape != gradient.shape:
+            where = sharding_of(gradient)
+            residual = np.zeros(gradient.shape, gradient.dtype)
+            return residual if where is None else jax.device_put(residual, where)
+        return residual
+
+
+class TwoBit(Compression):
     """2-bit compression with error feedback: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.
 
     A device sends q; the residual r is kept for its next gradient.
@@ -38,62 +85,90 @@ class TwoBit:
     def __init__(self, threshold: float = 0.5) -> None:
         if not threshold > 0:
             raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
-        self.threshold = float(threshold)
-        self.residuals: dict[Hashable, Any] = {}
+        super().__init__()
+        self.threshold, self.rule = float(threshold), two_bit(float(threshold))
+
+    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
+        return _two_bit(gradients, residuals, self.threshold)
+
+
+class OneBit(Compression):
+    """1-bit compression with error feedback: r <- r + g;  q = mean(|r|) * sign(r);  r <- r - q.
+
+    A device sends q, signs and one scale; the residual r is kept for its next gradient.
+
+    Example:
+        >>> OneBit()([("w", 0)], [jnp.array([0.75, -0.25])])[0].tolist()
+        [0.5, -0.5]
+
+    Source: as `jfit.step.reduce.one_bit`.
+    """
+
+    rule = one_bit()
+
+    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
+        return _one_bit(gradients, residuals)
+
+
+class BFloat16(Compression):
+    """Gradients are rounded to bfloat16 before they are summed in their own dtype; there are no residuals.
+
+    Example:
+        >>> BFloat16()([("w", 0)], [jnp.array([1.001])])[0].tolist()
+        [1.0]
+    """
+
+    rule = bfloat16()
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
-        """Quantize gradients and update their residuals; one dispatch per device.
-
-        Args:
-            places: the residual's key per gradient: (kvstore key, device number).
-            gradients: float arrays, on any devices.
-
-        Returns:
-            Arrays of the gradients' shapes with entries -threshold, 0 or threshold, on the devices of the gradients.
-        """
-        sent: list[Any] = [None] * len(places)
-        for where in {sharding_of(g): None for g in gradients}:
-            local = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
-            residuals = [self._residual(places[i], gradients[i]) for i in local]
-            pairs = _quantized([gradients[i] for i in local], residuals, self.threshold)
-            for i, (value, residual) in zip(local, pairs, strict=True):
-                sent[i], self.residuals[places[i]] = value, residual
-        return sent
-
-    def _residual(self, place: Hashable, gradient: Any) -> Any:
-        residual = self.residuals.get(place)
-        # zeros for the first push, and after the shape of the key has changed
-        if residual is None or residual.shape != gradient.shape:
-            where = sharding_of(gradient)
-            residual = np.zeros(gradient.shape, gradient.dtype)
-            return residual if where is None else jax.device_put(residual, where)
-        return residual
+        return [_rounded(g) for g in gradients]
 
 
-def parse(params: Mapping[str, Any]) -> TwoBit:
+def parse(params: Mapping[str, Any]) -> Compression:
     """Create the compression from MXNet's `compression_params`.
 
     Args:
-        params: `{"type": "2bit", "threshold": 0.5}`; the threshold defaults to 0.5.
+        params: `{"type": "2bit", "threshold": 0.5}`, where the threshold defaults to 0.5, `{"type": "1bit"}` or
+            `{"type": "bfloat16"}`.  MXNet has "2bit" only.
 
     Raises:
         MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
-        ValueError: an unknown parameter name.
+        ValueError: an unknown parameter name, or a threshold of another type than "2bit".
 
     Example:
-        >>> parse({"type": "2bit", "threshold": 2}).threshold
-        2.0
+        >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
+        True
     """
     unknown = [name for name in params if name not in _PARAMS]
     if unknown:
         raise ValueError(
             f"compression_params has the unknown name {unknown[0]!r}; supported are {' and '.join(map(repr, _PARAMS))}."
         )
-    if params.get("type") != "2bit":
-        raise MXNetError(f"the type of gradient compression is {params.get('type')!r}; the only supported type is '2bit'.")
-    return TwoBit(float(params.get("threshold", 0.5)))
+    kind = params.get("type")
+    if kind not in TYPES:
+        raise MXNetError(
+            f"the type of gradient compression is {kind!r}; the supported types are {', '.join(map(repr, TYPES))}."
+        )
+    if kind == "2bit":
+        return TwoBit(float(params.get("threshold", 0.5)))
+    if "threshold" in params:
+        raise ValueError(f"compression_params has a threshold, which only the type '2bit' has, but the type is {kind!r}.")
+    return OneBit() if kind == "1bit" else BFloat16()
 
 
 @jax.jit
-def _quantized(gradients: list[jax.Array], residuals: list[jax.Array], threshold: float) -> list[tuple[jax.Array, jax.Array]]:
+def _two_bit(gradients: list[jax.Array], residuals: list[jax.Array], threshold: float) -> list[tuple[jax.Array, jax.Array]]:
     return [quantize(g, r, jnp.asarray(threshold, g.dtype)) for g, r in zip(gradients, residuals, strict=True)]
+
+
+@jax.jit
+def _one_bit(gradients: list[jax.Array], residuals: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    names = [f"{i:09}" for i in range(len(gradients))]
+    local = dict(zip(names, residuals, strict=True))
+    sent, _, local = one_bit().apply(dict(zip(names, gradients, strict=True)), (), local, None)
+    return [(sent[name], local[name]) for name in names]
+
+
+@jax.jit
+def _rounded(gradient: jax.Array) -> jax.Array:
+    return gradient.astype(jnp.bfloat16).astype(gradient.dtype)

@@ -21,6 +21,8 @@ from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_row
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
 from jfit.parallel import require_one_process
+from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.reduce import get as get_reduce
 
 # parameters with more elements are not updated in a 'local' store by MXNet's Python API; MXNet.jl picks another type
 BIG = 16 * 1024 * 1024
@@ -106,9 +108,13 @@ class KVStore(KVStoreBase):
             `local_allreduce_device`, or a name containing `dist`, which is supported for one process (rank 0 of 1) only.
             Case is ignored, and any other name is a local store, as in MXNet.  The type does not affect where values are
             summed: always on the device of the first value.
+        reduce: how the training step of a `Module` that uses the store reduces gradients over devices: a name such as
+            "ordered", or a `jfit.step.reduce.Reduce`.  None: gradients are summed, or compressed as
+            `set_gradient_compression` says.  `push` always sums, and raises an error for other rules than "psum".
 
     Raises:
         NotImplementedError: a `dist` store with several processes.
+        ValueError: `reduce` is unknown, or it is a rule that splits the optimizer state over devices, such as "sharded".
 
     Example:
         >>> import numpy as np
@@ -124,19 +130,24 @@ class KVStore(KVStoreBase):
     arrays: ArrayTypes = PLAIN
     _updater_class: ClassVar[type[Updater]] = Updater
 
-    def __init__(self, name: str = "local") -> None:
-        self._type = name.lower()
+    def __init__(self, name: str = "local", reduce: Reduce | str | None = None) -> None:
+        self._type, self._rule = name.lower(), _checked_rule(reduce)
         if self.distributed:
             require_one_process(f"kvstore {name!r}")
         self._stored: dict[Any, Any] = {}  # MutableArray by key
         self._order: dict[Any, int] = {}  # position of each key in the order of init
         self._updater: Any = None
-        self._compression: compression.TwoBit | None = None
+        self._compression: compression.Compression | None = None
 
     @property
     def type(self) -> str:
         """The type name passed to the constructor, in lower case."""
         return self._type
+
+    @property
+    def reduce(self) -> Reduce | None:
+        """How the training step of a `Module` reduces gradients over devices, a `Reduce`; None: they are summed."""
+        return self._rule or (self._compression and self._compression.rule)
 
     @property
     def distributed(self) -> bool:
@@ -180,8 +191,10 @@ class KVStore(KVStoreBase):
 
         Raises:
             MXNetError: a key was not initialized, or a value has another shape than the stored one.
+            NotImplementedError: the store has a `reduce` rule other than "psum".
         """
         del priority
+        self.check_push("push")
         gathered: dict[Any, list[Any]] = {}
         pairs = self._pairs(key, value, must_exist=True)
         dense = {k for k, values in pairs if any(getattr(v, "stype", "default") != "row_sparse" for v in values)}
@@ -315,18 +328,31 @@ class KVStore(KVStoreBase):
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Quantize pushed gradients to 2 bits per value; the quantization error is added to the next push.
+        """Quantize pushed gradients to fewer bits; the quantization error of 1 or 2 bits is added to the next push.
 
         In a `device` store each device compresses its gradient before the sum, also if there is only one device; a `dist`
         store compresses the sum over the devices of the process.
 
         Args:
-            compression_params: `{"type": "2bit", "threshold": 0.5}`.
+            compression_params: `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}` or `{"type": "bfloat16"}`.  MXNet has
+                "2bit" only.
 
         Raises:
             MXNetError: the store is neither a `device` nor a `dist` one, or a parameter is invalid.
-            ValueError: an unknown parameter name.
+            ValueError: an unknown parameter name, or the store was created with `reduce=`.
+
+        Example:
+            >>> store = KVStore("device")
+            >>> store.set_gradient_compression({"type": "1bit"})
+            >>> store.init("w", np.zeros(2, "float32"))
+            >>> store.push("w", [np.array([0.75, -0.25], "float32")])
+            >>> store.pull("w").tolist()
+            [0.5, -0.5]
         """
+        if self._rule is not None:
+            raise ValueError(
+                "the kvstore was created with reduce=, so it cannot compress gradients too; leave one of them out."
+            )
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")
         self._compression = compression.parse(compression_params)
@@ -353,6 +379,15 @@ class KVStore(KVStoreBase):
         updater = self._states("load")
         with open(fname, "rb") as file:
             updater.set_states(file.read(), fname)
+
+    def check_push(self, what: str) -> None:
+        """Raise NotImplementedError if the store has a `reduce` rule other than "psum", which `what` does not apply."""
+        if self._rule is not None and self._rule is not all_reduce():
+            raise NotImplementedError(
+                f"{what} sums the gradients of the devices one by one, but the kvstore was created with reduce=, a rule for a "
+                "whole training step: pass the kvstore to Module.fit or Module.init_optimizer, or create it without reduce= "
+                "(set_gradient_compression compresses pushed gradients)"
+            )
 
     @property
     def _strings(self) -> bool:
@@ -410,19 +445,36 @@ class KVStore(KVStoreBase):
         return copies if isinstance(value, (list, tuple)) else copies[0]
 
 
-def create(name: str = "local", make: Callable[[str], KVStoreBase] = KVStore) -> KVStoreBase:
+def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
+    if reduce is None:
+        return None
+    rule = get_reduce(reduce)
+    if rule.sharded or not rule.shared:
+        what = "splits the optimizer state over the devices" if rule.sharded else "does not sum gradients"
+        instead = "jfit.fit(..., reduce='sharded')" if rule.sharded else "kvstore=None"
+        raise ValueError(
+            f"this reduce= rule of a kvstore {what}, but Module and Trainer need the whole sum and the whole state on every "
+            f"device; use {instead}"
+        )
+    return rule
+
+
+def create(
+    name: str = "local", make: Callable[..., KVStoreBase] = KVStore, *, reduce: Reduce | str | None = None
+) -> KVStoreBase:
     """Create a key-value store by type name.
 
     Args:
         name: a type of `KVStore`, or the class name of a registered store; case is ignored.
         make: constructor for types that are not registered.
+        reduce: as for `KVStore`, how the training step of a `Module` reduces gradients over devices; None: they are summed.
 
     Returns:
         The store.
 
     Raises:
         TypeError: the name is not a string.
-        ValueError: the name is `horovod` or `byteps`, which are not supported.
+        ValueError: the name is `horovod` or `byteps`, which are not supported; or `reduce` with a registered class.
 
     Example:
         >>> create("Local").type
@@ -432,10 +484,14 @@ def create(name: str = "local", make: Callable[[str], KVStoreBase] = KVStore) ->
         raise TypeError(f"a kvstore is created by the name of its type, a str; found {name!r}.")
     klass = KVStoreBase.kv_registry.get(name.lower())
     if klass is not None:
+        if reduce is not None:
+            raise ValueError(
+                f"kvstore {name!r} is the class {klass.__name__}, which reduces itself; create it without reduce=."
+            )
         return klass()
     if name.lower() in ("horovod", "byteps"):
         raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
-    return make(name)
+    return make(name) if reduce is None else make(name, reduce=reduce)
 
 
 def select(

@@ -200,7 +200,8 @@ def callback_period(callbacks: Sequence[Any]) -> int | None:
 def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) -> bool:
     """Return whether EpochRunner supports this training.
 
-    The arrays must be in memory and fit on the devices, and every output must have a label.
+    The arrays must be in memory and fit on the devices, every output must have a label, and a step must be one program, which
+    it is not with reduce="ordered".
     """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
@@ -210,6 +211,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     return (
         optimizer is not None
         and optimizer.is_pure
+        and parameters.reduce.slices is None
         and set(passes.grad_reqs) == set(passes.trainable)
         and "add" not in passes.grad_reqs.values()
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]

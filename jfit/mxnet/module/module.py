@@ -16,10 +16,12 @@ from jfit.graph import Symbol
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
+from jfit.mxnet.kvstore.compression import TYPES, parse
 from jfit.mxnet.module.base import BaseModule, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
@@ -27,7 +29,7 @@ from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.parallel import require_one_process
-from jfit.step.reduce import all_reduce, two_bit, unreduced
+from jfit.step.reduce import all_reduce, unreduced
 from jfit.train.interrupts import StopFlag
 
 
@@ -54,7 +56,8 @@ class Module(BaseModule):
         fixed_param_names: parameters that get no gradient and no update.
         state_names: inputs whose values persist in the module from batch to batch (see `set_states`).
         group2ctxs: accepted and ignored; all groups share the devices of `context`.
-        compression_params: gradient compression `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
+        compression_params: gradient compression, for kvstore "device": `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}`
+            or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
         ValueError: a name is not an argument of the symbol.
@@ -301,6 +304,7 @@ class Module(BaseModule):
 
         Args:
             kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
+                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts.
             optimizer: a name (gradients are then scaled by 1 / batch size), or an `Optimizer` (its `rescale_grad`, default 1,
                 is used, and its weight decay applies to all parameters, as in MXNet).
             optimizer_params: arguments of a named optimizer, a dict or (name, value) pairs.
@@ -309,6 +313,7 @@ class Module(BaseModule):
         Raises:
             TypeError: `optimizer` is neither a name nor an Optimizer.
             ValueError: `compression_params` is not supported with this key-value store.
+            NotImplementedError: a user-defined optimizer class with a key-value store of reduce="ordered".
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:
@@ -319,9 +324,11 @@ class Module(BaseModule):
         params, _ = parameters.arrays()
         store, on_store = self._select(kvstore, params)
         rows = self.binding.rows
-        optimizer = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store)
+        optimizer, reduce = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store), self._reduce_of(store)
+        if reduce.slices is not None and not optimizer.is_pure:
+            raise not_ordered("a user-defined optimizer class updates parameters on the host")
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
-        parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, self._reduce_of(store))
+        parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, reduce)
         parameters.updater = None if optimizer.is_pure else get_updater(optimizer)
         self.optimizer_initialized = True
         if self._preload is not None:
@@ -357,10 +364,18 @@ class Module(BaseModule):
         if self._compression and store is not None:
             if "device" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
-            kind = self._compression.get("type", "2bit")
-            if kind != "2bit":
-                raise ValueError(f"compression_params has type {kind!r}; only '2bit' is supported")
-            return two_bit(float(self._compression.get("threshold", 0.5)))
+            params = {"type": "2bit", **self._compression}
+            if params["type"] not in TYPES:
+                types = ", ".join(map(repr, TYPES))
+                raise ValueError(f"compression_params has type {params['type']!r}; supported are {types}")
+            if isinstance(store, stores.KVStore) and store.reduce is not None:
+                raise ValueError(
+                    "the module has compression_params, and the kvstore has a reduction of its own (reduce= or "
+                    "set_gradient_compression); leave one of them out"
+                )
+            return parse(params).rule
+        if isinstance(store, stores.KVStore) and store.reduce is not None:
+            return store.reduce
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:

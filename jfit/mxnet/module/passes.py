@@ -23,6 +23,7 @@ from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.binding import Binding
+from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
@@ -43,6 +44,8 @@ class Pass(NamedTuple):
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
         plan: which axis of each output is the row axis.
+        ordered: whether it is a training pass with reduce="ordered".  `batch` is then the whole batch, padded; `counts` and
+            `plan` are those of its virtual slices, and outputs have a leading slice axis.
     """
 
     batch: Batch
@@ -50,6 +53,7 @@ class Pass(NamedTuple):
     train: bool
     number: int
     plan: Plan
+    ordered: bool = False
 
 
 class Passes:
@@ -82,17 +86,25 @@ class Passes:
         self.flush()
         devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
+        slices = parameters.reduce.slices if train else None
+        counts = counts if slices is None else slice_rows(batch, slices, axes)
         plan = self.programs.plan(device_shapes(batch, counts, axes))
+        if slices is not None:
+            whole = padded_batch(batch, slices, axes, plan)
+            self._record(Pass(whole, tuple(counts), train, parameters.next_pass_number(train), plan, ordered=True))
+            return
         if len(set(counts)) > 1 and not plan.paddable:
             raise ValueError(
                 f"a batch of {sum(counts)} rows is split into slices of {list(counts)} rows, which must be padded, but "
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        self._pass = Pass(
-            _to_program_devices(split, parameters.devices), tuple(counts), train, parameters.next_pass_number(train), plan
-        )
-        parameters.waiting.add(self)
+        split = _to_program_devices(split, parameters.devices)
+        self._record(Pass(split, tuple(counts), train, parameters.next_pass_number(train), plan))
+
+    def _record(self, new: Pass) -> None:
+        self._pass = new
+        self.parameters.waiting.add(self)
         self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
@@ -101,6 +113,7 @@ class Passes:
         if self._outputs is None and self._backward is not None:
             self.flush()
         if self._outputs is None:
+            check_not_ordered(at, "outputs of a training pass are read before update()")
             state = self.view()
             run = self.programs.forward(at.train)
             outputs = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
@@ -113,7 +126,10 @@ class Passes:
         """Compute pending gradients and outputs now, because the parameters are about to change."""
         self.flush()
         if self._pass is not None and self._outputs is None:
-            self.outputs()
+            if self._pass.ordered:
+                self._pass = None  # a training pass without backward pass has no effect
+            else:
+                self.outputs()
 
     def _limit_queue(self, result: Array) -> None:
         """At every 8th dispatch, wait for the dispatch 8 before it, so that the host does not queue any number of programs.
@@ -128,7 +144,8 @@ class Passes:
     def merged(self, without: int = 0) -> list[Array]:
         """Return the outputs for the whole batch, without its last `without` rows."""
         outputs, last, rows = self.outputs(), self._last_pass(), self._rows()
-        whole = list(merge_slices(outputs, rows, last.counts)) if len(last.counts) > 1 else list(outputs)
+        several = len(last.counts) > 1 or last.ordered
+        whole = list(merge_slices(outputs, rows, last.counts)) if several else list(outputs)
         return [_drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
 
     def whole_inputs(self) -> dict[str, Any]:
@@ -136,6 +153,8 @@ class Passes:
         if self._pass is None:
             return {}
         axes, counts, inputs = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
+        if self._pass.ordered:
+            return {k: v[(*(slice(None),) * axes.get(k, 0), slice(sum(counts)))] for k, v in inputs.items()}
         if len(counts) == 1:
             return dict(inputs)
         cut = {
@@ -153,6 +172,7 @@ class Passes:
             heads: [head gradients], or [].
         """
         at, state, bound = self._last_pass(), self.view(), self._bound
+        check_not_ordered(at, "a monitor reads the internal arrays of each device")
         key = ("monitor", kind, bool(heads), monitor.pattern, monitor.monitor_all)
         if key not in self._captures:
             inputs = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
@@ -175,6 +195,7 @@ class Passes:
     def sliced(self) -> list[list[Array]]:
         """Return for each output a list with the slice of each device."""
         outputs, at = self.outputs(), self._last_pass()
+        check_not_ordered(at, "get_outputs(merge_multi_context=False) reads the outputs of each context")
         if len(at.counts) == 1:
             return [[out] for out in outputs]
         return [self._per_device(out, where, at.counts) for out, where in zip(outputs, self._rows(), strict=True)]
@@ -203,6 +224,8 @@ class Passes:
         at = self._last_pass()
         if not at.train:
             raise RuntimeError("backward() needs a forward pass in training mode; call forward(batch, is_train=True) first")
+        if out_grads is not None:
+            check_not_ordered(at, "backward(out_grads) takes the gradients of the outputs, which were computed before")
         self.flush()  # every backward pass has effects: it adds to gradients ("add") and updates moving statistics
         model = self.programs.model
         if out_grads is None:
@@ -257,6 +280,7 @@ class Passes:
             return
         at, heads, state = self._last_pass(), self._backward, self.view()
         self._backward = None
+        check_not_ordered(at, "gradients are read, or another pass or new parameters follow backward() without update()")
         wrt = tuple(sorted(self.grad_reqs))
         run = self.programs.gradients(wrt, bool(heads))
         args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
@@ -275,6 +299,7 @@ class Passes:
     def read_gradients(self) -> dict[str, Array]:
         """Return the gradients by name as dense arrays, after running a pending backward pass."""
         self.flush()
+        check_not_ordered(self._pass, "gradients are read, which it does not keep")
         self.gradients.update({n: dense_gradient(self.parameters, n, g) for n, g in self.gradients.items()})
         return self.gradients
 
@@ -335,6 +360,7 @@ class Passes:
         if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
             return
+        check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
         self.materialize_outputs()
         missing = [n for n in self.trainable if n not in self.gradients]
         if missing:
@@ -352,9 +378,9 @@ class Passes:
         parameters, at = self.parameters, self._last_pass()
         self._backward = None  # before running: a step that fails must not be retried with the next batch
         parameters.begin_update(self.trainable, self.updated)
-        out = parameters.run(self, self.programs.step(), at.batch)
+        out = parameters.run(self, self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
         self._outputs = out.outputs
-        self.gradients.update(out.gradients)
+        self.gradients.update(out.gradients or {})
         self._limit_queue(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
@@ -518,6 +544,13 @@ class Programs:
             return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
+
+    def ordered(self) -> Program:
+        """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
+        key = ("ordered", self.setting())
+        if key not in self._compiled:
+            self._compiled[key] = ordered_program(self.raw_step(outputs=True), self.parameters.devices)
+        return self._compiled[key]
 
     def raw_step(self, **options: Any) -> Callable[..., Any]:
         """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.

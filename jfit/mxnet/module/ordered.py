@@ -1,0 +1,76 @@
+"""Training passes of a module whose key-value store has reduce="ordered": the same bits on any number of contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jfit.data.batch import Batch, rows
+from jfit.parallel.devices import split_batch
+from jfit.parallel.ordered import OrderedSteps
+from jfit.step import StepOut
+from jfit.step.state import TrainState
+
+
+def not_ordered(reason: str) -> NotImplementedError:
+    """Return the error for a use of the module that cannot have the same bits on any number of contexts."""
+    return NotImplementedError(
+        f"the kvstore has reduce='ordered', which runs forward, backward and update as one step, but {reason}; call "
+        "forward_backward(batch) and update() one after the other, as fit does, or use a kvstore without reduce='ordered'"
+    )
+
+
+def check_not_ordered(last: Any, reason: str) -> None:
+    """Raise `not_ordered(reason)` if the recorded pass `last` (a `Pass` or None) is an ordered one."""
+    if last is not None and last.ordered:
+        raise not_ordered(reason)
+
+
+def slice_rows(batch: Batch, count: int, axes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the number of rows of each virtual slice of a batch, without padding rows; the last slices have fewer.
+
+    Args:
+        batch: the whole batch.
+        count: number of slices.
+        axes: batch axis by input name, for those where it is not axis 0.
+    """
+    size = rows(batch, axes)
+    part = -(-size // count)
+    return tuple(min(max(size - j * part, 0), part) for j in range(count))
+
+
+def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -> Batch:
+    """Pad a batch with rows of weight 0 to a multiple of `count` rows.
+
+    Args:
+        batch: the whole batch.
+        count: number of slices.
+        axes: batch axis by input name, for those where it is not axis 0.
+        plan: `Plan` of the graph for a slice.
+
+    Raises:
+        ValueError: rows must be added, but rows of the batch affect each other.
+    """
+    size = rows(batch, axes)
+    if size % count and not plan.paddable:
+        raise ValueError(
+            f"the batch has {size} rows, which do not divide into the {count} slices of reduce='ordered', and it cannot be "
+            f"padded: {plan.reason}; use a batch size that is a multiple of {count}"
+        )
+    return split_batch(batch, 1, axes, count)
+
+
+def ordered_program(make: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., tuple[TrainState, StepOut]]:
+    """Return the function (state, batch, rescale) -> (state, StepOut), one training step with the same bits on all devices.
+
+    Args:
+        make: `make(rescale=...) -> step`, a `train_step` with reduce="ordered" that returns outputs.
+        devices: the devices of the state.
+    """
+    steps = OrderedSteps(make(), devices, rescaled=make)
+
+    def run(state: TrainState, batch: Batch, rescale: Any) -> tuple[TrainState, StepOut]:
+        state, out, outputs = steps(state, batch, rescale)
+        return state, out._replace(outputs=outputs)
+
+    return run
