@@ -267,3 +267,18 @@ def test_batches_of_buckets_compile_nothing(layout):
         shapes = sorted(batch.data[0].shape for batch in data)
     assert shapes == sorted((2, n) if layout == "NT" else (n, 2) for n in (5, 7, 9) for _ in range(2))
     assert counts["compiles"] == 0
+
+
+def test_batches_of_buckets_are_those_of_nddata_that_a_subclass_or_the_user_sets():
+    class Reversed(mx.rnn.BucketSentenceIter):
+        def reset(self):  # as in MXNet: a subclass fills the lists
+            self.curr_idx = 0
+            self.nddata = [mx.nd.array(rows[::-1].copy()) for rows in self.data]
+            self.ndlabel = [array + 10 for array in self.nddata]
+
+    data = Reversed([[1, 2, 3], [4, 5, 6], [7, 8, 9], [2, 4, 6]], 2, buckets=[3], invalid_label=0)
+    first = next(data)
+    assert first.data[0].asnumpy().tolist() == [[2, 4, 6], [7, 8, 9]]
+    assert first.label[0].asnumpy().tolist() == [[12, 14, 16], [17, 18, 19]]
+    data.nddata[0][:] = 5
+    assert next(data).data[0].asnumpy().tolist() == [[5, 5, 5], [5, 5, 5]]

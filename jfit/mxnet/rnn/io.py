@@ -11,6 +11,7 @@ import numpy as np
 
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.mxnet import ndarray as nd
+from jfit.mxnet.mutable import as_array
 
 
 def encode_sentences(
@@ -124,6 +125,8 @@ class BucketSentenceIter(DataIter):
         self.idx = [
             (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
         ]  # (bucket, first sentence) of each batch
+        # ("data" or "label", bucket) -> (contents of the array of `nddata` or `ndlabel`, the same on the host)
+        self._on_host: dict[tuple[str, int], tuple[Any, np.ndarray]] = {}
         self._batches = None if seed is None else random.Random(seed)
         self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global generator
         self._orders = [np.arange(len(rows)) for rows in self.data]  # order of the sentences of each bucket
@@ -162,10 +165,22 @@ class BucketSentenceIter(DataIter):
 
     def _put(self) -> None:
         """Store the sentences of each bucket, in their current order, and their labels as new NDArrays."""
-        self._ordered = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
-        self._labels = [self._next_words(rows) for rows in self._ordered]
-        self.nddata = [nd.array(rows, dtype=self.dtype) for rows in self._ordered]
-        self.ndlabel = [nd.array(rows, dtype=self.dtype) for rows in self._labels]
+        data = [sentences[order] for sentences, order in zip(self.data, self._orders, strict=True)]
+        labels = [self._next_words(rows) for rows in data]
+        self.nddata = [nd.array(rows, dtype=self.dtype) for rows in data]
+        self.ndlabel = [nd.array(rows, dtype=self.dtype) for rows in labels]
+        for name, arrays, hosts in (("data", self.nddata, data), ("label", self.ndlabel, labels)):
+            for bucket, (array, rows) in enumerate(zip(arrays, hosts, strict=True)):
+                self._on_host[name, bucket] = as_array(array), rows
+
+    def _host_rows(self, name: str, bucket: int) -> np.ndarray:
+        """The sentences of a bucket ("data") or their labels: `nddata` and `ndlabel`, which subclasses may have replaced."""
+        array = (self.nddata if name == "data" else self.ndlabel)[bucket]
+        contents, (known, rows) = as_array(array), self._on_host.get((name, bucket), (None, None))
+        if rows is None or known is not contents:
+            rows = array.asnumpy()
+            self._on_host[name, bucket] = contents, rows
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the orders; with a seed also the generators' states, which later epochs depend on."""
@@ -208,7 +223,7 @@ class BucketSentenceIter(DataIter):
         self.curr_idx += 1
         rows = slice(first, first + self.batch_size)
         # slices of host arrays: slicing `nddata` would compile a program for each bucket
-        pair = [arrays[bucket][rows] for arrays in (self._ordered, self._labels)]
+        pair = [self._host_rows(name, bucket)[rows] for name in ("data", "label")]
         data, label = [nd.array(x if self.major_axis == 0 else x.T, dtype=self.dtype) for x in pair]
         return DataBatch(
             [data],
