@@ -269,7 +269,7 @@ def ordered(slices: int = 8) -> Reduce:
     A step then consists of several programs: pass it to `jfit.data_parallel`, or use `jfit.fit(..., reduce="ordered")`.
 
     Args:
-        slices: number of slices, a power of 2; the number of devices must divide it.
+        slices: number of slices, a power of 2; the maximum number of devices.
 
     Returns:
         `Reduce`.
