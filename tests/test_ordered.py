@@ -170,6 +170,18 @@ def test_a_state_from_a_step_with_the_same_devices_in_another_order():
     assert weights(state) == weights(expected)
 
 
+@pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
+def test_a_state_that_another_rule_split_is_refused(rule):
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3)})
+    batch = {"x": np.eye(4, 3, dtype="float32"), "label": np.zeros(4, "float32")}
+    step = jfit.train_step(model, "adam")
+    state = jfit.data_parallel(step, 2, reduce=rule).place(jfit.init_state(model, "adam"))
+    other = jfit.data_parallel(step, 2, reduce=ordered(2))
+    with pytest.raises(ValueError, match="but this step needs whole arrays: call place"):
+        other(state, batch)
+    assert int(other(other.place(state), batch)[0].step) == 1
+
+
 def test_the_warning_for_rows_that_affect_each_other_is_about_slices():
     def centered(p, x):
         return (x - x.mean(0, keepdims=True)) @ p["w"]
