@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -256,6 +257,11 @@ def _bytes_of(shape: str) -> int:
 def _group_size(instruction: _Instruction, devices: int) -> int:
     """Number of devices that take part in a collective together."""
     text = instruction.rest
+    # newer versions of XLA: the axes of a mesh, mesh['data'=2,'model'=4] {'data'}
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", text)
+    if mesh is not None:
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']*)'", mesh[2]))
     groups = re.search(r"replica_groups=(\{\{([\d,\s]*)\}|\[\d+,(\d+)\]|\{\})", text)
     if groups is None or groups[1] == "{}":
         if groups is None and "replica_groups=" in text:
