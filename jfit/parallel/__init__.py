@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.parallel.contexts import Context, cpu, gpu, require_one_process, resolve, tpu
     from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local, with_shards
     from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
+    from jfit.parallel.replicas import check_replicas
     from jfit.parallel.spmd import Window, compile_spmd
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DataParallel",
     "Traffic",
     "Window",
+    "check_replicas",
     "check_unsharded",
     "collectives",
     "compile_spmd",
@@ -40,6 +42,7 @@ _HOMES = {
     "jfit.parallel.data_parallel": "DataParallel data_parallel with_local with_shards",
     "jfit.parallel.contexts": "Context cpu gpu require_one_process resolve tpu",
     "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",
+    "jfit.parallel.replicas": "check_replicas",
     "jfit.parallel.spmd": "Window compile_spmd",
 }
 

@@ -17,6 +17,7 @@ from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import require_one_process, resolve
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, slices_of
+from jfit.parallel.replicas import shares_buffers
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
 from jfit.step.elementwise import split_leaves
@@ -119,6 +120,7 @@ class DataParallel:
         self._home = set(self.devices)
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
+        self._returned: int | None = None  # id of the state of the last call
         self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
         self._ordered = None if slices is None else OrderedSteps(step, self.devices, batch_axes=self._axes)
         if self._ordered is None:
@@ -167,6 +169,7 @@ class DataParallel:
         size = rows(whole, self._axes)
         self._check_rows(state, whole, size)
         state, out, split = self._run(state, whole)
+        self._returned = id(state)
         fence = self._window.push(_fence_of(state, out))
         if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function
             counters.wait(fence)  # sync: at every 8th call, the host waits for the call 8 before it
@@ -179,6 +182,8 @@ class DataParallel:
         whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
+        elif id(state) != self._returned and shares_buffers(state, by_address=self._returned is None):
+            state = self.place(state)  # copies: XLA cannot donate a buffer twice, and pmap may then abort the process
         return state, whole
 
     def lower(self, state: TrainState, batch: Any) -> Any:
