@@ -645,3 +645,21 @@ def test_row_weights_scale_losses_of_rows_that_affect_each_other():
     assert weighted.history.column("loss") != run.history.column("loss")
     losses = cross_entropy(centred(P, FLAT), LABELS)
     np.testing.assert_allclose(weighted.history.column("loss")[0], (losses * weight).sum() / weight.sum(), rtol=1e-5)
+
+
+def test_a_batch_of_one_row_is_padded_like_others():
+    losses = optax.softmax_cross_entropy_with_integer_labels  # gathers the logit of the label
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=losses, params={"w": np.ones((3, 2), "float32")})
+    step = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
+    _, out = step(jfit.init_state(model, "sgd"), {"x": np.ones((1, 3), "float32"), "label": np.zeros(1, "int32")})
+    assert float(out.loss) == pytest.approx(np.log(2))
+
+
+def test_rows_of_a_batch_of_one_row_that_would_affect_each_other_are_found():
+    def centered(p, x):
+        return (x - x.mean(0, keepdims=True)) @ p["w"]
+
+    model = jfit.Model.from_function(centered, loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3, "float32")})
+    step = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
+    with pytest.raises(ValueError, match="it cannot be padded: the rows of a batch affect each other: reduce_sum over"):
+        step(jfit.init_state(model, "sgd"), {"x": np.ones((1, 3), "float32"), "label": np.zeros(1, "float32")})

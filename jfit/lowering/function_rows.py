@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,6 +82,10 @@ class FunctionRows:
         key = self._shapes(specs, train)
         if key not in self._traced:
             coupling, layouts = self._apply_coupling(specs, train)
+            if coupling.kind and self.adapter.rows(specs) == 1:  # jax leaves out operations along axes of size 1
+                two = {n: jax.ShapeDtypeStruct((2, *specs[n].shape[1:]), specs[n].dtype) for n in self._names(specs)}
+                with contextlib.suppress(Exception):  # the function is written for one row
+                    coupling = self._apply_coupling(two, train)[0]
             if not coupling.kind and self._counts_rows(specs, train):
                 coupling = Coupling("unknown", "a constant in the function or its loss depends on the number of rows")
             self._traced[key] = coupling, layouts
