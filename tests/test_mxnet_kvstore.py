@@ -10,7 +10,7 @@ from jfit.mx import kvstore as mxkv
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
 from jfit.mxnet.kvstore.transfer import device_put_all, only_rows, sum_groups, write
-from jfit.mxnet.mutable import MutableArray
+from jfit.mxnet.mutable import MutableArray, MutableRowSparse
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.optimizer import SGD
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -100,6 +100,23 @@ def test_broadcast_initializes_and_writes_the_value_to_all():
     assert [first(c) for c in cells] == [3.0, 3.0]
     with pytest.raises(MXNetError, match="'w' is already in the store"):
         store.broadcast("w", full(3.0), cells)
+
+
+def test_rows_that_several_devices_pushed_are_pulled_to_each_device():
+    store = KVStore("device")
+    store.init("e", np.ones((4, 2), "float32"))
+    store.set_optimizer(create_optimizer("sgd", learning_rate=1.0))
+    pushed = [np.zeros((4, 2), "float32") for _ in range(2)]
+    pushed[0][[0, 2]], pushed[1][2] = 1, 2
+    store.push("e", [MutableRowSparse(jax.device_put(p, DEVICES[i])) for i, p in enumerate(pushed)])
+    cells = [MutableArray(full(9.0, (4, 2), device=i)) for i in range(2)]
+    store.row_sparse_pull("e", out=cells, row_ids=[np.array([2, 0, 2]), np.array([3])])
+    assert cells[0].asnumpy()[:, 0].tolist() == [0, 0, -2, 0] and cells[1].asnumpy()[:, 0].tolist() == [0, 0, 0, 1]
+    assert [c.value.devices() for c in cells] == [{DEVICES[0]}, {DEVICES[1]}]
+    assert store.pull("e")[:, 0].tolist() == [0, 1, -2, 1]  # rows without a gradient are unchanged
+    other = [MutableArray(full(9.0, (4, 2), device=i)) for i in range(2)]
+    store.row_sparse_pull(["e", "e"], out=other, row_ids=[np.array([1]), np.array([], "int64")])
+    assert other[0].asnumpy()[:, 0].tolist() == [0, 1, 0, 0] and not other[1].asnumpy().any()
 
 
 def test_rows_are_pulled_in_any_order_and_the_others_are_zero():

@@ -78,6 +78,27 @@ def test_two_devices_give_the_result_of_one():
         np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("twin", ["pmap", "shard_map"])
+def test_devices_gather_the_indices_and_rows_of_a_table_once(twin, monkeypatch):
+    monkeypatch.setattr("jfit.parallel.spmd.SPMD", twin)
+    model = classified(embedding(True, size=5000))
+    indices = np.random.default_rng(0).integers(0, 5000, (8, 3)).astype("float32")
+    indices[5] = indices[0]  # rows that several devices have
+    batch, states = {"data": indices, "softmax_label": np.arange(8, dtype="float32") % 2}, []
+    for devices in (1, 4):
+        step = jfit.data_parallel(jfit.train_step(model, "adam"), devices)
+        state = step.place(jfit.init_state(model, "adam", batch))
+        for _ in range(2):
+            state, _ = step(state, batch)
+        states.append(state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), states[1].params, states[0].params)
+    jfit.parallel.check_replicas(states[1])
+    traffic = jfit.parallel.collectives(step, state, batch)
+    assert traffic.all_gather.operand_bytes == 2 * 3 * (4 + 3 * 4)  # of a device: 2 rows of 3 indices, each with 3 floats
+    assert traffic.all_gather.count <= 2 and traffic.all_reduce.count == 1
+    assert traffic.all_reduce.operand_bytes < 100  # the dense layer and sums, not the table
+
+
 def test_gradients_of_tables_are_sparse_rows():
     _, out = stepped(True, "sgd", steps=1, gradients=True)
     found, (_, whole) = out.gradients["emb_weight"], stepped(False, "sgd", steps=1, gradients=True)

@@ -173,8 +173,9 @@ class DataParallel:
         fence = self._window.push(_fence_of(state, out))
         if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function
             counters.wait(fence)  # sync: at every 8th call, the host waits for the call 8 before it
-        if self._parts > 1 and getattr(out, "outputs", None) is not None:
-            out = out._replace(outputs=merge_outputs(out.outputs, self._rows(split, out.outputs), size))
+        outputs = getattr(out, "outputs", None)
+        if self._parts > 1 and outputs is not None:
+            out = out._replace(outputs=merge_outputs(outputs, self._rows(split, outputs), size))
         return state, out
 
     def _prepared(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
