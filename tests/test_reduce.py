@@ -332,6 +332,21 @@ def test_a_nan_gradient_on_one_device_ends_in_first_bad_step(name):
     assert bad == [-1, -1, 2]
 
 
+def test_residuals_of_other_devices_raise_and_rules_without_state_drop_them(tmp_path):
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=optax.l2_loss, params={"w": jnp.ones(2)})
+    state = jfit.init_state(model, "sgd", learning_rate=0.1)
+    step = jfit.train_step(model, "sgd")
+    placed = {n: jfit.data_parallel(step, n, reduce="2bit").place(state) for n in (1, 4)}
+    for before, after, found, expected in [(4, 1, r"\(4, 2\)", r"\(2,\)"), (1, 4, r"\(2,\)", r"\(4, 2\)")]:
+        with pytest.raises(ValueError, match=rf"state.local\['w'\].* has shape {found}, expected {expected} on {after} device"):
+            jfit.data_parallel(step, after, reduce="2bit").place(placed[before])
+    for rule in ("psum", "bfloat16", "sharded"):
+        assert jfit.data_parallel(step, 2, reduce=rule).place(placed[4]).local is None
+    path = jfit.checkpoint.save(tmp_path, placed[4])
+    with pytest.raises(ValueError, match=r"local/w is in the checkpoint.*residuals of reduce='2bit' or '1bit', one per device"):
+        jfit.checkpoint.restore(path, like=state)
+
+
 def test_unknown_rules_and_thresholds_raise():
     with pytest.raises(ValueError, match="reduce is 'two'; expected one of 'psum', 'bfloat16', '2bit', '1bit', "):
         reduce.get("two")

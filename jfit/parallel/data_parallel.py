@@ -32,6 +32,8 @@ OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[a
 def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -> TrainState:
     """Add the initial per-device state of a reduction rule, such as the residuals of "2bit", unless the state has one.
 
+    The per-device state of an earlier rule is dropped if this rule has none.
+
     Args:
         state: `TrainState`.
         rule: the reduction rule.
@@ -41,6 +43,9 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     Returns:
         `TrainState` whose `local` has a leading device axis if there are several devices.
 
+    Raises:
+        ValueError: the state has one with other shapes, such as that of another number of devices.
+
     Example:
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
@@ -48,10 +53,21 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
         >>> with_local(state, jfit.step.reduce.two_bit(), state.params, 4).local["w"].shape
         (4, 2)
     """
-    if state.local is not None:
-        return state
     local = rule.init(trainable)
-    return state._replace(local=local if count == 1 else jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local))
+    if count > 1:
+        local = jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local)
+    if local is None or state.local is None:
+        return state._replace(local=local)
+    expected, actual = (
+        {jax.tree_util.keystr(k): np.shape(x) for k, x in jax.tree.leaves_with_path(t)} for t in (local, state.local)
+    )
+    if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
+        raise ValueError(
+            f"state.local{differ[0]}, state of the gradient reduction such as the residuals of '2bit', has shape "
+            f"{actual.get(differ[0])}, expected {expected.get(differ[0])} on {count} device(s); continue with the same reduce= "
+            "and trainable parameters on as many devices as before, or with new residuals: state._replace(local=None)"
+        )
+    return state
 
 
 def with_shards(state: TrainState, step: Step, count: int) -> TrainState:

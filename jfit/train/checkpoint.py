@@ -488,8 +488,11 @@ def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str]
         leaves.append(array)
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        residuals = any(text.startswith("local/") for text in problems)
+        cause = "The arrays local/... are residuals of reduce='2bit' or '1bit', one per device. " if residuals else ""
         raise ValueError(
-            f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. "
-            "Restore it with the model, optimizer and number of devices of the run that saved it, or use a new directory."
+            f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}"
+            "Restore it with the model, optimizer, reduce= and number of devices of the run that saved it, or use a new "
+            "directory."
         )
     return jax.tree_util.tree_unflatten(structure, leaves)
