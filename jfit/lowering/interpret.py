@@ -41,6 +41,21 @@ class InputNames(NamedTuple):
     axes: Mapping[str, int] = {}  # batch axes other than 0
 
 
+class StageInput(NamedTuple):
+    """What a part of a graph gets from the other parts, if the graph is cut in stages (see `jfit.lowering.groups`).
+
+    Attributes:
+        values: what other stages computed, by the id of the variable that stands in their place; None for a label that was not
+            passed.
+        size: batch size.
+        attributes: attributes of the operators without inputs, with complete shapes, by the id of the node.
+    """
+
+    values: Mapping[int, Value | None]
+    size: int | None
+    attributes: Mapping[int, Attrs]
+
+
 class _Arguments(NamedTuple):
     """The arrays of one call of `apply`."""
 
@@ -62,15 +77,16 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         roll: whether repeated blocks, such as the time steps of an unrolled recurrent network, run as one `lax.scan`.
 
     Returns:
-        `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
+        `apply`, with three arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
         array in `params` has only these rows of the embedding table (see `Model.tables`).  `_rows_out` is a list to which the
-        `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.
+        `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.  With `_stage`, the nodes of
+        `order` are a part of a graph, and the first result has `Value`s, None for a label that was not passed.
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
     aux_ids = aux_nodes(order)
     label_ids = _label_operators(operators)
-    graph, open_shapes = Graph(heads), _open_constants(operators)
+    graph, open_shapes = Graph(heads), open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
     def items() -> Program:
@@ -91,21 +107,26 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         sync_batch_stats: bool = False,
         table_rows: Mapping[str, Array] | None = None,
         _rows_out: list[MaybeLayout] | None = None,
-    ) -> tuple[tuple[Array, ...], Aux]:
-        size = _batch_size(variables, inputs, names)
+        _stage: StageInput | None = None,
+    ) -> tuple[tuple[Any, ...], Aux]:
+        size = batch_size(variables, inputs, names) if _stage is None else _stage.size
         _check_weight(weight, size)
         if row_ids is None and size is not None:
             row_ids = jnp.arange(size)
             if axis_name is not None:
                 row_ids = row_ids + axis_index(axis_name) * size
         arguments = _Arguments(params, aux, inputs, names, size, policy)
-        uncast = {id(n): _variable(n, arguments) for n in variables}
+        passed = {} if _stage is None else _stage.values
+        uncast = {id(n): passed[id(n)] if id(n) in passed else _variable(n, arguments) for n in variables}
         # (id(node), output index) -> value; None for a label that was not passed and for everything computed from it
         values: dict[tuple[int, int], Value | None] = {
             (id(n), 0): uncast[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, uncast[id(n)], arguments)
             for n in variables
         }
-        attributes = _attributes_with_shapes(open_shapes, graph, uncast, variables, size)
+        if _stage is None:
+            attributes = attributes_with_shapes(open_shapes, graph, _shapes(variables, uncast), size)
+        else:
+            attributes = _stage.attributes
         new_aux = dict(aux)
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
 
@@ -124,7 +145,9 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             return list(outs)
 
         store = run_program(items(), values, run)
-        results = [store.get(h) or _raise_missing(h.node, inputs) for h in heads]
+        if _stage is not None:
+            return tuple(store.get(h) for h in heads), new_aux
+        results = [store.get(h) or raise_missing(h.node, inputs) for h in heads]
         if _rows_out is not None:
             _rows_out.extend(r.rows for r in results)
         return tuple(r.to_channels_first().array for r in results), new_aux
@@ -139,7 +162,8 @@ def _label_operators(operators: Sequence[Node]) -> set[int]:
     return {id(n) for n in topological(slots) if n.op is not None}
 
 
-def _batch_size(variables: Sequence[Node], inputs: Inputs, names: InputNames) -> int | None:
+def batch_size(variables: Sequence[Node], inputs: Inputs, names: InputNames) -> int | None:
+    """Return the size of the batch axis of the first input that has one; None if there is none."""
     for node in variables:
         axis = names.axes.get(node.name, 0)
         if node.name in names.inputs and node.name in inputs and jnp.ndim(inputs[node.name]) > axis:
@@ -198,23 +222,22 @@ def _replace_labels_and_aux(
             ins[i] = uncast[id(entry.node)]
 
 
-def _open_constants(operators: Sequence[Node]) -> list[Node]:
+def open_constants(operators: Sequence[Node]) -> list[Node]:
     """Return the operators without inputs, such as `_zeros`, whose `shape` is None or contains an unknown size (0)."""
     constants = [n for n in operators if n.op and n.op.inputs == ()]
     return [n for n in constants if n.params.get("shape", ()) is None or 0 in n.params.get("shape", ())]
 
 
-def _attributes_with_shapes(
-    nodes: Sequence[Node],
-    graph: Graph,
-    uncast: Mapping[int, Value | None],
-    variables: Sequence[Node],
-    size: int | None,
+def _shapes(variables: Sequence[Node], values: Mapping[int, Value | None]) -> dict[str, Any]:
+    return {n.name: value.shape for n in variables if (value := values[id(n)]) is not None}
+
+
+def attributes_with_shapes(
+    nodes: Sequence[Node], graph: Graph, shapes: Mapping[str, Any], size: int | None
 ) -> dict[int, Attrs]:
-    """Return the attributes of `_open_constants` (initial states of unknown batch size) with inferred shapes, by node id."""
+    """Return the attributes of `open_constants` (initial states of unknown batch size) with inferred shapes, by node id."""
     if not nodes:
         return {}
-    shapes = {n.name: value.shape for n in variables if (value := uncast[id(n)]) is not None}
     attributes = {}
     for node, shape in zip(nodes, _inferred_shapes(graph, nodes, shapes, size), strict=True):
         if shape is None or 0 in shape:
@@ -256,7 +279,7 @@ def _missing_input(node: Node, at: int, ins: Sequence[Value | None], train: bool
         return None
     if slot == op.label:
         raise GraphError(f"{node.name}: label {_source(node.inputs[at].node, inputs)!r} is missing, and training needs it")
-    return _raise_missing(node.inputs[at].node, inputs, f"{node.name}: ")
+    return raise_missing(node.inputs[at].node, inputs, f"{node.name}: ")
 
 
 def _source(node: Node, inputs: Inputs) -> str:
@@ -265,7 +288,8 @@ def _source(node: Node, inputs: Inputs) -> str:
     return next((name for name in missing if name.endswith("label")), missing[0] if missing else node.name)
 
 
-def _raise_missing(node: Node, inputs: Inputs, where: str = "") -> Any:
+def raise_missing(node: Node, inputs: Inputs, where: str = "") -> Any:
+    """Raise the error that an input which `node` depends on was not passed."""
     raise GraphError(f"{where}input {_source(node, inputs)!r} is missing; pass it in inputs (found {sorted(inputs)})")
 
 
@@ -326,7 +350,7 @@ def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
     ) -> tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]:
         arguments: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
         values = {(at, 0): value for at, value in arguments.items()}
-        attributes = _attributes_with_shapes(_open_constants(operators), body, arguments, variables, None)
+        attributes = attributes_with_shapes(open_constants(operators), body, _shapes(variables, arguments), None)
         for node in operators:
             ins = [values[id(e.node), e.index] for e in node.inputs]
             outs, _ = _run(node, attributes.get(id(node), node.params), ins, ctx, ctx.key, policy)

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.graph.symbol import Symbol
+from jfit.lowering.groups import variable_devices
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import Programs, programs_of
+from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import GRAD_REQS, moving_aux
 from jfit.mxnet.mutable import MutableArray, as_array
@@ -55,8 +57,11 @@ class Executor:
         grads: Sequence[NDArray | None],
         grad_req: Mapping[str, str],
         aux: Sequence[NDArray],
+        group2ctx: Mapping[str, Any] | None = None,
     ) -> None:
         self._symbol, self._ctx, self._req = symbol, Context(ctx), dict(grad_req)
+        groups = group_devices(symbol, group2ctx, self._ctx.device)
+        self._group2ctx, self._devices = group2ctx, variable_devices(symbol, groups, self._ctx.device) if groups else {}
         self.arg_arrays, self.grad_arrays, self.aux_arrays = list(args), list(grads), list(aux)
         names = symbol.list_arguments()
         duplicates = sorted({n for n in names if names.count(n) > 1})
@@ -66,9 +71,9 @@ class Executor:
         self.grad_dict = dict(zip(names, self.grad_arrays, strict=True))
         self.aux_dict = dict(zip(symbol.list_auxiliary_states(), self.aux_arrays, strict=True))
         with translated():
-            self._programs: Programs = programs_of(symbol.heads)
+            self._programs: Programs = programs_of(symbol.heads, groups, self._ctx.device)
         self._ones = {n: jnp.ones_like(jnp.asarray(self.arg_dict[n].value)) for n in sorted(self._programs.model.frozen)}
-        self._device_copies: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._device_copies: dict[Any, tuple[weakref.ref[Any], Any]] = {}
         self._pass: _Pass | None = None
         self._monitor: tuple[Callable[[str, NDArray], None], bool] | None = None
 
@@ -95,7 +100,9 @@ class Executor:
         key = jax.random.key_data(next_key()) if self._programs.random else _fixed_key()
         self._pass = current = _Pass(self._programs, bool(is_train), *self._arrays(), key)
         self._notify_monitor(
-            lambda every: self._programs.monitor_forward(current.train, every)(current.args, current.aux, {}, key, 0, 0)
+            lambda every: self._programs.monitor_forward(current.train, every)(
+                *self._gathered((current.args, current.aux)), {}, key, 0, 0
+            )
         )
         return self.outputs
 
@@ -132,7 +139,7 @@ class Executor:
         args, aux = (last.args, last.aux) if last.args else self._arrays()
         differentiated = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(args[n].dtype, jnp.floating))
         added = tuple(n for n in differentiated if reqs[n] == "add")
-        old = {n: self._on_device(self.grad_dict[n]) for n in added}
+        old = {n: self._on_device(n, self.grad_dict[n]) for n in added}
         with translated():
             program = self._programs.backward(last.train, differentiated, added)
             outputs, gradients, new_aux = program(args, aux, last.key, heads, old)
@@ -140,7 +147,9 @@ class Executor:
         last.release()
         if last.train:
             self._notify_monitor(
-                lambda _: self._programs.monitor_backward(args, aux, {}, last.key, 0, 0, _full_head_gradients(heads, outputs))
+                lambda _: self._programs.monitor_backward(
+                    *self._gathered((args, aux)), {}, last.key, 0, 0, _full_head_gradients(heads, outputs)
+                )
             )
         for name, gradient in gradients.items():
             _put(self.grad_dict[name], gradient)
@@ -179,20 +188,21 @@ class Executor:
         bound[:] = new
 
     def _arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the current (arguments, auxiliary states), dicts of jax.Arrays by name on this executor's device."""
-        return tuple({n: self._on_device(a) for n, a in arrays.items()} for arrays in (self.arg_dict, self.aux_dict))  # type: ignore[return-value]
+        """Return the current (arguments, auxiliary states), dicts of jax.Arrays by name on this executor's devices."""
+        return tuple({n: self._on_device(n, a) for n, a in arrays.items()} for arrays in (self.arg_dict, self.aux_dict))  # type: ignore[return-value]
 
-    def _on_device(self, array: Any) -> Any:
-        """Return the jax.Array of a mutable array, committed to this executor's device (else programs would be recompiled).
+    def _on_device(self, name: str, array: Any) -> Any:
+        """Return the jax.Array of a mutable array, committed to the device of `name` (else programs would be recompiled).
 
         If this makes a copy, the copy is cached for the lifetime of the original jax.Array.
         """
         value, copies = array.value, self._device_copies
-        if getattr(value, "committed", False) and value.devices() == {self._ctx.device}:
+        device = self._devices.get(name, self._ctx.device)
+        if getattr(value, "committed", False) and value.devices() == {device}:
             return value
-        key = id(value)
+        key = id(value), device
         if key not in copies:
-            copies[key] = (weakref.ref(value, lambda _: copies.pop(key, None)), self._to_device(on_device(value)))
+            copies[key] = (weakref.ref(value, lambda _: copies.pop(key, None)), jax.device_put(on_device(value), device))
         return copies[key][1]
 
     def _to_device(self, value: Any) -> Any:
@@ -245,13 +255,13 @@ class Executor:
                 )
             if int(np.prod(shape)) > array.size and not allow_up_sizing:
                 raise MXNetError(f"{name!r} would grow from {array.shape} to {shape}; pass allow_up_sizing=True to allow it")
-            return zeros(shape, self._ctx, array.dtype)
+            return zeros(shape, self._devices.get(name, self._ctx), array.dtype)
 
         names, aux_names = list(self.arg_dict), list(self.aux_dict)
         args = [resized(n, a, s) for n, a, s in zip(names, self.arg_arrays, shapes, strict=True)]
         grads = [resized(n, a, s) for n, a, s in zip(names, self.grad_arrays, shapes, strict=True)]
         aux = [resized(n, a, s) for n, a, s in zip(aux_names, self.aux_arrays, aux_shapes, strict=True)]
-        return Executor(self._symbol, self._ctx, args, grads, self._req, aux)
+        return Executor(self._symbol, self._ctx, args, grads, self._req, aux, self._group2ctx)
 
     # -------------------------------------------------------------------------------- monitor
     def set_monitor_callback(self, callback: Callable[[str, NDArray], None] | None, monitor_all: bool = False) -> None:
@@ -264,6 +274,10 @@ class Executor:
             monitor_all: also call it for the inputs of every operator.
         """
         self._monitor = None if callback is None else (callback, monitor_all)
+
+    def _gathered(self, tree: Any) -> Any:
+        """Return the arrays on one device, where the programs of monitors run."""
+        return self._to_device(tree) if self._devices else tree
 
     def _notify_monitor(self, compute: Callable[[bool], Mapping[str, Any]]) -> None:
         if self._monitor is None:

@@ -15,6 +15,7 @@ from jfit.graph.description import description_of
 from jfit.graph.nodes import Entry, Node
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
+from jfit.lowering.groups import with_groups
 from jfit.lowering.model import Model
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
@@ -31,24 +32,36 @@ class Programs:
     """The jitted functions of one graph (forward, backward, monitoring), compiled at first use.
 
     All variables, including data and labels, are entries of the dict `args`, because an executor has an array for each.
+
+    Args:
+        heads: the outputs of the graph.
+        groups: `ctx_group` -> device, if the graph runs on several devices.  The functions then run stage by stage (see
+            `jfit.lowering.groups`) instead of as one compiled program.
+        home: the device of outputs and of nodes without a group.
     """
 
-    def __init__(self, heads: tuple[Entry, ...]) -> None:
-        self.symbol = Symbol(heads)
-        self.model = lower(self.symbol, inputs=[])
+    def __init__(self, heads: tuple[Entry, ...], groups: Mapping[str, Any] | None = None, home: Any = None) -> None:
+        self.symbol, self._groups, self._home = Symbol(heads), groups, home
+        self.model = self._lowered(self.symbol)
+        self._compiled: Callable[..., Any] = (lambda run: run) if groups else jax.jit
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
         self.monitor_forward = functools.cache(self._monitor_forward)
 
+    def _lowered(self, symbol: Symbol) -> Model:
+        model = lower(symbol, inputs=[])
+        return with_groups(model, self._groups, self._home) if self._groups else model
+
     def _forward(self, train: bool) -> Callable[[Arrays, Arrays, Array], tuple[Array, ...]]:
         """Return the jitted function (arguments, auxiliary states, key) -> tuple of outputs."""
 
         def run(args: Arrays, aux: Arrays, key: Array) -> tuple[Array, ...]:
-            count_trace("executor_forward")
+            if not self._groups:
+                count_trace("executor_forward")
             return _apply(self.model, args, aux, key, train)[0]
 
-        return jax.jit(run)
+        return self._compiled(run)
 
     def _backward(self, train: bool, differentiated: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
         """Return the jitted function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux).
@@ -58,7 +71,8 @@ class Programs:
         """
 
         def run(args: Arrays, aux: Arrays, key: Array, head_gradients: Sequence[Array | None], old: Arrays):
-            count_trace("executor_backward")
+            if not self._groups:
+                count_trace("executor_backward")
 
             def forward(variables: Arrays):
                 return _apply(self.model_before_casts, {**args, **variables}, aux, key, train)
@@ -69,7 +83,7 @@ class Programs:
             (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
             return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in differentiated}, new_aux
 
-        return jax.jit(run)
+        return self._compiled(run)
 
     def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
         """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
@@ -90,7 +104,7 @@ class Programs:
         """The model without the `final_casts`: MXNet propagates gradients through casts to integers, JAX does not."""
         if not any(self.final_casts):
             return self.model
-        return lower(Symbol(tuple(_final_casts(h)[0] for h in self.symbol.heads)), inputs=[])
+        return self._lowered(Symbol(tuple(_final_casts(h)[0] for h in self.symbol.heads)))
 
     @functools.cached_property
     def needs_head(self) -> list[frozenset[str]]:
@@ -116,8 +130,12 @@ class Programs:
 _programs = kept(128)
 
 
-def programs_of(heads: tuple[Entry, ...]) -> Programs:
+def programs_of(heads: tuple[Entry, ...], groups: Mapping[str, Any] | None = None, home: Any = None) -> Programs:
     """Return the cached `Programs` of the graph with these outputs; executors of equal graphs share one.
+
+    Args:
+        heads: the outputs of the graph.
+        groups, home: as for `Programs`.
 
     Example:
         >>> import jfit
@@ -126,11 +144,12 @@ def programs_of(heads: tuple[Entry, ...]) -> Programs:
         True
     """
     description = description_of(Symbol(heads))
-    key = heads if description is None else (description, settings())
+    placement = (tuple(sorted(groups.items())), home) if groups else None
+    key = (heads, placement) if description is None else (description, settings(), placement)
     programs = _programs.get(key)
     # The graph is compared, too: its attributes are dicts, which may have been changed since.
     if programs is None or (description is not None and description_of(programs.symbol) != description):
-        programs = _programs[key] = Programs(heads)
+        programs = _programs[key] = Programs(heads, groups, home)
     return programs
 
 

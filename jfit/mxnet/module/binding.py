@@ -13,8 +13,11 @@ from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.lowering import lower
+from jfit.lowering.groups import has_groups, variable_devices, with_groups
 from jfit.lowering.model import Aux, Model
 from jfit.mxnet.array_types import ArrayTypes
+from jfit.mxnet.groups import group_devices
+from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.module.initial import Initial
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.mutable import as_array
@@ -37,6 +40,7 @@ class Binding:
         aux: names of the auxiliary states.
         context: the devices as passed by the user.
         devices: the same, as JAX devices.
+        groups: `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
         data_shapes, label_shapes: descriptions of whole batches; empty before `bind`.
         model: the lowered graph; like the attributes below, set by `bind`.
         grad_reqs: "write" or "add" for each parameter and input that gets a gradient.
@@ -59,11 +63,13 @@ class Binding:
         workloads: Sequence[float] | None,
         divide: Callable[[int, Sequence[float]], list[int]],
         logger: Any,
+        group2ctxs: Any = None,
     ) -> None:
         self.symbol, self.logger, self._divide = symbol, logger, divide
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
         self.devices = [c.device if isinstance(c, Context) else c for c in self.context]
+        self.groups = {} if group2ctxs is None else self._groups_of(group2ctxs)
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(
@@ -89,6 +95,20 @@ class Binding:
         self.states: dict[str, Any] = {}
         self._previous_labels: dict[str, Any] = {}
 
+    def _groups_of(self, group2ctxs: Any) -> dict[str, Any]:
+        if len(self.devices) > 1 and has_groups(self.symbol, _all_groups(group2ctxs)):
+            raise NotImplementedError(
+                f"group2ctxs splits the network over devices, and context={self.context} splits batches over "
+                f"{len(self.devices)} devices; both together are not supported: pass one context, or leave out group2ctxs"
+            )
+        return group_devices(self.symbol, group2ctxs, self.devices[0]) if len(self.devices) == 1 else {}
+
+    @property
+    def placement(self) -> Placement:
+        """The device of each parameter and auxiliary state."""
+        home = self.devices[0]
+        return Placement(home, variable_devices(self.symbol, self.groups, home) if self.groups else {})
+
     # -------------------------------------------------------------------------------- shapes
     def bind(self, data_shapes: Any, label_shapes: Any, grad_req: Any, inputs_need_grad: bool) -> None:
         """Set input shapes and gradient requests; arguments as for `Module.bind`."""
@@ -98,6 +118,8 @@ class Binding:
         self.slices(rows_of_batch(data))
         shapes, _, aux_shapes = self._inferred(data, labels)
         model = lower(self.symbol, inputs=self._input_names, batch_axes=row_axes([*data, *labels]))
+        if self.groups:
+            model = with_groups(model, self.groups, self.devices[0])
         model = with_fixed_aux(model, reqs)
         frozen = {n for n in self.params if reqs[n] == "null"}
         self.model = model._replace(frozen=frozenset(model.frozen | frozen))
@@ -251,6 +273,11 @@ class Binding:
             if tuple(whole.shape) != tuple(spec.shape):
                 raise ValueError(f"state {name!r} has shape {tuple(whole.shape)}, but the graph needs {tuple(spec.shape)}")
             self.states[name] = whole
+
+
+def _all_groups(group2ctxs: Any) -> dict[str, Any]:
+    parts = group2ctxs if isinstance(group2ctxs, (list, tuple)) else [group2ctxs]
+    return {g: c for part in parts if isinstance(part, Mapping) for g, c in part.items()}
 
 
 # ------------------------------------------------------------------------------------------------ rows of each device

@@ -212,6 +212,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
         optimizer is not None
         and optimizer.is_pure
         and parameters.reduce.slices is None
+        and not parameters.grouped
         and set(passes.grad_reqs) == set(passes.trainable)
         and "add" not in passes.grad_reqs.values()
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]

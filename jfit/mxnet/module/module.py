@@ -55,12 +55,15 @@ class Module(BaseModule):
         work_load_list: relative share of each device; None means equal shares.
         fixed_param_names: parameters that get no gradient and no update.
         state_names: inputs whose values persist in the module from batch to batch (see `set_states`).
-        group2ctxs: accepted and ignored; all groups share the devices of `context`.
+        group2ctxs: `ctx_group` -> device: nodes with this attribute, their parameters and optimizer state are on the device
+            of their group, everything else on `context`, which must then be one device.  A node without a group runs where its
+            inputs are.
         compression_params: gradient compression, for kvstore "device": `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}`
             or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
-        ValueError: a name is not an argument of the symbol.
+        ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has several contexts.
+        NotImplementedError: `group2ctxs` together with several contexts.
 
     Example:
         >>> import jfit, numpy as np
@@ -94,8 +97,8 @@ class Module(BaseModule):
         super().__init__(logger)
         self._symbol = symbol
         names = (data_names, label_names, state_names, fixed_param_names)
-        self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger)
-        self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable)
+        self.binding = Binding(symbol, *names, context, work_load_list, self._divide, logger, group2ctxs)
+        self.parameters = Parameters(self.binding.devices, self.binding.params, self.arrays.mutable, self.binding.placement)
         self.passes: Passes = None  # type: ignore[assignment]
         self._compression = dict(compression_params) if compression_params else None
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, for bind

@@ -13,6 +13,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.mxnet.keys import next_key
+from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
@@ -33,6 +34,7 @@ class Parameters:
 
     Attributes:
         devices: the JAX devices of the arrays.
+        placement: the device of each array if `ctx_group`s are on different devices.
         state: the TrainState; None before parameters are set.
         optimizer: the MXNet-style optimizer, or None.
         names: all parameters; the position of a name determines its optimizer index.
@@ -44,8 +46,15 @@ class Parameters:
         passes: number of training passes since the last update, from which their random keys are derived.
     """
 
-    def __init__(self, devices: Sequence[Any], names: Sequence[str] = (), mutable: Callable[[Any], Any] = MutableArray) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Any],
+        names: Sequence[str] = (),
+        mutable: Callable[[Any], Any] = MutableArray,
+        placement: Placement | None = None,
+    ) -> None:
         self.devices, self.names, self.mutable = list(devices), list(names), mutable
+        self.placement = placement or Placement(self.devices[0], {})
         self.state: TrainState | None = None
         self.optimizer: Optimizer | None = None
         self.kvstore: Any = None
@@ -77,6 +86,15 @@ class Parameters:
         step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
         self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the arrays are on different devices, those of their `ctx_group`s."""
+        return bool(self.placement.by_name)
+
+    def place(self, tree: Any) -> Any:
+        """Copy arrays to the devices: replicated, or each to the device of its parameter if `grouped`."""
+        return self.placement.place(tree) if self.grouped else place(tree, self.devices)
+
     # -------------------------------------------------------------------------------- parameters
     @property
     def split(self) -> bool:
@@ -89,13 +107,13 @@ class Parameters:
         if self.state is not None and not set(self.state.params) <= set(params):
             old, old_aux = self.arrays()
             params, aux = {**old, **params}, {**old_aux, **aux}
-        placed, placed_aux = place(dict(params), self.devices), place(dict(aux), self.devices)
+        placed, placed_aux = self.place(dict(params)), self.place(dict(aux))
         if self.split:
             placed = self.stacked(params)
         if self.state is None:
             key = jax.random.key_data(next_key())
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
-            self.state = place(state, self.devices)
+            self.state = self.place(state)
         assert self.state is not None
         self.state = self.state._replace(params=placed, aux=placed_aux)
 
@@ -112,7 +130,7 @@ class Parameters:
     def replace_params(self, values: Mapping[str, Any]) -> None:
         """Replace the parameters in `values`; the others are unchanged."""
         assert self.state is not None
-        self.state = self.state._replace(params={**self.state.params, **place(dict(values), self.devices)})
+        self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
     def set_optimizer(
@@ -130,11 +148,13 @@ class Parameters:
         count = len(self.devices)
         if local is not None and count > 1:
             local = self.stacked(local)
-        opt_state = self.stacked(opt_state) if self.split else place(opt_state, self.devices)
+        elif self.grouped:
+            local = self.place(local)
+        opt_state = self.stacked(opt_state) if self.split else self.place(opt_state)
         # place again: `reduce` decides whether parameters are replicated or separate, and may have changed it
-        placed = self.stacked(params) if self.split else place(params, self.devices)
+        placed = self.stacked(params) if self.split else self.place(params)
         self.state = self.state._replace(params=placed)
-        begin = place(jnp.int32(optimizer.begin_num_update), self.devices)
+        begin = self.place(jnp.int32(optimizer.begin_num_update))
         self.state = self.state._replace(opt_state=opt_state, local=local, step=begin)
         self._rate = self._multipliers = None
         if optimizer.is_pure:
@@ -165,7 +185,7 @@ class Parameters:
         assert state is not None
         if isinstance(state.opt_state, OptState) and state.opt_state.shared:
             shared = {name: scalars[name] for name in state.opt_state.shared}
-            shared = self.stacked(shared) if self.split else place(shared, self.devices)
+            shared = self.stacked(shared) if self.split else self.place(shared)
             self.state = state._replace(opt_state=state.opt_state._replace(shared=shared))
 
     def turns(self, fixed_gammas: Sequence[str]) -> Any:
@@ -197,7 +217,7 @@ class Parameters:
         rate = self._count_update(trainable, updated)
         if not np.array_equal(rate, self._rate):
             self._rate = rate
-            self.state = state._replace(base_lr=place(rate, self.devices))
+            self.state = state._replace(base_lr=self.place(rate))
         self.sync_multipliers()
         self.passes = 0
 
@@ -205,7 +225,7 @@ class Parameters:
         """Call `begin_update` for `count` updates in a row; return their learning rates, (count,) or (count, parameters)."""
         rates = np.stack([self._count_update(trainable, updated) for _ in range(count)])
         if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
-            self.state = self.state._replace(base_lr=place(rates[0], self.devices))  # a loop's carry keeps its shape
+            self.state = self.state._replace(base_lr=self.place(rates[0]))  # a loop's carry keeps its shape
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
         return rates
@@ -255,7 +275,7 @@ class Parameters:
             return None
         multipliers: Any = np.asarray(values, np.float32)
         multipliers = tuple(multipliers) if separate else multipliers
-        return self.stacked(multipliers) if self.split else place(multipliers, self.devices)
+        return self.stacked(multipliers) if self.split else self.place(multipliers)
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], trainable: Sequence[str]) -> TrainState:
@@ -320,7 +340,7 @@ class Parameters:
         count, size = jnp.asarray(state.opt_state.count), len(self.trainable)
         if count.ndim == int(self.split):
             count = np.full(size, np.asarray(counters.read(count)).max(), np.int32)
-            count = self.stacked(count) if self.split else place(count, self.devices)
+            count = self.stacked(count) if self.split else self.place(count)
             self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
         return state
 

@@ -23,6 +23,7 @@ from jfit.data import Batch
 from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.binding import Binding
+from jfit.mxnet.module.grouped import update_by_device
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
@@ -187,7 +188,10 @@ class Passes:
         split = [tuple(self._split_head_gradient(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
         axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
         run = self.programs.compiled(key, lambda: (capture.raw, axes, 0), "monitor")
-        arrays = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
+        params, aux = state.params, state.aux
+        if self.parameters.grouped:  # a monitor runs the whole graph on one device
+            params, aux = jax.device_put((params, aux), self.parameters.devices[0])
+        arrays = run(params, aux, at.batch, state.key, state.step, np.int32(at.number), *split)
         ordered = {n: arrays[n] for n in capture.names if n in arrays}
         devices = len(self.parameters.devices)
         return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
@@ -355,7 +359,7 @@ class Passes:
         if not self.trainable:
             self.flush()
             return
-        pending = self._backward == () and self._outputs is None
+        pending = self._backward == () and self._outputs is None and not parameters.grouped
         fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
         if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
@@ -401,6 +405,8 @@ class Passes:
         number = {name: i for i, name in enumerate(parameters.names)}
         for name in sorted(self.updated, key=number.__getitem__):
             gradient = gradients.get(name, jnp.zeros_like(params[name]))
+            if parameters.grouped:
+                gradient = jax.device_put(gradient, parameters.devices[0])
             if several and name in gradients:
                 gradient = jnp.sum(jax.device_put(gradient, parameters.devices[0]), axis=0)
             weight = parameters.mutable(params[name])
@@ -514,6 +520,8 @@ class Programs:
         def make():
             return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
 
+        if self.parameters.grouped:
+            return make()[0]  # the model runs stage by stage, in several programs
         return self.compiled(("forward", train), make, "forward")
 
     def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
@@ -524,9 +532,12 @@ class Programs:
 
         def make():
             axis = self.axes()[0]
-            fn, axes = gradient_step(self.model, wrt, by_rows=True), (axis, None, 0, None, None, None)
+            grouped = self.parameters.grouped
+            fn, axes = gradient_step(self.model, wrt, by_rows=not grouped), (axis, None, 0, None, None, None)
             return fn, (*axes, 0) if heads else axes, (0, 0, None)
 
+        if self.parameters.grouped:
+            return make()[0]
         return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
 
     def step(self) -> Program:
@@ -576,7 +587,18 @@ class Programs:
             axes = self.axes()[1]
             return fn, (axes, 0, None), axes
 
+        if self.parameters.grouped:
+            return self._update_by_device(make()[0])
         return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
+
+    def _update_by_device(self, update: Program) -> Program:
+        key = "update by device", self.setting()
+        if key not in self._compiled:
+            parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
+            assert parameters.state is not None
+            together = bool(turns) or bool(parameters.state.opt_state.shared)
+            self._compiled[key] = update_by_device(update, parameters.placement, together)
+        return self._compiled[key]
 
     def setting(self) -> Any:
         """Return the hyperparameters that are constants of the compiled update; part of its cache key."""

@@ -18,7 +18,7 @@ from jfit.mxnet.optimizer.saved import check_counts
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings
 from jfit.optim import OptState
 from jfit.optim.core import is_small
-from jfit.parallel import place, place_split
+from jfit.parallel import place_split
 
 
 def save_states_of(parameters: Parameters, fname: str) -> None:
@@ -116,8 +116,8 @@ def _import_counts(parameters: Parameters, saved: Mapping[Index, int], num_updat
     if isinstance(whole, OptState) and whole.count is not None:
         full = np.asarray(of_name, np.int32)
         full = full.max() if full.min() == full.max() else full  # a scalar if all counts are equal
-        whole = whole._replace(count=parameters.stacked(full) if parameters.split else place(full, parameters.devices))
-    parameters.state = state._replace(step=place(jnp.int32(done), parameters.devices), opt_state=whole)
+        whole = whole._replace(count=parameters.stacked(full) if parameters.split else parameters.place(full))
+    parameters.state = state._replace(step=parameters.place(jnp.int32(done)), opt_state=whole)
 
 
 def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any], old: Array | None) -> Any:
@@ -139,4 +139,4 @@ def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any],
     if parameters.split:
         values = values if len(values) == len(parameters.devices) else values[:1] * len(parameters.devices)
         return place_split(np.stack(values), parameters.devices)
-    return place(values[0], parameters.devices)
+    return parameters.place({name: values[0]})[name]

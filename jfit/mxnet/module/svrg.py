@@ -77,6 +77,11 @@ class SVRGModule(Module):
     ) -> None:
         args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
         super().__init__(*args, group2ctxs, compression_params)
+        if self.binding.groups:
+            raise NotImplementedError(
+                f"SVRGModule runs on one device, but group2ctxs has {sorted(self.binding.groups)} on other devices; "
+                "leave out group2ctxs, or use Module"
+            )
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):
             raise TypeError(
                 f"update_freq in SVRGModule is {update_freq!r}, expected an integer (epochs between full gradients)"

@@ -12,9 +12,11 @@ import numpy as np
 from jfit.graph import compose, serial
 from jfit.graph.nodes import bind_class
 from jfit.graph.symbol import Symbol as Graph
+from jfit.lowering.groups import variable_devices
 from jfit.mxnet.context import Context
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.executor import Executor, arrays_in_order, grad_reqs
+from jfit.mxnet.groups import group_devices
 from jfit.mxnet.namespaces import split_attributes
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import zeros as nd_zeros
@@ -98,7 +100,8 @@ class Symbol(Graph):
             args_grad: NDArrays to write gradients into, by position or name; arguments without one get no gradient.
             grad_req: "write", "add" or "null" for all arguments, or a list, or a dict by name (missing names mean "null").
             aux_states: NDArrays of the auxiliary states, by position or name.
-            group2ctx: accepted and ignored; all nodes run on `ctx`.
+            group2ctx: `ctx_group` -> context: nodes with this attribute, and their arrays, are on the context of their group,
+                all others on `ctx`, and so are the outputs.  A node without a group runs where its inputs are.
             shared_exec: accepted and ignored; XLA manages memory.
 
         Returns:
@@ -111,7 +114,8 @@ class Symbol(Graph):
         arrays = arrays_in_order("args", args, names)
         grads = arrays_in_order("args_grad", args_grad, names, optional=True)
         reqs = grad_reqs(grad_req, names, grads)
-        return Executor(self, ctx, arrays, grads, reqs, arrays_in_order("aux_states", aux_states, aux_names))
+        aux = arrays_in_order("aux_states", aux_states, aux_names)
+        return Executor(self, ctx, arrays, grads, reqs, aux, group2ctx)
 
     def simple_bind(
         self,
@@ -132,7 +136,8 @@ class Symbol(Graph):
             grad_req: "write", "add" or "null" for all arguments, or a list, or a dict by name.
             type_dict: dtypes by argument name; float32 if nothing else can be inferred.
             stype_dict: accepted and ignored; all arrays are dense.
-            group2ctx: accepted and ignored; all nodes run on `ctx`.
+            group2ctx: `ctx_group` -> context: nodes with this attribute, and their arrays, are on the context of their group,
+                all others on `ctx`, and so are the outputs.  A node without a group runs where its inputs are.
             shared_arg_names: arguments whose arrays and gradients are shared with `shared_exec`.
             shared_exec: executor to share these arrays and the auxiliary states with.
             shared_buffer: dict of arrays by name, reused where shape and dtype match; new arrays are added to it.
@@ -143,6 +148,7 @@ class Symbol(Graph):
 
         Raises:
             MXNetError: a shape cannot be inferred; the message lists the arguments.
+            ValueError: a group in `group2ctx` has several contexts.
 
         Example:
             >>> import jfit.mx as mx
@@ -153,11 +159,13 @@ class Symbol(Graph):
         shapes, aux_shapes = self._complete_shapes(kwargs)
         types, _, aux_types = self.infer_type(**dict(type_dict or {}))
         shared_args = {} if shared_exec is None else shared_exec.arg_dict
+        groups = group_devices(self, group2ctx, Context(ctx).device) if group2ctx else {}
+        devices = variable_devices(self, groups, ctx)
 
         def reuse_or_zeros(name: str, shape: Sequence[int], dtype: Any, shared: Mapping[str, Any]) -> NDArray:
             array = shared.get(name)
             if array is None or array.shape != tuple(shape) or array.dtype != np.dtype(dtype).type:
-                return nd_zeros(tuple(shape), ctx, dtype)
+                return nd_zeros(tuple(shape), devices[name], dtype)
             return array
 
         reusable = {n: shared_args[n] for n in shared_arg_names or () if n in shared_args} | dict(shared_buffer or {})
@@ -172,7 +180,7 @@ class Symbol(Graph):
         ]
         shared_aux = {} if shared_exec is None else shared_exec.aux_dict
         aux = [reuse_or_zeros(n, s, t, shared_aux) for n, s, t in zip(aux_names, aux_shapes, aux_types, strict=True)]
-        return Executor(self, ctx, arrays, grads, reqs, aux)
+        return Executor(self, ctx, arrays, grads, reqs, aux, group2ctx)
 
     def _complete_shapes(self, known: Mapping[str, Sequence[int]]) -> tuple[list[Any], list[Any]]:
         shapes, _, aux = self.infer_shape(**known)

@@ -1,0 +1,118 @@
+"""The update of parameters that are on several devices, because their `ctx_group`s are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from jfit.optim import OptState
+from jfit.parallel import place
+from jfit.step.state import TrainState
+
+
+class Placement(NamedTuple):
+    """The devices of the arrays of a module.
+
+    Attributes:
+        home: the device of scalars, inputs and outputs.
+        by_name: parameter or auxiliary state -> its device; empty if all are on `home`.
+    """
+
+    home: Any
+    by_name: Mapping[str, Any]
+
+    def place(self, tree: Any) -> Any:
+        """Copy arrays to their devices: those below the name of a parameter to its device, all others to `home`."""
+        return jax.tree_util.tree_map_with_path(lambda path, x: place(x, [self._device(path)]), tree)
+
+    def _device(self, path: Sequence[Any]) -> Any:
+        keys = [k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey)]
+        return next((self.by_name[k] for k in keys if k in self.by_name), self.home)
+
+
+class _Owned(NamedTuple):
+    """Arrays of the parameters of one device, which an update replaces."""
+
+    params: dict[str, Array]
+    slots: dict[str, dict[str, Any]]
+    local: Any
+
+
+def update_by_device(update: Callable[..., TrainState], placement: Placement, together: bool) -> Callable[..., TrainState]:
+    """Make an update that runs one program on every device, for the parameters of that device.
+
+    Args:
+        update: pure function (state, gradients, rescale) -> state.
+        placement: the devices of the parameters.
+        together: update all parameters on `placement.home`, because the optimizer has state that they share.
+
+    Returns:
+        Function (state, gradients, rescale) -> state.
+    """
+
+    def run(owned: _Owned, rest: TrainState, gradients: Mapping[str, Any], rescale: Any) -> tuple[_Owned, Any, Any, Array]:
+        opt_state = rest.opt_state._replace(slots=owned.slots)
+        new = update(rest._replace(params=owned.params, opt_state=opt_state, local=owned.local), gradients, rescale)
+        states = new.opt_state
+        return _Owned(new.params, states.slots, new.local), states.count, states.shared, new.step
+
+    compiled = jax.jit(run, donate_argnums=0)
+
+    def by_device(state: TrainState, gradients: Mapping[str, Any], rescale: Any) -> TrainState:
+        order = sorted(gradients)
+        device_of = {n: placement.home if together else placement.by_name.get(n, placement.home) for n in order}
+        params, old = dict(state.params), state.opt_state
+        slots, local = {slot: dict(tree) for slot, tree in old.slots.items()}, state.local and dict(state.local)
+        counts: Any = old.count
+        counts = list(counts) if counts is not None and (isinstance(counts, tuple) or counts.ndim) else counts
+        shared, step = old.shared, state.step
+        for device in dict.fromkeys(device_of.values()):
+            at = [i for i, n in enumerate(order) if device_of[n] == device]
+            names = [order[i] for i in at]
+            moved = jax.device_put((_owned(state, names), _rest(state, at), {n: gradients[n] for n in names}), device)
+            new, count, shared, step = compiled(*moved, rescale)
+            params.update(_back(new.params, placement, together))
+            for slot, tree in new.slots.items():
+                slots[slot].update(_back(tree, placement, together))
+            if local:
+                local.update(_back(new.local, placement, together))
+            if isinstance(counts, list):
+                for i, value in zip(at, count, strict=True):
+                    counts[i] = jax.device_put(value, placement.home)
+            elif counts is not None:
+                counts = count
+        count, shared, step = jax.device_put(
+            (tuple(counts) if isinstance(counts, list) else counts, shared, step), placement.home
+        )
+        opt_state = OptState(count, slots, old.lr_mult, old.wd_mult, shared)
+        return state._replace(step=step, params=params, opt_state=opt_state, local=local)
+
+    return by_device
+
+
+def _back(tree: Mapping[str, Any], placement: Placement, together: bool) -> dict[str, Any]:
+    """Return the new arrays of parameters on their own devices."""
+    if not together:
+        return dict(tree)
+    return {n: jax.device_put(v, placement.by_name.get(n, placement.home)) for n, v in tree.items()}
+
+
+def _owned(state: TrainState, names: Sequence[str]) -> _Owned:
+    slots = {slot: {n: tree[n] for n in names} for slot, tree in state.opt_state.slots.items()}
+    return _Owned({n: state.params[n] for n in names}, slots, state.local and {n: state.local[n] for n in names})
+
+
+def _rest(state: TrainState, at: Sequence[int]) -> TrainState:
+    """Return the state without the arrays of parameters; vectors over the parameters have the entries `at`."""
+
+    def pick(values: Any) -> Any:
+        if isinstance(values, tuple):
+            return tuple(values[i] for i in at)
+        return values if values is None or not values.ndim else values[jax.numpy.asarray(at)]
+
+    old = state.opt_state
+    opt_state = OptState(pick(old.count), {}, pick(old.lr_mult), pick(old.wd_mult), old.shared)
+    return state._replace(params={}, aux={}, opt_state=opt_state, base_lr=pick(state.base_lr), local=None)
