@@ -1,8 +1,8 @@
 """Model parallelism: run the nodes of each `ctx_group` of a graph on the device of the group.
 
-The graph is cut into stages.  A stage is a set of nodes of one device and is compiled as one program; between two stages, arrays
-move to the device of the next one.  Nothing here is under `jax.jit` as a whole, because a program cannot have arrays on different
-devices: `jax.grad` of the function differentiates the stages one by one, and moves gradients back.
+The graph is cut into stages.  A stage is a set of nodes of one device and is compiled as one program; between two stages,
+arrays move to the device of the next one.  The whole function is never compiled, because one program cannot have arrays on
+different devices: `jax.grad` of it differentiates the stages one by one, and moves gradients back.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class _Constants(NamedTuple):
 
 
 def _constants_of(order: Sequence[Node], heads: Sequence[Entry]) -> Callable[..., _Constants]:
-    """Make the function (shapes of variables, batch size) -> `_Constants`, which infers the shapes of the graph once for each."""
+    """Make the function (shapes of variables, batch size) -> `_Constants`; its results are cached."""
     nodes, graph = open_constants([n for n in order if n.op is not None]), Graph(heads)
 
     @functools.lru_cache(maxsize=32)
@@ -304,8 +304,8 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
         home: the device of nodes that no group determines, and of the outputs.
 
     Returns:
-        Model whose `apply` is called outside of `jax.jit`, with arrays on any devices.  `jax.grad` differentiates it; the gradient
-        of an array is on the device of the array.
+        Model whose `apply` is called outside of `jax.jit`, with arrays on any devices.  `jax.grad` differentiates it; the
+        gradient of an array is on the device of the array.
 
     Example:
         >>> import jax, jfit, numpy as np

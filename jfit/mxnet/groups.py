@@ -48,7 +48,7 @@ def _single(group: str, contexts: Any) -> Any:
         return contexts
     if len(contexts) != 1:
         raise ValueError(
-            f"ctx_group {group!r} has {len(contexts)} contexts, {list(contexts)}: a group runs on one device; pass one context, "
-            "or split batches over several devices without groups (context=[...])"
+            f"ctx_group {group!r} has {len(contexts)} contexts, {list(contexts)}: a group runs on one device; pass one "
+            "context, or split batches over several devices without groups (context=[...])"
         )
     return contexts[0]
