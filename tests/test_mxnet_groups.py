@@ -193,6 +193,11 @@ def test_one_context_may_be_in_a_list_and_several_are_errors():
         mx.contrib.svrg_optimization.svrg_module.SVRGModule(net, group2ctxs=GROUPS, update_freq=1)
 
 
+def test_a_store_for_the_same_bits_on_any_number_of_contexts_is_an_error():
+    with pytest.raises(NotImplementedError, match="use a kvstore without reduce='ordered', or leave out group2ctxs"):
+        fitted(perceptron, GROUPS, kvstore=mx.kv.create("device", reduce="ordered"))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(

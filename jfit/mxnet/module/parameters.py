@@ -138,6 +138,11 @@ class Parameters:
     ) -> None:
         """Set the optimizer and initialize its state; update counts continue from those of the optimizer object."""
         assert self.state is not None
+        if self.grouped and reduce.slices is not None:
+            raise NotImplementedError(
+                "the kvstore has reduce='ordered', which splits batches over devices, but group2ctxs has the layers of the "
+                "network on different devices; use a kvstore without reduce='ordered', or leave out group2ctxs"
+            )
         params, _ = self.arrays()
         if self.optimizer is not None:
             self.optimizer.shared.detach(self)

@@ -20,13 +20,12 @@ from jax import Array, lax
 
 from jfit import counters
 from jfit.data import Batch
-from jfit.data.batch import rows
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.grouped import update_by_device
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.module.slices import merge_slices, slices_of, split_slices
+from jfit.mxnet.module.slices import dense_rows, device_shapes, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -147,7 +146,7 @@ class Passes:
         outputs, last, rows = self.outputs(), self._last_pass(), self._rows()
         several = len(last.counts) > 1 or last.ordered
         whole = list(merge_slices(outputs, rows, last.counts)) if several else list(outputs)
-        return [_drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
+        return [drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
 
     def whole_inputs(self) -> dict[str, Any]:
         """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
@@ -432,29 +431,6 @@ def _add(a: Array, b: Array) -> Array:
     return a + b
 
 
-def device_shapes(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each input on one device, for the largest slice.
-
-    axes: batch axis by input name, for those where it is not axis 0.
-    """
-    size, longest, specs = rows(batch, axes), max(counts), {}
-    for name, value in batch.inputs.items():
-        shape, axis = list(np.shape(value)), axes.get(name, 0)
-        if shape[axis : axis + 1] == [size]:
-            shape[axis] = longest
-        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
-    return specs
-
-
-def _drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
-    """Return an output without the last `without` of its `rows` rows; `where` is its `RowLayout` (the axis of the rows)."""
-    if not without or not out.ndim:
-        return out
-    if isinstance(where, RowLayout) and where.before == 1:
-        return jax.lax.slice_in_dim(out, 0, (rows - without) * where.after, axis=where.axis)
-    return out[: out.shape[0] - without]
-
-
 def _blocked(model: Model, index: int) -> bool:
     """Return whether output `index` blocks gradients (BlockGrad), so that it needs no head gradient."""
     symbol = model.symbol
@@ -467,17 +443,7 @@ def dense_gradient(parameters: Parameters, name: str, gradient: Any) -> Any:
         return gradient
     assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
-    return (_dense if len(parameters.devices) == 1 else _dense_per_device)(gradient, size)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _dense(rows: Any, size: int) -> Array:
-    return rows.dense(size)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _dense_per_device(rows: Any, size: int) -> Array:
-    return jax.vmap(lambda each: each.dense(size))(rows)
+    return dense_rows(gradient, size, several=len(parameters.devices) > 1)
 
 
 # ------------------------------------------------------------------------------------------------ compiled programs
