@@ -45,6 +45,9 @@ def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
         (["--model", "vgg"], "'vgg' is neither one of mlp"),
         (["--model", __file__], "needs the shape of a row"),
         (["--shape", "data=a"], "--shape is 'data=a'"),
+        (["--shape", "data=784"], "the inputs of mlp have fixed shapes"),
+        (["--batch", "0"], "--batch is 0; expected a number of at least 1"),
+        (["--rounds", "0"], "--rounds is 0; expected a number of at least 1"),
     ],
 )
 def test_wrong_options_are_sentences(options, message, capsys):

@@ -60,7 +60,12 @@ def requests(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"--devices is {arguments.devices!r}; expected numbers separated by commas, such as 1,2,4") from None
     if min(counts) < 1:
         raise ValueError(f"--devices is {arguments.devices!r}; expected numbers of at least 1")
+    for name, value in (("batch", 1 if arguments.batch is None else arguments.batch), ("rounds", arguments.rounds)):
+        if value < 1:
+            raise ValueError(f"--{name} is {value}; expected a number of at least 1")
     shapes = dict(_shape(text) for text in arguments.shape)
+    if shapes and arguments.model in models.MODELS:
+        raise ValueError(f"--shape is for models in files; the inputs of {arguments.model} have fixed shapes, so leave it out")
     batch = arguments.batch or models.load(arguments.model, shapes).batch * (1 if arguments.mode == "weak" else max(counts))
     common = {"model": arguments.model, "shapes": shapes, "reduce": arguments.reduce, "seconds": arguments.seconds}
     common |= {"rounds": arguments.rounds}
