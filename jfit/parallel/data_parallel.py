@@ -152,6 +152,10 @@ class DataParallel:
             The replicated `TrainState`.  If the reduction rule has a state, such as the residuals of "2bit", and the state has
             none yet, it is added as `local`, with a leading device axis.  With reduce="sharded", `local` has the chunks of the
             optimizer state, with "sharded_parameters" those of the parameters too.
+
+        Raises:
+            ValueError: `local` has residuals of another number of devices; or the step has reduce="sharded" or
+                "sharded_parameters", and its optimizer does not update every element on its own.
         """
         if self._model is not None:
             state = whole_state(state)
