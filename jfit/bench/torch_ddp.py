@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
         start = time.perf_counter()
         train(int(steps))
         distributed.barrier()
-        speeds.append(request["batch"] * int(steps) / (time.perf_counter() - start))
+        speeds.append(size * count * int(steps) / (time.perf_counter() - start))
     print(statistics.median(speeds))
     distributed.destroy_process_group()
     return 0

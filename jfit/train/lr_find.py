@@ -226,7 +226,8 @@ def lr_find(
             "learning_rate" in optimizer_params is ignored.
         frozen, micro_batches, clip_norm, clip_value, policy, params, aux, data_on_device, sync_batch_stats: as for `fit`.
         loss, loss_weights, loss_per_batch, gather_outputs: as for `fit`.
-        label, sample_weight, class_weight, regularizers: as for `fit`.
+        label, sample_weight, class_weight, regularizers: as for `fit`.  Gradients of several devices are summed
+            (reduce="psum").
         start: learning rate of the first step.
         end: learning rate of the last step.
         steps: number of updates.  Data with fewer batches is read several times; a short last batch of arrays is skipped.
