@@ -111,7 +111,7 @@ def test_asynchronous_collectives_count_once_and_narrow_dtypes_have_their_bits()
     [
         (
             "  %y = f32[8]{0} ragged-all-to-all(%x), replica_groups={}",
-            r"has a ragged-all-to-all \(y\), whose bytes are not known",
+            r"y cannot be counted: it is a ragged-all-to-all; supported are",
         ),
         ("  %y = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=2]", r"replica groups of y cannot be read"),
     ],

@@ -24,7 +24,7 @@ from jfit.step.reduce import get as get_reduce
 from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, init_state
 
-DIGEST_STEPS = 3  # steps after which the digest of the parameters is taken
+DIGEST_STEPS = 3  # the digest of the parameters is taken once, after these steps
 
 
 def _unchanged(gradients: Any, sums: Any, local: Any, axis_name: str | None) -> Any:
@@ -61,7 +61,7 @@ class Trainer:
         return jax.block_until_ready(out.loss)
 
     def dispatch_seconds(self, repeats: int) -> float:
-        """Median time of the host for one step, when the devices are idle."""
+        """Median time that the host needs to dispatch one step, with no earlier work queued on the devices."""
         times = []
         for _ in range(repeats):
             start = time.perf_counter()

@@ -83,7 +83,7 @@ def plot(title: str, results: Sequence[Row], path: Path) -> None:
 
     Args:
         title: title of the figure.
-        results: a dict per number of devices.
+        results: rows of the table, one for each number of devices.
         path: the file; its ending decides the format (png, svg, pdf).
 
     Raises:

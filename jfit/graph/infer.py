@@ -171,7 +171,7 @@ def infer(
 # What was inferred for a graph, by the node of its first output: binding, planning and tracing a model infer the same.  The
 # values are lists of (weak references to the outputs, result).
 _Kept = weakref.WeakKeyDictionary[Node, list[tuple[Any, Any]]]
-_shapes: _Kept = weakref.WeakKeyDictionary()  # results: (shapes that were passed, dtypes of all outputs, shapes of all outputs)
+_shapes: _Kept = weakref.WeakKeyDictionary()  # (shapes of inputs that were passed, dtypes, shapes of all outputs)
 _dtypes: _Kept = weakref.WeakKeyDictionary()  # results: (arguments of _infer_dtypes, dtypes of all outputs)
 MAX_KEPT = 8  # results per graph
 

@@ -35,7 +35,7 @@ def group_devices(graph: Graph, groups: Any, home: Any) -> dict[str, Any]:
         return {}
     if not isinstance(groups, Mapping):
         raise TypeError(
-            f"the contexts of ctx_groups are {groups!r}, expected a dict of group name -> context, such as "
+            f"group2ctxs is {groups!r}, expected a dict of group name -> context, such as "
             "{'dev1': mx.cpu(0), 'dev2': mx.cpu(1)}"
         )
     contexts = {g: _single(g, c) for g, c in groups.items() if has_groups(graph, {g: c})}

@@ -146,11 +146,12 @@ def read_hlo(text: str) -> Collectives:
 
 
 def _own(instruction: _Instruction, shapes: dict[str, str], devices: int) -> Collectives:
-    """The collective of one instruction.  Of an asynchronous one, only the start counts."""
+    """Count and bytes of the collective that an instruction is; zeros if it is none, or the end of an asynchronous one."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in _UNSUPPORTED and "is_host_transfer=true" not in instruction.rest:
         raise ValueError(
-            f"the program has a {kind} ({instruction.name}), whose bytes are not known; expected one of {', '.join(_KINDS)}"
+            f"the bytes of the collective {instruction.name} cannot be counted: it is a {kind}; supported are "
+            f"{', '.join(_KINDS)}"
         )
     if kind not in _KINDS:
         return Collectives()

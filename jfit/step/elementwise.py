@@ -107,7 +107,7 @@ def _compared(optimizer: Optimizer, params: Mapping[str, Any], state: Any, initi
 
 
 def _mixing(jaxpr: Any, sizes: set[int]) -> Iterator[str]:
-    """Yield the names of operations on chunks that are not elementwise."""
+    """Yield the names of the operations that are not elementwise and have a chunk, an array of one of `sizes`, as argument."""
     for eqn in equations(jaxpr):
         shapes = [v.aval.shape for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape")]
         name = eqn.primitive.name
@@ -118,11 +118,12 @@ def _mixing(jaxpr: Any, sizes: set[int]) -> Iterator[str]:
 
 
 def _operations(jaxpr: Any, original: Mapping[tuple[int, ...], tuple[int, ...]]) -> collections.Counter[Any]:
-    """Count the operations of a jaxpr by name, numbers among the arguments, and shapes of the results.
+    """Count the operations of a jaxpr by name, literal numbers among the arguments, and shapes of the results.
 
     Args:
         jaxpr: jaxpr of an update.
-        original: shape of a chunk -> shape of the parameter, which replaces it.
+        original: shape of a chunk -> shape of its parameter, which is counted in its place, so that the counts of an update of
+            chunks and of one of whole parameters can be compared.
     """
 
     def described(eqn: Any) -> Any:

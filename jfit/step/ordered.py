@@ -94,7 +94,9 @@ def tree_sum(parts: Sequence[SliceSums]) -> SliceSums:
 
 
 def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
-    """Convert the sums of all slices to the input of the update; auxiliary states are means over the slices with rows.
+    """Convert the sums of all slices to the input of the update.
+
+    Floating-point auxiliary states are means over the slices that have a row of weight above 0.
 
     Args:
         sums: sums of all slices.

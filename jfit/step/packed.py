@@ -145,7 +145,7 @@ def sum_bfloat16(values: Array, axis_name: str) -> Array:
     devices, count = axis_size(axis_name), values.shape[0]
     if count == 0:
         return values
-    if devices <= 2:  # as many bytes as the exchange, and the sum is not rounded
+    if devices <= 2:  # gathering moves as many bytes as the exchange, and does not round the sum to bfloat16
         return added(list(_from_words(lax.all_gather(_to_words(values), axis_name))))
     segments = _padded(values, devices).reshape(devices, -1)
     sums = added(list(_from_words(_exchanged(_to_words(segments), axis_name))))

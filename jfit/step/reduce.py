@@ -326,8 +326,8 @@ def sharded_parameters() -> Reduce:
     devices have the whole parameters.  As many bytes are moved as with `sharded`.  Evaluation and prediction gather the
     parameters first.  Frozen parameters, scalars and embedding tables with row-sparse gradients stay replicated.
 
-    In the state on the devices, `params` has placeholders: `jfit.step.sharded.whole_state(state)` and `run.params` have the
-    whole parameters.
+    In the state on the devices, `params` has empty placeholders for the split parameters.  Read whole parameters from
+    `jfit.step.sharded.whole_state(state).params`, or from `run.params` of the `Run` that `fit` returns.
 
     Returns:
         `Reduce`.

@@ -267,7 +267,7 @@ def parted(state: Any, like: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------ between steps
 def whole_params(state: Any) -> dict[str, Any]:
-    """Parameters by name; those that are split are gathered to all devices of the state."""
+    """Whole parameters by name: those that are split are gathered, so that every device of the state has a full copy."""
     params = whole_leaves(state.params, state.local)
     return {k: jax.device_put(params[k], state.step.sharding) if _is_shard(x) else x for k, x in state.params.items()}
 

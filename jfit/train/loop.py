@@ -478,7 +478,7 @@ class StreamDispatcher:
         self._programs: dict[Any, Any] = {}
 
     def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], *_: Any) -> Iterator[Dispatch]:
-        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`, but nothing is prepared."""
+        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
         with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
             for first in stream:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))

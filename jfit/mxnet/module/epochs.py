@@ -35,7 +35,7 @@ class EpochRunner:
     Args:
         passes: the `Passes` of the bound module.
         data: the iterator; its arrays are copied to the devices once.
-        counts: number of rows for each device.
+        counts: number of rows of each device, without padding.
         metrics: pure metrics of the outputs and their labels.
         every: callbacks read the metrics after each batch whose number is a multiple of this; 0 means never.
     """

@@ -34,7 +34,7 @@ class Placement(NamedTuple):
 
 
 class _Owned(NamedTuple):
-    """Arrays of the parameters of one device, which an update replaces."""
+    """Arrays of the parameters of one device; each update puts new arrays in their place."""
 
     params: dict[str, Array]
     slots: dict[str, dict[str, Any]]

@@ -40,7 +40,7 @@ class Pass(NamedTuple):
 
     Attributes:
         batch: the batch; with several devices, arrays have a leading device axis.
-        counts: number of rows for each device.
+        counts: number of rows of each device, without padding.
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
         plan: which axis of each output is the row axis.

@@ -125,7 +125,7 @@ class BucketSentenceIter(DataIter):
         self.idx = [
             (i, j) for i, rows in enumerate(self.data) for j in range(0, len(rows) - batch_size + 1, batch_size)
         ]  # (bucket, first sentence) of each batch
-        # ("data" or "label", bucket) -> (contents of the array of `nddata` or `ndlabel`, the same on the host)
+        # ("data" or "label", bucket) -> (jax array that was last copied to the host, its copy)
         self._on_host: dict[tuple[str, int], tuple[Any, np.ndarray]] = {}
         self._batches = None if seed is None else random.Random(seed)
         self._rows = None if seed is None else np.random.RandomState(seed % 2**32)  # None: the global generator
