@@ -209,6 +209,14 @@ def test_functions_use_keys_of_slices_bits():
     assert digest(runs[0].state) == digest(runs[1].state)
 
 
+def test_batch_statistics_of_all_devices_are_refused():
+    net = sym.FullyConnected(sym._contrib_SyncBatchNorm(sym.Variable("data"), key="bn", name="bn"), num_hidden=4, name="fc")
+    model, batch = jfit.lower(sym.SoftmaxOutput(net, name="softmax")), batches((ROWS, 6), 1)[0]
+    step = jfit.data_parallel(jfit.train_step(model), 2, reduce="ordered")
+    with pytest.raises(ValueError, match="bn: batch normalization over all devices needs values of the whole batch"):
+        step(jfit.init_state(model, "sgd", batch), batch)
+
+
 def test_refusals_say_why():
     model = jfit.lower(mlp()[0])
     with pytest.raises(ValueError, match="expected a power of 2"):

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import Attr, Attrs, choice, flag, integer, maybe_number, number, text
+from jfit.ops.axis import device_axis
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout
@@ -163,7 +164,9 @@ def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, m
         factor = along(lax.rsqrt(var + attrs.eps) * scale, axis, data.ndim)
         out = (data.astype(wide) - along(mean, axis, data.ndim)) * factor + along(shift, axis, data.ndim)
         return (out.astype(data.dtype), mean, lax.rsqrt(var + attrs.eps)), (moving_mean, moving_var)
-    mask, over = ctx.row_mask(data.ndim), ctx.axis_name if ctx.sync_batch_stats else None
+    mask, over = ctx.row_mask(data.ndim), None
+    if ctx.sync_batch_stats and ctx.axis_name is not None:
+        over = device_axis(ctx.axis_name, f"{ctx.node}: batch normalization over all devices")
     out, mean, var = cast(Any, _normalize)(axis, attrs.eps, over, data, scale, shift, mask)
     mean, var = lax.stop_gradient((mean, var))
     moved = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
@@ -60,7 +61,7 @@ def _data(x: jax.Array) -> jax.Array:
 
 def _is_key(x: jax.Array) -> bool:
     """Whether an array has typed random keys, which have no bytes."""
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def shares_buffers(tree: Any, by_address: bool) -> bool:
