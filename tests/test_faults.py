@@ -82,9 +82,9 @@ def test_a_leading_axis_of_another_size_than_the_devices_raises(twin, size):
         total(np.ones((size, 2), np.float32))
     silent = (twin, size) in (("pmap", DEVICES - 1), ("shard_map", 2 * DEVICES))  # what JAX runs on some devices or slices
     assert not silent or f"has {size} slices along its leading device axis, but the program runs on 4" in str(raised.value)
-    batch, parallel = batch_of(4), steps()
+    batch = batch_of(4)
     with pytest.raises(ValueError, match=r"state.local\['r'\] has shape \(3, 2\), expected \(4, ...\): one slice per device"):
-        parallel.place(start(batch)._replace(local={"r": np.zeros((3, 2), np.float32)}))
+        place(start(batch)._replace(local={"r": np.zeros((3, 2), np.float32)}), DEVICES)
 
 
 def test_replicas_that_differ_are_named():
