@@ -56,8 +56,11 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     local = rule.init(trainable)
     if count > 1:
         local = jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local)
-    if local is None or state.local is None:
+    if state.local is None:
         return state._replace(local=local)
+    if local is None:  # residuals of another rule are not needed; per-device state of the user's own is kept
+        is_residual = isinstance(state.local, Mapping) and set(state.local) == set(trainable)
+        return state._replace(local=None) if is_residual else state
     expected, actual = (
         {jax.tree_util.keystr(k): np.shape(x) for k, x in jax.tree.leaves_with_path(t)} for t in (local, state.local)
     )
