@@ -1,7 +1,8 @@
 """File formats: atomic writes, safetensors, MXNet's array files (.params) and optimizer states (.states)."""
 
 from jfit import lazy as _lazy
-from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, sweep, trash
+from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, leftovers, replaced_folders, sweep, trash
+from jfit.formats.manifest import dump_sealed, load_sealed
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
 from jfit.formats.sparse import SparseArray, bounded_dense
@@ -15,10 +16,14 @@ __all__ = [
     "atomic_path",
     "atomic_write",
     "bounded_dense",
+    "dump_sealed",
     "dump_states",
+    "leftovers",
     "load_arrays",
+    "load_sealed",
     "load_states",
     "load_tensors",
+    "replaced_folders",
     "save_arrays",
     "save_tensors",
     "sweep",

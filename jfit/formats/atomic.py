@@ -1,15 +1,21 @@
 """Atomic replacement of files and folders: after a crash the path has its old content or its new content, never a mixture."""
 
+import functools
 import os
+import platform
 import shutil
+import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Temporary names contain the process id: '.<name>.<pid>-<8 hex>.tmp'; '.old' is a folder that is being replaced.
+# Temporary names contain the process id and 4 digits of the machine: '.<name>.<pid>-<4 hex><8 hex>.tmp', without the machine in
+# earlier versions; '.old' is a folder that is being replaced.
 _TMP, _OLD = ".tmp", ".old"
+_FOREIGN_SECONDS = 3600  # a temporary name of another machine is left over if it has not changed for so long
 # Temporary names in use by this process. The process id is not enough: in a container a restarted run often has the same id.
 _ACTIVE: set[str] = set()
 
@@ -160,12 +166,13 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
         _sync_folder(path.parent)
 
 
-def sweep(folder: str | os.PathLike[str]) -> list[str]:
+def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False) -> list[str]:
     """Clean up after killed processes: delete their temporary files, and restore a folder whose replacement was interrupted.
 
     Args:
         folder: folder in which `atomic_write`, `atomic_path`, `atomic_dir` or `trash` were used.  Temporary files of running
-            processes are not touched.
+            processes are not touched, nor those of other machines that changed within the last hour.
+        exclusive: whether no other process writes into the folder, so that everything of other processes is left over.
 
     Returns:
         list of str: the temporary names that were deleted or restored.
@@ -176,13 +183,11 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
         []
     """
     swept = []
-    folder = Path(folder)
     # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.
-    leftovers = [entry for entry in (folder.iterdir() if folder.is_dir() else ()) if _owner(entry.name) is not None]
-    for entry in sorted(leftovers, key=lambda entry: entry.suffix != _OLD):
-        if entry.name in _ACTIVE or _alive(_owner(entry.name)):
+    for entry in sorted(leftovers(folder), key=lambda entry: entry.suffix != _OLD):
+        if entry.name in _ACTIVE or (not exclusive and _in_use(entry)):
             continue
-        target = folder / entry.name[1:].rsplit(".", 2)[0]
+        target = entry.with_name(_target(entry.name))
         if entry.suffix == _OLD and not target.exists():
             entry.rename(target)
         elif entry.is_dir() and not entry.is_symlink():
@@ -191,6 +196,44 @@ def sweep(folder: str | os.PathLike[str]) -> list[str]:
             entry.unlink(missing_ok=True)
         swept.append(entry.name)
     return swept
+
+
+def leftovers(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the temporary files and folders in a folder, of running and of killed processes, without changing them.
+
+    Args:
+        folder: folder in which `atomic_write`, `atomic_path`, `atomic_dir` or `trash` were used; it need not exist.
+
+    Returns:
+        list of pathlib.Path.
+
+    Example:
+        >>> import tempfile
+        >>> leftovers(tempfile.mkdtemp())
+        []
+    """
+    folder = Path(folder)
+    return [entry for entry in (folder.iterdir() if folder.is_dir() else ()) if _owner(entry.name) is not None]
+
+
+def replaced_folders(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Find folders that are missing because `atomic_dir` is replacing them, or was killed while it did.
+
+    Args:
+        folder: folder in which `atomic_dir` was used.
+
+    Returns:
+        dict of the missing name -> path of the complete earlier folder, whose temporary name ends in ".old".
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / ".saved.7-0123456789ab.old").mkdir()
+        >>> list(replaced_folders(folder))
+        ['saved']
+    """
+    old = {_target(entry.name): entry for entry in leftovers(folder) if entry.suffix == _OLD}
+    return {name: entry for name, entry in old.items() if not entry.with_name(name).exists()}
 
 
 def trash(folder: str | os.PathLike[str]) -> None:
@@ -214,7 +257,18 @@ def trash(folder: str | os.PathLike[str]) -> None:
 
 
 def _temporary(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}")
+    return path.with_name(f".{path.name}.{os.getpid()}-{_machine()}{uuid.uuid4().hex[:8]}{suffix}")
+
+
+@functools.cache
+def _machine() -> str:
+    """Four hexadecimal digits of the name of this machine or container, in which process ids are unique."""
+    return f"{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
+
+
+def _target(name: str) -> str:
+    """The name of which `name` is a temporary name."""
+    return name[1:].rsplit(".", 2)[0]
 
 
 def _swap(temporary: Path, path: Path) -> None:
@@ -242,7 +296,18 @@ def _owner(name: str) -> int | None:
     if not name.startswith(".") or len(parts) != 3 or f".{parts[2]}" not in (_TMP, _OLD):
         return None
     pid, dash, token = parts[1].partition("-")
-    return int(pid) if dash and pid.isdecimal() and len(token) == 8 else None
+    return int(pid) if dash and pid.isdecimal() and len(token) in (8, 12) else None
+
+
+def _in_use(entry: Path) -> bool:
+    """Whether the process of a temporary name may still be running."""
+    token = entry.name.rsplit(".", 2)[1].partition("-")[2]
+    if len(token) == 12 and token[:4] != _machine():
+        try:
+            return time.time() - entry.lstat().st_mtime < _FOREIGN_SECONDS
+        except OSError:
+            return True  # it is gone already
+    return _alive(_owner(entry.name))
 
 
 def _alive(pid: int | None) -> bool:

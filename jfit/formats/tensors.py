@@ -1,6 +1,7 @@
 """Read and write safetensors files; sizes in a header are checked against the size of the file before allocation."""
 
 import errno
+import io
 import json
 import math
 import os
@@ -158,11 +159,12 @@ def _plain(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Read a safetensors file; its header is checked against the size of the file before allocation.
 
     Args:
         path: a safetensors file.
+        content: the bytes of the file, if they were read already; `path` is then used in error messages only.
 
     Returns:
         (dict name -> writable NumPy array, dict of metadata str -> str).
@@ -179,8 +181,8 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], d
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with open(path, "rb") if content is None else io.BytesIO(content) as file:
+        size = os.fstat(file.fileno()).st_size if content is None else len(content)
         header, begin = _read_header(path, file, size)
         metadata = _metadata(path, header.pop("__metadata__", None))
         entries = [_entry(path, name, field, size - begin) for name, field in header.items()]

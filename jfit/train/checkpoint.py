@@ -3,23 +3,23 @@
 Format of the checkpoint of step 123:
 
     directory/step-00000123/state.safetensors   the leaves of the state, named by their key path, such as "params/fc1_weight"
+    directory/step-00000123/<name>.safetensors  the leaves of another pytree, of the `extra` argument of `save`
     directory/step-00000123/meta.json           JSON object:
-        format   version of this format, an integer
-        step     number of updates done
-        crc32    CRC-32 of state.safetensors, with which damage is detected
-        bytes    size of state.safetensors
-        keys     name -> PRNG implementation ("threefry2x32") of the leaves that are typed PRNG keys, stored as uint32 data
-        meta     the `meta` argument of `save`; a run saves its position (epoch, batch, step), that of its data iterator,
-                 its batch size, history, callback states and graph
+        format     version of this format, an integer
+        step       number of updates done
+        keys       name -> PRNG implementation ("threefry2x32") of the leaves that are typed PRNG keys, stored as uint32 data
+        meta       the `meta` argument of `save`; a run saves its position (epoch, batch, step), that of its data iterator,
+                   its batch size, history, callback states and graph
+        files      file name -> its size ("bytes") and its CRC-32 ("crc32"), and the "keys" of an extra pytree
+        checksums  CRC-32 of each field, with which an error message names the damaged one
+        sha256     SHA-256 of all bytes of meta.json before this value
 
-A folder is written under a temporary name and then renamed, so a crash leaves no incomplete checkpoint under its final name.
+Thus every changed bit of a checkpoint is noticed.  A folder is written under a temporary name and then renamed, so a crash
+leaves no incomplete checkpoint under its final name.  If a process dies while it replaces a checkpoint of the same step, the
+earlier one has a temporary name, under which it is found.  Functions that read never delete or rename anything.
 """
 
-import json
 import os
-import re
-import warnings
-import zlib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,17 +30,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
-from jfit.formats.tensors import checksum, load_tensors, save_tensors
+from jfit.formats.manifest import dump_sealed
+from jfit.formats.tensors import checksum, save_tensors
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
+from jfit.train.locks import check as check_lock
+from jfit.train.saved import FORMAT, META, REMEDY, STEP, TENSORS, Saved, check, folders_of, newest, path_of, present, read
 
 State = TypeVar("State")
 
-_FORMAT = 1
-_TENSORS, _META = "state.safetensors", "meta.json"
 _FILE_NAMES = {"base_lr": "lr"}  # fields of TrainState -> their names in files, which keep the names of older versions
-_STEP = re.compile(r"step-(\d{8,})")
-_REMEDY = "restore an older checkpoint of the same directory, or train from the start."
 
 
 def save(
@@ -52,6 +51,7 @@ def save(
     step: int | None = None,
     sync: bool = True,
     protect: Collection[int] = (),
+    extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint atomically: after a crash, the complete checkpoint exists or none of it.
 
@@ -65,6 +65,7 @@ def save(
         protect: steps of checkpoints that are kept in addition, such as the best ones.
         step: step number in the name of the folder.  None: `state.step` or `state["step"]`.
         sync: whether to wait until the bytes are on the disk (fsync); without it a power loss may lose the checkpoint.
+        extra: other pytrees to save with the state, by name; `load_extra` reads them.
 
     Returns:
         pathlib.Path of the new checkpoint, `directory/step-<step with 8 digits>`.
@@ -72,6 +73,8 @@ def save(
     Raises:
         TypeError: a leaf is not an array or number, or `meta` is not JSON-serializable.
         ValueError: `keep` is below 1, the state has no step, or two leaves have the same name.
+        FolderInUse: another process trains and saves its checkpoints in `directory` (a RuntimeError).
+        OSError: the files cannot be written, for example because the disk is full; older checkpoints are unchanged.
 
     Example:
         >>> import tempfile
@@ -85,22 +88,24 @@ def save(
         )
     directory = Path(directory)
     number = _step_of(state) if step is None else int(step)
-    arrays, keys = _arrays(whole_state(state) if isinstance(state, TrainState) else state)
+    trees = {"state": state, **(extra or {})}
+    if "state" in (extra or {}):
+        raise ValueError("checkpoint: extra has a pytree called 'state', the name of the state itself; rename it.")
+    trees = {name: _arrays(whole_state(tree) if isinstance(tree, TrainState) else tree) for name, tree in trees.items()}
     path = path_of(directory, number)
+    is_locked = check_lock(directory)
     with suppress(OSError):
-        sweep(directory)
-    record = {"format": _FORMAT, "step": number, "keys": keys, "meta": dict(meta or {})}
+        sweep(directory, exclusive=is_locked)
+    record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": trees["state"][1], "meta": dict(meta or {})}
     try:
-        json.dumps(record)
+        dump_sealed(record)
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
     with atomic_dir(path, sync=sync) as folder:
-        save_tensors(folder / _TENSORS, arrays, sync=False)
-        # The checksum is that of the arrays in memory, not of the file, so that `verify` also detects an error of the write.
-        record["crc32"], record["bytes"] = checksum(folder / _TENSORS, arrays)
-        (folder / _META).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        record["files"] = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in trees.items()}
+        (folder / META).write_bytes(dump_sealed(record))
     if keep is not None:
-        others = [other for other in reversed(_checkpoints(directory)) if other != path]
+        others = [other for other in reversed(folders_of(directory)) if other != path]
         protected = {path_of(directory, number) for number in protect}
         for other in others[keep - 1 :]:
             if other not in protected:
@@ -108,9 +113,13 @@ def save(
     return path
 
 
-def path_of(directory: str | os.PathLike[str], step: int) -> Path:
-    """Return the path of the checkpoint of a step, `directory/step-<step with 8 digits>`."""
-    return Path(directory) / f"step-{step:08d}"
+def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[str, str]) -> dict[str, Any]:
+    """Write the arrays of a pytree, and return the entry of the file in meta.json."""
+    file = folder / f"{name}.safetensors"
+    save_tensors(file, arrays, sync=False)
+    # The checksum is that of the arrays in memory, not of the file, so that `verify` also detects an error of the write.
+    crc, size = checksum(file, arrays)
+    return {"bytes": size, "crc32": crc} | ({} if file.name == TENSORS else {"keys": keys})
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:
@@ -137,9 +146,44 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
         >>> restore(folder, {"step": np.int32(0), "w": np.zeros(3)})["w"]
         array([1., 1., 1.])
     """
-    folder, record = _newest_valid(Path(path))
-    arrays, _ = load_tensors(folder / _TENSORS)
-    return _unflatten(folder, arrays, record["keys"], whole_specs(like) if isinstance(like, TrainState) else like)
+    return unflatten(newest(path, read), like)
+
+
+def unflatten(saved: Saved, like: State, name: str = "state") -> State:
+    """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`."""
+    file = f"{name}.safetensors"
+    keys = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"]
+    return _unflatten(saved.folder, saved.arrays[file], keys, whole_specs(like) if isinstance(like, TrainState) else like)
+
+
+def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
+    """Read another pytree that was saved with a state (the `extra` argument of `save`).
+
+    Args:
+        path: the folder of a checkpoint, or a checkpoint directory; of its checkpoints the newest undamaged one is read.
+        name: name of the pytree.
+        like: pytree with the expected structure, shapes and dtypes; its leaves may be `jax.ShapeDtypeStruct`.
+
+    Returns:
+        A pytree of NumPy arrays and typed PRNG keys, with the structure of `like`.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        FormatError: the checkpoint, or every checkpoint of the directory, is damaged.
+        KeyError: the checkpoint has no pytree of this name.
+        ValueError: names, shapes or dtypes in the checkpoint differ from those of `like`.
+
+    Example:
+        >>> import tempfile
+        >>> folder = save(tempfile.mkdtemp(), {"step": 1}, extra={"target": {"w": np.ones(2)}})
+        >>> load_extra(folder, "target", {"w": np.zeros(2)})["w"]
+        array([1., 1.])
+    """
+    saved = newest(path, read)
+    if f"{name}.safetensors" not in saved.arrays or name == "state":
+        names = [file.removesuffix(".safetensors") for file in saved.arrays if file != TENSORS]
+        raise KeyError(f"checkpoint {saved.folder} has no extra pytree {name!r}; it has {', '.join(names) or 'none'}.")
+    return unflatten(saved, like, name)
 
 
 def set_aside(directory: str | os.PathLike[str]) -> Path | None:
@@ -161,7 +205,7 @@ def set_aside(directory: str | os.PathLike[str]) -> Path | None:
         >>> set_aside(folder).name, latest(folder) is None
         ('earlier-1', True)
     """
-    folders = _checkpoints(Path(directory))
+    folders = folders_of(Path(directory))
     if not folders:
         return None
     number = 1
@@ -170,7 +214,8 @@ def set_aside(directory: str | os.PathLike[str]) -> Path | None:
     target = Path(directory) / f"earlier-{number}"
     target.mkdir()
     for folder in folders:
-        folder.rename(target / folder.name)
+        name = folder.name if STEP.fullmatch(folder.name) else folder.name[1:].partition(".")[0]  # ".step-....old"
+        folder.rename(target / name)
     return target
 
 
@@ -192,7 +237,7 @@ def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
         >>> load_meta(save(tempfile.mkdtemp(), {"step": 1}, meta={"epoch": 4}))
         {'epoch': 4}
     """
-    return _newest_valid(Path(path))[1]["meta"]
+    return newest(path, check)["meta"]
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -213,7 +258,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
         ['params/w', 'step']
     """
-    return load_tensors(_newest_valid(Path(path))[0] / _TENSORS)[0]
+    return newest(path, read).arrays[TENSORS]
 
 
 def load_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -234,9 +279,12 @@ def load_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
         >>> load_leaves(save(tempfile.mkdtemp(), {"step": 1, "dropout": jax.random.key(0)}))["dropout"].dtype
         key<fry>
     """
-    folder, record = _newest_valid(Path(path))
-    keys = record["keys"]
-    arrays = load_tensors(folder / _TENSORS)[0]
+    return leaves_of(newest(path, read))
+
+
+def leaves_of(saved: Saved) -> dict[str, Any]:
+    """Return the leaves of the state of a checkpoint in memory by name; see `load_leaves`."""
+    folder, keys, arrays = saved.folder, saved.record["keys"], saved.arrays[TENSORS]
     return {name: _key(folder, name, array, keys[name]) if name in keys else array for name, array in arrays.items()}
 
 
@@ -254,7 +302,7 @@ def latest(directory: str | os.PathLike[str]) -> Path | None:
         >>> latest(tempfile.mkdtemp()) is None
         True
     """
-    folders = _checkpoints(Path(directory))
+    folders = folders_of(Path(directory))
     return folders[-1] if folders else None
 
 
@@ -293,23 +341,23 @@ def best(directory: str | os.PathLike[str]) -> Path:
             f"checkpoint: the run in {directory} did not keep its best checkpoints; pass checkpoint_best= to fit, such as "
             '"val_loss", or jfit.callbacks.checkpointing(..., keep_best=1)'
         )
-    path = path_of(directory, checkpoints[0][1])
+    path = present(path_of(directory, checkpoints[0][1]))
     if not path.is_dir():
         raise FileNotFoundError(
-            f"checkpoint: {path}, the best checkpoint according to {_META} of the newest one, does not exist: it was deleted, "
+            f"checkpoint: {path}, the best checkpoint according to {META} of the newest one, does not exist: it was deleted, "
             "or run.save wrote the newest one into another folder than checkpoint= of fit, which has the best one."
         )
     return path
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Check a checkpoint for damage: compare the size and CRC-32 of its array file with those in meta.json.
+    """Check a checkpoint for damage: compare meta.json with its SHA-256, and the other files with sizes and CRC-32 in it.
 
     Args:
         path: the folder of a checkpoint.
 
     Returns:
-        The content of meta.json: dict with format, step, keys, meta, crc32 and bytes.
+        The content of meta.json: dict with format, step, keys, meta and files (file name -> dict with bytes and crc32).
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -320,84 +368,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
         >>> verify(save(tempfile.mkdtemp(), {"step": 1}))["step"]
         1
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"checkpoint: {path} is not a folder; pass the folder of a checkpoint, such as .../step-00000100."
-        )
-    record = _record(path)
-    tensors = path / _TENSORS
-    if not tensors.is_file():
-        raise FormatError(path, _TENSORS, "the file is missing", _REMEDY)
-    if (size := tensors.stat().st_size) != record["bytes"]:
-        raise FormatError(tensors, "size", f"found {size} bytes, expected {record['bytes']} according to {_META}", _REMEDY)
-    if (crc := _crc_of(tensors)) != record["crc32"]:
-        raise FormatError(tensors, "crc32", f"found {crc}, {_META} has {record['crc32']}: its bytes changed", _REMEDY)
-    return record
-
-
-def _crc_of(path: Path) -> int:
-    crc = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _record(path: Path) -> dict[str, Any]:
-    file = path / _META
-    try:
-        record = json.loads(file.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise FormatError(path, _META, "the file is missing", _REMEDY) from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(file, "content", f"it is not valid JSON ({error})", _REMEDY) from error
-    fields = {"format": int, "step": int, "crc32": int, "bytes": int, "keys": dict, "meta": dict}
-    for name, kind in fields.items():
-        if not isinstance(record, dict) or not isinstance(record.get(name), kind):
-            raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", _REMEDY)
-    if record["format"] > _FORMAT:
-        raise FormatError(
-            file, "field 'format'", f"found {record['format']}, this jfit supports up to {_FORMAT}", "use a newer jfit."
-        )
-    return record
-
-
-def _checkpoints(directory: Path) -> list[Path]:
-    """Return the folders of the checkpoints in a directory, lowest step first."""
-    if not directory.is_dir():
-        return []
-    steps = [
-        (int(match[1]), entry) for entry in directory.iterdir() if (match := _STEP.fullmatch(entry.name)) and entry.is_dir()
-    ]
-    return [entry for _, entry in sorted(steps)]
-
-
-def _newest_valid(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return (path, content of meta.json) of the checkpoint `path`, or of the undamaged one with the highest step in it."""
-    if _STEP.fullmatch(path.name) or (path / _META).is_file():
-        return path, verify(path)
-    with suppress(OSError):
-        sweep(path)  # undo a `save` whose process was killed while it replaced a folder
-    folders = _checkpoints(path)
-    if not folders:
-        raise FileNotFoundError(
-            f"checkpoint: no checkpoint (step-...) found in {path}; pass the directory in which checkpoints were saved."
-        )
-    problem: FormatError | None = None
-    for folder in reversed(folders):
-        try:
-            record = verify(folder)
-        except FormatError as error:
-            problem = problem or error
-            continue
-        if problem is not None:
-            warnings.warn(f"checkpoint: {folders[-1]} is damaged ({problem}) Restored {folder} instead.", stacklevel=3)
-        return folder, record
-    assert problem is not None
-    raise FormatError(
-        path, "all checkpoints", f"each of {len(folders)} is damaged; the newest: {problem}", "train from the start."
-    )
+    return check(Path(path))
 
 
 def _step_of(state: Any) -> int:
@@ -456,7 +427,7 @@ def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
         return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
     except (ValueError, TypeError) as error:
         problem = f"no PRNG key of implementation {impl!r} can be made from {data.dtype} data of shape {data.shape} ({error})"
-        raise FormatError(folder / _META, f"keys[{name!r}]", problem, _REMEDY) from error
+        raise FormatError(folder / META, f"keys[{name!r}]", problem, REMEDY) from error
 
 
 def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str], like: Any) -> Any:

@@ -27,6 +27,7 @@ from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
+from jfit.train import locks
 from jfit.train.auto_devices import batch_sizes, is_auto, training_devices
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of, unpaddable_message
 from jfit.train.callbacks import Callback, as_callback, checkpointing
@@ -148,8 +149,8 @@ def fit(
             the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
-        checkpoint: folder in which to save checkpoints.  Checkpoints of an earlier run in this folder are moved to its
-            subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
+        checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
+            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
@@ -218,6 +219,8 @@ def fit(
     Raises:
         ValueError: invalid argument, data that does not match the inputs of the model, invalid labels, or empty data.
         TypeError: unsupported type of the model, the data or a callback.
+        FolderInUse: another run saves its checkpoints in the folder `checkpoint` (a RuntimeError).
+        OSError: the folder `checkpoint` cannot be written, or the last checkpoint could not be.
         Exception: exceptions of callbacks, data iterators and metric functions are re-raised; `jfit.last_run()` then returns
             the run with the state of the last finished step.
 
@@ -355,12 +358,23 @@ def fit(
     run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every, profiler)
-    source = checkpoint if resume is True else resume or None
-    if resume:
-        run.resume_from(source)
-    if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
-        checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
+    _prepare_folder(run, checkpoint, resume)
     return run.go()
+
+
+def _prepare_folder(run: Run, checkpoint: str | Path | None, resume: bool | str | Path | None) -> None:
+    """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside."""
+    source = checkpoint if resume is True else resume or None
+    try:
+        if checkpoint is not None:
+            locks.acquire(checkpoint, run)  # `Run.go` releases it
+        if resume:
+            run.resume_from(source)
+        if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
+            checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
+    except BaseException:
+        locks.release(run)
+        raise
 
 
 def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any], state: TrainState) -> Plan:

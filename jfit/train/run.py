@@ -23,6 +23,7 @@ from jfit.parallel import place, require_one_process
 from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
+from jfit.train import locks
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
@@ -31,6 +32,7 @@ from jfit.train.history import History
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
 from jfit.train.plotting import TIMES
+from jfit.train.saved import newest, read, warn_of_traces
 from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -333,12 +335,14 @@ class Run:
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None:
+            warn_of_traces(directory)
             return
-        meta = checkpoints.load_meta(directory)
+        saved = newest(directory, read)  # once: state and position are those of one checkpoint
+        meta = saved.meta
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
-        loop.state = self._placed(checkpoints.restore(directory, like=loop.state))  # the newest undamaged one
+        state = checkpoints.unflatten(saved, loop.state)
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
@@ -350,17 +354,18 @@ class Run:
         if meta["position"]["batch"] and saved_size != self.batch_size:
             sizes = f"in the middle of an epoch of batches of {saved_size} rows, but this run has batch_size={self.batch_size}"
             raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")
+        loop.state = self._placed(state)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         if "learning_rate" in meta:  # not in checkpoints of earlier versions
             self._resume_rate(meta["learning_rate"], directory)
         set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
-        saved: dict[str, list[Any]] = {}
-        for name, state in meta["callbacks"]:
-            saved.setdefault(name, []).append(state)
+        callback_states: dict[str, list[Any]] = {}
+        for name, callback_state in meta["callbacks"]:
+            callback_states.setdefault(name, []).append(callback_state)
         for i, callback in enumerate(loop.callbacks):
-            if saved.get(callback.name):
-                loop.callback_states[i] = saved[callback.name].pop(0)
+            if callback_states.get(callback.name):
+                loop.callback_states[i] = callback_states[callback.name].pop(0)
 
     def _resume_rate(self, earlier: float | None, directory: str | Path) -> None:
         """Use the learning rate passed to `fit` if it is not the one that the earlier run was given.
@@ -406,6 +411,7 @@ class Run:
             error.add_note(f"jfit: training stopped {where}; {self._recovery_note()}")
             raise
         finally:
+            locks.release(self)
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
         if self._best is not None and not loop.interrupted:
             # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
@@ -542,7 +548,8 @@ class Run:
         if which not in ("newest", "best"):
             raise ValueError(f'which is {which!r}; expected "newest" or "best"')
         directory = checkpoints.best(directory) if which == "best" else directory
-        meta, passed = checkpoints.load_meta(directory), model is not None
+        saved = newest(directory, read)  # once: parameters and meta are those of one checkpoint
+        meta, passed = saved.meta, model is not None
         if model is None:
             if "symbol" not in meta:
                 without_meta = "jfit.checkpoint.save wrote it without meta=run.meta()"
@@ -553,7 +560,7 @@ class Run:
         settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
-        arrays = checkpoints.load_leaves(directory)
+        arrays = checkpoints.leaves_of(saved)
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
         averages = {k: arrays.get(f"opt_state/ema_params/{k}", arrays.get("opt_state/ema_params")) for k in params}

@@ -1,14 +1,17 @@
 """Callback that saves checkpoints during training."""
 
+import json
 import logging
 import math
 import os
 import shutil
+import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_dir
-from jfit.train import checkpoint
+from jfit.train import checkpoint, locks
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
 
@@ -42,9 +45,16 @@ def checkpointing(
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
         "best": list of [value, step], best first}, so a resumed run continues with the best epochs of the run before.
 
+    During training the folder is locked, so that no other run saves checkpoints in it.  If a checkpoint cannot be written, for
+    example because the disk is full, training continues with a warning, and the next one is tried; after the last step the
+    failed one is tried again, and raises OSError if it fails.
+
     Raises:
         ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, or `keep_best` below 0.  During
             training: the first epoch logs no value called `monitor`, or an array.
+        FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
+        OSError: at the start of training, files cannot be written in `directory`.
+        TypeError: at the start of training, the state of a callback is not JSON-serializable.
 
     Example:
         >>> checkpointing("runs/a/checkpoints", every=100).every
@@ -55,27 +65,73 @@ def checkpointing(
         raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
     if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
         raise ValueError(f"checkpointing: keep_best is {keep_best!r}, expected a number of checkpoints of at least 0.")
-    events = ("epoch_end",) if steps is None else ("step",)
+    events = ("fit_start", "epoch_end" if steps is None else "step", "fit_end")
     if keep_best:
         best = _BestKept(directory, keep, keep_best, monitor, maximizes("checkpointing", monitor, mode), steps is None)
-        name = f"checkpointing({monitor})"
-        return Callback(on=best.on, init=_no_best, events=tuple({*events, "epoch_end"}), every=steps, name=name)
+        events = tuple(dict.fromkeys((*events, "epoch_end")))
+        return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})")
+    return Callback(on=_Saving(directory, keep).on, events=events, every=steps, name="checkpointing")
 
-    def on(event: Event, state: str | None) -> str | None:
+
+class _Saving:
+    """The function `on` of `checkpointing`.
+
+    Attributes:
+        failed: whether the last save failed; it is tried again at the next one, and at the end of the run.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None) -> None:
+        self.directory, self.keep, self.failed = directory, keep, False
+
+    def on(self, event: Event, state: Any) -> Any:
+        if event.kind == "fit_start":
+            self.failed = False
+            locks.acquire(self.directory, event.run)
+            _check_states(event)
+            return state
+        if event.kind != "fit_end":
+            return self.update(event, state)
+        return self.write(event, state) if self.failed else state
+
+    def update(self, event: Event, state: Any) -> Any:
+        """Save a checkpoint, and return the new state of the callback."""
+        return self.write(event, state)
+
+    def write(self, event: Event, state: Any) -> Any:
+        """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
         # sync: the host waits until the devices have computed the state of this step
-        return str(checkpoint.save(directory, event.run.snapshot(), meta=_meta(event), keep=keep, step=event.step))
+        path = self.save(event, _meta(event))
+        return state if path is None else str(path)
 
-    return Callback(on=on, events=events, every=steps, name="checkpointing")
+    def save(self, event: Event, meta: dict[str, Any], protect: Collection[int] = ()) -> Path | None:
+        """Call `checkpoint.save`; None if the files cannot be written.
+
+        Raises:
+            OSError: the files cannot be written at the end of the run, when there is no later attempt.
+        """
+        try:
+            state = event.run.snapshot()
+            path = checkpoint.save(self.directory, state, meta=meta, keep=self.keep, step=event.step, protect=protect)
+        except OSError as error:
+            self.failed = True
+            what = f"checkpoint: the state of step {event.step} could not be saved in {self.directory} ({error})"
+            if event.kind == "fit_end":
+                hint = "jfit.last_run() has it: free some space and call jfit.last_run().save(folder)"
+                raise OSError(error.errno, f"{what}, and training has ended; {hint}") from error
+            warnings.warn(f"{what}; training continues, and the next checkpoint is tried again", stacklevel=2)
+            return None
+        self.failed = False
+        return path
 
 
-class _BestKept:
+class _BestKept(_Saving):
     """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
 
     def __init__(self, directory: Any, keep: int | None, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
-        self.directory, self.keep, self.number, self.per_epoch = directory, keep, number, per_epoch
-        self.monitor, self.maximize = monitor, maximize
+        super().__init__(directory, keep)
+        self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
 
-    def on(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
+    def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
         best, due = self._present(state), event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
             value = monitored("checkpointing", event, self.monitor, required=not best)
@@ -84,7 +140,7 @@ class _BestKept:
             if value is not None and not math.isnan(value):
                 best = sorted([*best, [value, event.step]], key=self._rank)[: self.number]
             due |= any(step == event.step for _, step in best)
-        return self._save(event, state, best) if due else state
+        return self.write(event, state, best) if due else state
 
     def _present(self, state: dict[str, Any]) -> list[list[Any]]:
         """Return the entries whose checkpoints exist, after copying those of the folder from which the run was resumed."""
@@ -99,24 +155,33 @@ class _BestKept:
                         source,
                     )
                     continue
-                with atomic_dir(path) as folder:
-                    shutil.copytree(source, folder, dirs_exist_ok=True)
+                try:
+                    with atomic_dir(path) as folder:
+                        shutil.copytree(source, folder, dirs_exist_ok=True)
+                except OSError as error:
+                    logging.getLogger("jfit").warning(
+                        "%s, one of the best checkpoints of this run, could not be copied to %s (%s); it is not among its best "
+                        "ones any more",
+                        source,
+                        self.directory,
+                        error,
+                    )
+                    continue
             present.append(entry)
         return present
 
     def _rank(self, entry: list[Any]) -> tuple[float, int]:
         return (-entry[0] if self.maximize else entry[0]), entry[1]
 
-    def _save(self, event: Event, state: dict[str, Any], best: list[list[Any]]) -> dict[str, Any]:
+    def write(self, event: Event, state: dict[str, Any], best: list[list[Any]] | None = None) -> dict[str, Any]:
+        best = state["best"] if best is None else best
         new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": best}
         meta = _meta(event)
         meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": best}
         # The checkpoint must contain the new state of this callback; the run still has its state before this event.
         meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
         # sync: the host waits until the devices have computed the state of this step
-        state_copy, protected = event.run.snapshot(), [step for _, step in best]
-        checkpoint.save(self.directory, state_copy, meta=meta, keep=self.keep, step=event.step, protect=protected)
-        return new
+        return state if self.save(event, meta, [step for _, step in best]) is None else new
 
 
 def _no_best() -> dict[str, Any]:
@@ -129,6 +194,22 @@ def _steps(every: str | int) -> int | None:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"checkpointing: every is {every!r}, expected 'epoch' or a number of steps of at least 1.")
     return every
+
+
+def _check_states(event: Event) -> None:
+    """Check before training that the states of all callbacks can be saved.
+
+    Raises:
+        TypeError: the state of a callback is not JSON-serializable.
+    """
+    for name, state in _meta(event).get("callbacks", []):
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"callback {name}: its state is not JSON-serializable ({error}), so it could not be saved in a checkpoint; use "
+                "numbers, strings, lists and dicts"
+            ) from error
 
 
 def _meta(event: Event) -> dict[str, Any]:
