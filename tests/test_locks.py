@@ -62,7 +62,8 @@ def test_a_lock_of_another_machine_is_taken_over_when_it_is_not_touched_any_more
     lock = hold(tmp_path, machine="another", pid=os.getpid())
     with pytest.raises(locks.FolderInUse, match=r"its lock expires 120 s after its last sign of life; pass another folder"):
         locks.acquire(tmp_path, OWNER)
-    os.utime(lock, (time.time() - 200,) * 2)
+    old = time.time() - 200
+    os.utime(lock, (old, old))
     run = train(num_epoch=1, checkpoint=tmp_path)
     assert names(tmp_path) == ["step-00000007"] and run.position["step"] == 7
 
@@ -161,13 +162,13 @@ sys.stdin.read()
 def test_of_several_processes_one_takes_over_a_lock_that_is_left(tmp_path):
     hold(tmp_path, pid=2**22 - 1, started=1)
     command = [sys.executable, "-S", "-c", TAKE, locks.__file__, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(5)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)]
     try:
         for process in processes:
+            assert process.stdin is not None
             process.stdin.write("x")
             process.stdin.flush()
-        results = [process.stdout.readline().strip() for process in processes]
+        results = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
     finally:
         for process in processes:
             process.communicate("", timeout=30)

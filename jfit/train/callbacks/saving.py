@@ -174,14 +174,14 @@ class _BestKept(_Saving):
         return (-entry[0] if self.maximize else entry[0]), entry[1]
 
     def write(self, event: Event, state: dict[str, Any], best: list[list[Any]] | None = None) -> dict[str, Any]:
-        best = state["best"] if best is None else best
-        new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": best}
+        entries = state["best"] if best is None else best
+        new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": entries}
         meta = _meta(event)
-        meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": best}
+        meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": entries}
         # The checkpoint must contain the new state of this callback; the run still has its state before this event.
         meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
         # sync: the host waits until the devices have computed the state of this step
-        return state if self.save(event, meta, [step for _, step in best]) is None else new
+        return state if self.save(event, meta, [step for _, step in entries]) is None else new
 
 
 def _no_best() -> dict[str, Any]:
