@@ -258,8 +258,8 @@ def _bytes_of(shape: str) -> int:
 def _group_size(instruction: _Instruction, devices: int) -> int:
     """Number of devices that take part in a collective together."""
     text = instruction.rest
-    # newer versions of XLA: the axes of a mesh, mesh['data'=2,'model'=4] {'data'}
-    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", text)
+    # newer versions of XLA: the axes of a mesh, mesh['data'=2,'model'=4] {'data'}, also with an order of the devices
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, *device_ids=\(.*?\))?\s*\{([^}]*)\}", text)
     if mesh is not None:
         sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']*)'", mesh[2]))

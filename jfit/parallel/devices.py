@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jfit.data.batch import Batch, pad_rows, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.parallel.contexts import Device, resolve
+from jfit.parallel.mesh import MeshDevices
 from jfit.step.state import TrainState
 
 AXIS = "devices"  # name of the device axis inside a step
@@ -51,7 +52,7 @@ def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sha
     """Make the sharding of arrays that are replicated on devices, or split over them along a leading device axis.
 
     Args:
-        devices: list of `jax.Device`.
+        devices: list of `jax.Device`, or the devices of a mesh, on which arrays without a device axis are replicated.
         split: whether axis 0 is split over the devices; False: every device has the whole array.
 
     Returns:
@@ -62,6 +63,8 @@ def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sha
         >>> sharding(jax.devices()[:1]).is_fully_replicated
         True
     """
+    if isinstance(devices, MeshDevices):
+        return devices.replicated
     if len(devices) == 1:
         return SingleDeviceSharding(devices[0])
     return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS) if split else PartitionSpec())
@@ -89,6 +92,9 @@ def place(tree: Any, devices: Any = None) -> Any:
         >>> place({"w": jnp.ones(2)})["w"].shape
         (2,)
     """
+    if isinstance(devices, MeshDevices):
+        where = devices.shardings(tree) if isinstance(tree, TrainState) else devices.replicated
+        return _copied(tree, where)
     devices = resolve(devices)
     if isinstance(tree, TrainState) and tree.local is not None and len(devices) > 1:
         _check_local(tree.local, len(devices))
@@ -117,18 +123,23 @@ def place_shared(tree: Any, devices: Sequence[Device]) -> Any:
     return jax.tree.map(lambda x: jax.device_put(x, where), tree)
 
 
-def _copied(tree: Any, where: jax.sharding.Sharding) -> Any:
-    on_cpu = next(iter(where.device_set)).platform == "cpu"  # elsewhere, device_put always copies
+def _copied(tree: Any, where: Any) -> Any:
+    """Copy the leaves of a tree; `where` is one sharding, or a tree of them."""
 
-    def own(x: Any) -> Any:
+    def own(x: Any, where: jax.sharding.Sharding) -> Any:
         # device_put to several devices shares the buffer on the source device, even with may_alias=False, and device_put of
-        # aligned host memory to a CPU device shares that memory.  So copy first: the result must be safe to donate.
+        # aligned host memory (or of aligned slices) to a CPU device shares that memory.  So copy first: the result must be safe
+        # to donate.
         if isinstance(x, jax.Array):
             return jax.device_put(jax.device_put(x, may_alias=False), where)
         x = np.asarray(x)
-        return jax.device_put(x.copy() if on_cpu and x.ctypes.data % HOST_ALIGNMENT == 0 else x, where)
+        on_cpu = next(iter(where.device_set)).platform == "cpu"  # elsewhere, device_put always copies
+        shared = x.ctypes.data % HOST_ALIGNMENT == 0 or not where.is_fully_replicated
+        return jax.device_put(x.copy() if on_cpu and shared else x, where)
 
-    return jax.tree.map(own, tree)
+    if isinstance(where, jax.sharding.Sharding):
+        return jax.tree.map(lambda x: own(x, where), tree)
+    return jax.tree.map(own, tree, where)
 
 
 def _check_local(local: Any, count: int) -> None:

@@ -2,7 +2,8 @@
 
 This is the only file that uses pmap.  Parameters are ONE replicated array of their natural shape (out_axes=None), without a
 leading device axis.  `SPMD` selects pmap or jit(shard_map), which JAX recommends in place of pmap; both have the same
-signature here.  Programs are kept for the process (`jfit.programs`): an equal function is not compiled again.
+signature here.  For the devices of a named mesh, jit splits the function for one device (`jfit.parallel.mesh`).  Programs are
+kept for the process (`jfit.programs`): an equal function is not compiled again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jfit.parallel.contexts import Device
 from jfit.parallel.devices import AXIS, place
+from jfit.parallel.mesh import MeshDevices
 from jfit.programs import Program
 
 SPMD = "pmap"  # or "shard_map"
@@ -39,7 +41,7 @@ def compile_spmd(
 
     Args:
         fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
-        devices: list of `jax.Device`.
+        devices: list of `jax.Device`, or `jfit.parallel.mesh.MeshDevices`, for which functions are those of one device.
         in_axes: one pytree prefix per argument: None for replicated arrays, 0 for arrays with a leading device axis.
         out_axes: pytree prefix for the result, likewise.
         donate: positions of donated arguments.
@@ -54,7 +56,8 @@ def compile_spmd(
         >>> float(double(jnp.float32(3.0)))
         6.0
     """
-    axis, devices, spmd, count = AXIS if len(devices) > 1 else None, list(devices), SPMD, len(devices)
+    mesh = devices if isinstance(devices, MeshDevices) else None
+    axis, devices, spmd, count = AXIS if len(devices) > 1 else None, mesh or list(devices), SPMD, len(devices)
 
     def program(*args: Any) -> Any:
         # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
@@ -63,12 +66,15 @@ def compile_spmd(
         return fn(*args, axis_name=axis)
 
     def build(traced: Callable[..., Any], more: int) -> Any:
+        if mesh is not None:
+            return mesh.jit(traced, (*in_axes, *(None,) * more), out_axes, donate)
         if axis is None:
             return jax.jit(traced, donate_argnums=donate)
         compile_, axes = jax.pmap if spmd == "pmap" else _shard_map, (*in_axes, *(None,) * more)
         return compile_(traced, axis_name=AXIS, devices=devices, in_axes=axes, out_axes=out_axes, donate_argnums=donate)
 
-    static = spmd, tuple(devices), donate, _hashable(in_axes), _hashable(out_axes)
+    where = tuple(devices) if mesh is None else mesh.program_key
+    static = spmd, where, donate, _hashable(in_axes), _hashable(out_axes)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
 
 

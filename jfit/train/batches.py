@@ -30,6 +30,7 @@ from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.contexts import Device, resolve
 from jfit.parallel.devices import place_shared
+from jfit.parallel.mesh import device_count
 from jfit.train.auto_devices import is_auto, model_devices
 from jfit.train.labels import BatchLabels
 
@@ -217,7 +218,7 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
     if not isinstance(data, ArrayData):
         return False
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
-    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / len(devices)
+    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / device_count(devices)
     return data.nbytes + resident <= limit
 
 

@@ -27,6 +27,7 @@ from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_unsharded, compile_spmd, place, require_one_process
 from jfit.parallel.devices import concat_slices, merge_row_axis
+from jfit.parallel.mesh import on_mesh
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
 from jfit.step.state import TrainState, averaged
@@ -83,7 +84,11 @@ class Scorer:
     @functools.cached_property
     def step(self) -> Any:
         """Pure evaluation step with the metrics that are computed on the devices."""
-        return eval_step(self.model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers)
+        return self._make_step()
+
+    def _make_step(self, **options: Any) -> Any:
+        model, regularizers = on_mesh(self.model, self.devices), self.regularizers
+        return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=regularizers, **options)
 
     @property
     def program_key(self) -> Any:
@@ -135,8 +140,7 @@ class Scorer:
 
     def _step_with_outputs(self) -> Callable[..., Any]:
         """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
-        options: Any = {"metrics": self.metrics, "policy": self.policy, "regularizers": self.regularizers}
-        evaluate = eval_step(self.model, outputs=True, **options)
+        evaluate = self._make_step(outputs=True)
 
         def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
             totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
@@ -250,7 +254,7 @@ class Predictor:
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
-        step = predict_step(model, policy=policy)
+        step = predict_step(on_mesh(model, devices), policy=policy)
         self._program = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
         self._plans: dict[Any, Plan] = {}
 

@@ -13,12 +13,14 @@ import numpy as np
 
 from jfit import optim
 from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.batch import rows
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_unsharded, place, require_one_process, with_local, with_shards
+from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
 from jfit.programs import check_shapes
 from jfit.step import train_step
 from jfit.step.fitting import choose_metrics, paired
@@ -93,6 +95,8 @@ def fit(
     profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
+    shard: Mapping[str, Any] | None = None,
+    mesh: Any = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -211,6 +215,15 @@ def fit(
             updates its part of the optimizer state), "sharded_parameters" (parameters are split too), "ordered" (a sum in a
             fixed order, so that the bits do not depend on the number of devices), "bfloat16", "2bit" or "1bit" (fewer bytes,
             see docs/scaling.md), or a `jfit.step.reduce.Reduce`.  Default: "psum".
+        shard: split parameters over the axes of `mesh` (tensor parallelism): dict of a parameter name or glob pattern -> the
+            name of a mesh axis, a tuple of names or None for each dimension, such as {"fc*_weight": ("model", None)}; or a
+            `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
+            as the parameter is, everything else is replicated.  The numbers are those of one device, up to rounding: batch
+            statistics are those of the whole batch.  `run.params` are arrays that are split over the devices; checkpoints have
+            whole arrays.  Not with `reduce`.  Default: parameters are replicated.
+        mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
+            `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
+            `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -256,6 +269,7 @@ def fit(
         eval_every=eval_every,
     )
     rule = get_reduce(reduce)
+    mesh = mesh_of(mesh, shard, devices, reduce) if mesh is not None or shard is not None else None
     if log_every is not None:
         _positive(log_every=log_every)
     profiler = None if profile is None else StepProfiler(profile, directory)
@@ -317,8 +331,12 @@ def fit(
         frozen=frozen,
     )
     _check_trainable(model, state)
-    check_unsharded("params", state.params)
-    check_unsharded("aux", state.aux)
+    if mesh is not None:
+        parts = _rows_of_parts(model, data, probe, batch_size, eval_batch_size, micro_batches)
+        settings = replace(settings, devices=mesh_devices(mesh, shard, state, parts))
+    else:
+        check_unsharded("params", state.params)
+        check_unsharded("aux", state.aux)
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
     plan = checked_plan(model, data, probe, state)
@@ -330,7 +348,7 @@ def fit(
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()
     step = train_step(
-        model,
+        on_mesh(model, settings.devices),
         optimizer,
         metrics=metrics,
         schedule=schedule,
@@ -492,6 +510,19 @@ def _steps_per_call(
         maximum = int(steps)
     # A dispatch must not contain more steps than there are between two "step" events of a callback.
     return min([maximum, *(c.every for c in callbacks if c.every and "step" in c.events)])
+
+
+def _rows_of_parts(
+    model: Model, data: Any, probe: Mapping[str, Any], batch_size: int, eval_batch_size: int | None, micro_batches: int
+) -> dict[str, int]:
+    """Numbers of rows that are split over the axis "data" of a mesh, by a description for error messages."""
+    is_array = isinstance(data, ArrayData)
+    size = batch_size if is_array else rows(Batch(dict(probe)), model.batch_axes)
+    what = f"a batch (batch_size={batch_size})" if is_array else "the first batch"
+    if micro_batches > 1 and size % micro_batches == 0:
+        what, size = f"each of the {micro_batches} micro-batches of {what}", size // micro_batches
+    evaluated = {} if eval_batch_size is None else {f"an evaluation batch (eval_batch_size={eval_batch_size})": eval_batch_size}
+    return {what: size} | evaluated
 
 
 def _check_heads(model: Model) -> None:

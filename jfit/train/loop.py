@@ -107,7 +107,7 @@ class Loop:
         eval_every: int = 1,
         profiler: StepProfiler | None = None,
     ) -> None:
-        self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, list(devices), on_devices(metrics)
+        self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, devices, on_devices(metrics)
         host = on_host(metrics)
         parts = slices_of(dispatcher.spec.step) or len(self.devices)
         self.host_metrics = HostMetrics(host, parts) if host else None

@@ -1,0 +1,310 @@
+"""Parameters split over the axes of a named mesh (tensor parallelism): programs of one device that XLA splits over the devices.
+
+The functions are those of one device, without a device axis; jit compiles them with the shardings of the state, and XLA inserts
+the collectives.  `MeshDevices` takes the place of a list of devices in placement (`jfit.parallel.devices`) and compilation
+(`jfit.parallel.spmd`), and `on_mesh` splits the rows of a batch inside a model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jfit.lowering.model import Model
+from jfit.ops import nearest
+from jfit.parallel.contexts import Device, resolve
+from jfit.programs import assign_key, assigned_key
+from jfit.step.reduce import all_reduce
+from jfit.step.reduce import get as get_reduce
+from jfit.step.state import TrainState
+
+ROWS = "data"  # name of the mesh axis over which the rows of a batch are split
+
+
+class MeshDevices(list[Device]):
+    """The devices of a mesh, for programs that are written for one device: as a list it has the first device only.
+
+    Args:
+        mesh: the mesh.
+        specs: parameter name -> how it is split; parameters that are not in it are replicated.
+        state: the `TrainState` of the run, with whole arrays, of which shapes are used.
+
+    Attributes:
+        mesh: the mesh, with axes of type Auto.
+        specs: parameter name -> `PartitionSpec`.
+        state: `TrainState` of `NamedSharding`s: parameters by `specs`, optimizer state as its parameter, the rest replicated.
+        parts: number of parts of the rows of a batch, the size of the axis "data".
+        replicated: sharding of arrays of which every device has a copy.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
+        >>> mesh, state = mesh_of({"model": 1}), jfit.init_state(model, "adam")
+        >>> devices = MeshDevices(mesh, {"w": PartitionSpec("model")}, state)
+        >>> len(devices), devices.state.opt_state.slots["mean"]["w"].spec
+        (1, PartitionSpec('model',))
+    """
+
+    def __init__(self, mesh: Mesh, specs: Mapping[str, PartitionSpec], state: TrainState) -> None:
+        super().__init__([mesh.devices.flat[0]])
+        self.mesh, self.specs = mesh, dict(specs)
+        self.parts, self.replicated = mesh.shape.get(ROWS, 1), NamedSharding(mesh, PartitionSpec())
+        self._shapes = {name: np.shape(x) for name, x in state.params.items()}
+        self.state = self.shardings(state)
+
+    def shardings(self, state: TrainState) -> TrainState:
+        """Return the sharding of each array of a state: of parameters, of optimizer state like a parameter, and of the rest."""
+        params = {name: self._like(name, x) for name, x in state.params.items()}
+        alone = next(iter(self._shapes)) if len(self._shapes) == 1 else None  # a state of one array has no names
+
+        def of_slot(path: Any, x: Any) -> NamedSharding:
+            names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey) and key.key in self._shapes]
+            return self._like(names[-1] if names else alone, x)
+
+        everywhere = jax.tree.map(lambda _: self.replicated, state)
+        return everywhere._replace(params=params, opt_state=jax.tree_util.tree_map_with_path(of_slot, state.opt_state))
+
+    def _like(self, name: str | None, x: Any) -> NamedSharding:
+        """The sharding of a parameter for an array of its shape, else replicated."""
+        if name not in self.specs or np.shape(x) != self._shapes[name]:
+            return self.replicated
+        return NamedSharding(self.mesh, self.specs[name])
+
+    @property
+    def program_key(self) -> Any:
+        """What programs depend on, see `jfit.programs.key_of`."""
+        mesh = self.mesh.axis_names, self.mesh.devices.shape, tuple(self.mesh.devices.flat)
+        return mesh, tuple(sorted((name, tuple(spec)) for name, spec in self.specs.items()))
+
+    def jit(self, fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
+        """Compile a function for the mesh, with the axes of `jfit.parallel.compile_spmd`.
+
+        A `TrainState` has the shardings of `state`, before and after.  Other results are replicated if their axis is None; XLA
+        decides about results with rows (axis 0), and about arguments that are not on the devices yet.
+        """
+
+        def of_result(axes: Any) -> Any:
+            return self.state if isinstance(axes, TrainState) else self.replicated if axes is None else None
+
+        is_leaf = lambda axes: axes is None or isinstance(axes, TrainState)  # noqa: E731
+        arguments = tuple([self.state if isinstance(axes, TrainState) else None for axes in in_axes])
+        results = jax.tree.map(of_result, out_axes, is_leaf=is_leaf)
+        return jax.jit(fn, in_shardings=arguments, out_shardings=results, donate_argnums=donate)
+
+    def split_rows(self, inputs: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, Any]:
+        """Split the rows of a batch over the axis "data" in a traced function, if they divide by its size.
+
+        Args:
+            inputs: arrays by name.
+            axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        """
+
+        def split(x: Any, axis: int) -> Any:
+            if self.parts == 1 or np.ndim(x) <= axis or x.shape[axis] % self.parts:
+                return x
+            return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*[None] * axis, ROWS)))
+
+        return {k: split(v, axes.get(k, 0)) for k, v in inputs.items()}
+
+    def split_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Split parameters, and thereby their gradients, in a traced function; cut-down embedding tables stay as they are."""
+        like = {k: self._like(k, v) for k, v in params.items()}
+        return {k: v if like[k] is self.replicated else lax.with_sharding_constraint(v, like[k]) for k, v in params.items()}
+
+
+def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
+    """Make a model for programs on a mesh: the rows of a batch are split over the axis "data", parameters as in the state.
+
+    Args:
+        model: the model.
+        devices: list of `jax.Device`, or `MeshDevices`.
+
+    Returns:
+        `Model` with the same numbers; the argument itself if `devices` is a list of devices.
+    """
+    if not isinstance(devices, MeshDevices):
+        return model
+    apply, bind, axes = model.apply, model.bind, model.batch_axes
+
+    def apply_split(params: Any, aux: Any, inputs: Any, **options: Any) -> Any:
+        return apply(devices.split_params(params), aux, devices.split_rows(inputs, axes), **options)
+
+    if assigned_key(apply) is not None:
+        assign_key(apply_split, ("mesh", assigned_key(apply), devices))
+    # a model of a function gets its apply when the names of its outputs are known
+    bound = None if bind is None else lambda _, specs: on_mesh(bind(model, specs), devices)
+    return model._replace(apply=apply_split, bind=bound)
+
+
+def device_count(devices: Sequence[Device]) -> int:
+    """Return the number of devices of a list, or of a mesh."""
+    return devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)
+
+
+# ------------------------------------------------------------------------------------------------ arguments of fit
+def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = None, reduce: Any = None) -> Mesh:
+    """Make the mesh from the arguments `mesh`, `shard`, `devices` and `reduce` of `jfit.fit`.
+
+    Args:
+        mesh: `jax.sharding.Mesh`; dict axis name -> size; or None for all devices along the axis that `shard` names.
+        shard: see `jfit.fit`.
+        devices: devices of the mesh if `mesh` is not a `Mesh`; None: all local devices that it needs.
+        reduce: must be None or "psum".
+
+    Returns:
+        `jax.sharding.Mesh` with axes of type Auto.
+
+    Raises:
+        ValueError: arguments that cannot be combined, or a mesh without devices or with too many.
+        TypeError: `mesh` or `shard` has another type.
+
+    Example:
+        >>> dict(mesh_of({"data": 1, "model": 1}).shape)
+        {'data': 1, 'model': 1}
+    """
+    if not isinstance(shard, Mapping | None):
+        raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
+    if get_reduce(reduce) != all_reduce():
+        raise ValueError(
+            f"reduce={reduce!r} and {'shard' if mesh is None else 'mesh'}= are both passed, but on a mesh XLA inserts the sums "
+            "over devices; leave reduce= out, or pass devices= instead of shard= and mesh="
+        )
+    if isinstance(devices, str) and devices == "auto":
+        raise ValueError(
+            "devices='auto' chooses devices that split batches, but a mesh has as many devices as its axes; leave devices= "
+            "out, or pass a number, 'all' or a list of devices"
+        )
+    if isinstance(mesh, Mesh):
+        if devices is not None:
+            raise ValueError("mesh= and devices= are both passed, but the mesh has its devices; leave devices= out")
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
+    if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
+        raise TypeError(
+            f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as "
+            "{'data': 2, 'model': 4}"
+        )
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"mesh has the size {size!r} for the axis {name!r}; expected an integer of at least 1")
+    count = math.prod(sizes.values())
+    try:
+        chosen = resolve(count if devices is None else devices)
+    except ValueError as error:
+        error.add_note(f"jfit: mesh={dict(sizes)} has {count} devices")
+        raise
+    if len(chosen) != count:
+        raise ValueError(
+            f"mesh={dict(sizes)} has {count} devices, but devices= has {len(chosen)}; pass as many, or leave devices= out"
+        )
+    shape = tuple(sizes.values())
+    return Mesh(np.array(chosen).reshape(shape), tuple(sizes), axis_types=(AxisType.Auto,) * len(shape))
+
+
+def _only_axis(shard: Mapping[str, Any]) -> str:
+    """The axis that `shard` names, if it is only one."""
+    names = {name for pattern, spec in shard.items() for names in _axes_of(pattern, spec) for name in names}
+    if len(names) != 1:
+        found = f"the axes {sorted(names)}" if names else "no axis"
+        raise ValueError(
+            f"shard= names {found}, so the mesh cannot be made without mesh=; pass the sizes of its axes, such as "
+            "mesh={'data': 2, 'model': 4}"
+        )
+    return names.pop()
+
+
+def _axes_of(pattern: str, spec: Any) -> tuple[tuple[str, ...], ...]:
+    """The axis names of each dimension: a tuple of tuples."""
+    dims = (spec,) if isinstance(spec, str) else () if spec is None else spec
+    if isinstance(dims, tuple | list | PartitionSpec):
+        each = [() if d is None else (d,) if isinstance(d, str) else d for d in dims]
+        if all(isinstance(d, tuple | list) and all(isinstance(name, str) for name in d) for d in each):
+            return tuple(tuple(d) for d in each)
+    raise TypeError(
+        f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "
+        "names, or None, such as ('model', None)"
+    )
+
+
+def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState, rows: Mapping[str, int]) -> MeshDevices:
+    """Check `shard` against the mesh and the parameters, and make the devices of a run.
+
+    Args:
+        mesh: result of `mesh_of`.
+        shard: name or glob pattern of parameters -> axis names by dimension; a later pattern replaces an earlier one.
+        state: the initial `TrainState`.
+        rows: what must be divisible by the size of the axis "data": description -> number of rows.
+
+    Returns:
+        `MeshDevices`.
+
+    Raises:
+        ValueError: a pattern matches no parameter; an axis is not in the mesh, or is used for nothing or twice; a parameter has
+            too few dimensions, or one that does not divide by the devices along its axes; or rows that do not divide.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
+        >>> mesh_devices(mesh_of({"m": 1}), {"w": (None, "m")}, jfit.init_state(model), {}).specs
+        {'w': PartitionSpec(None, 'm')}
+    """
+    specs: dict[str, PartitionSpec] = {}
+    for pattern, spec in (shard or {}).items():
+        dims, names = _axes_of(pattern, spec), [n for n in state.params if fnmatch.fnmatchcase(n, pattern)]
+        if not names:
+            near = nearest(pattern, list(state.params))
+            hint = f"did you mean {near}?" if near else f"they are {list(state.params)[:20]}"
+            raise ValueError(f"shard has {pattern!r}, which matches no parameter; {hint}")
+        _check_axes(pattern, dims, mesh)
+        for name in names:
+            _check_dims(pattern, name, np.shape(state.params[name]), dims, mesh)
+            specs[name] = PartitionSpec(*[d[0] if len(d) == 1 else d or None for d in dims])
+    used = {ROWS, *(axis for dims in specs.values() for d in dims for axis in ((d,) if isinstance(d, str) else d or ()))}
+    for axis, size in mesh.shape.items():
+        if axis not in used and size > 1:
+            raise ValueError(
+                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it, so its devices would all "
+                f"compute the same; use it in shard=, name it {ROWS!r} to split the batch over it, or leave it out"
+            )
+    parts = mesh.shape.get(ROWS, 1)
+    for what, count in rows.items():
+        if count % parts:
+            raise ValueError(
+                f"{what} has {count} rows, which do not divide by the axis {ROWS!r} of the mesh, of size {parts}; choose a "
+                f"multiple of {parts}"
+            )
+    return MeshDevices(mesh, specs, state)
+
+
+def _check_axes(pattern: str, dims: Sequence[Sequence[str]], mesh: Mesh) -> None:
+    names = [name for d in dims for name in d]
+    for name in names:
+        if name not in mesh.shape:
+            raise ValueError(f"shard[{pattern!r}] has the axis {name!r}, but the mesh has the axes {list(mesh.shape)}")
+        if names.count(name) > 1:
+            raise ValueError(f"shard[{pattern!r}] has the axis {name!r} twice, but an axis can split one dimension only")
+
+
+def _check_dims(pattern: str, name: str, shape: tuple[int, ...], dims: Sequence[Sequence[str]], mesh: Mesh) -> None:
+    if len(dims) > len(shape):
+        raise ValueError(
+            f"shard[{pattern!r}] has {len(dims)} dimensions, but it matches {name!r} of shape {shape}, which has {len(shape)}; "
+            "choose a pattern that matches other parameters only, or fewer dimensions"
+        )
+    for axis, (size, names) in enumerate(zip(shape, dims, strict=False)):
+        count = math.prod(mesh.shape[n] for n in names)
+        if size % count:
+            over = (
+                f"the axis {names[0]!r}, of size {count}" if len(names) == 1 else f"the axes {list(names)}, of {count} devices"
+            )
+            raise ValueError(
+                f"shard[{pattern!r}] splits dimension {axis} of {name!r}, of shape {shape}, over {over}, but {size} does not "
+                f"divide by {count}; choose another dimension, or a mesh whose size divides {size}"
+            )

@@ -1,0 +1,350 @@
+"""`jfit.fit(shard=, mesh=)`: parameters split over the axes of a named mesh, with the numbers of one device."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fit_support import blobs, mlp, train
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jfit
+from jfit import counters, sym
+from jfit.parallel import collectives
+from jfit.parallel.mesh import MeshDevices, mesh_devices, mesh_of
+from jfit.programs import clear_programs
+
+SHARD = {"fc*_weight": ("model", None)}
+MESH = {"data": 2, "model": 2}
+ADAM: dict[str, Any] = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}
+
+
+def net():
+    """8 hidden units and 4 classes, so that both matrices divide by 4."""
+    return mlp(classes=4)
+
+
+def close(a, b, rtol=2e-5, atol=2e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def same_numbers(one, other):
+    """Two runs agree in their state and history up to rounding."""
+    a, b = one.snapshot(), other.snapshot()
+    close((a.params, a.aux, a.opt_state), (b.params, b.aux, b.opt_state))
+    for row, expected in zip(one.history.epochs, other.history.epochs, strict=True):
+        keys = {k for k in expected if k not in ("time", "compile_time", "samples_per_second")}
+        close({k: row[k] for k in keys}, {k: expected[k] for k in keys}, 1e-4, 1e-5)
+
+
+def bytes_on_each_device(tree):
+    totals: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            totals[shard.device] = totals.get(shard.device, 0) + shard.data.nbytes
+    return set(totals.values())
+
+
+def program_of(run):
+    """(program of a training step, its arguments) of a run with arrays on the devices."""
+    dispatcher = run._loop.dispatcher
+    program, args = dispatcher._full_program(dispatcher.batches.epoch_data(dispatcher.data.order(0)), 1)
+    return program, (run.state, *args)
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+def test_a_graph_has_the_numbers_of_one_device_and_its_state_is_split():
+    data, options = blobs(50, classes=4), {**ADAM, "eval_data": blobs(20, classes=4, seed=1)}
+    expected = train(net(), data, **options)
+    with counters.counted() as plain:
+        train(net(), data, **options)
+    run = train(net(), data, shard=SHARD, mesh=MESH, **options)
+    with counters.counted() as counts:
+        again = train(net(), data, shard=SHARD, mesh=MESH, **options)
+    assert counts["traces"] == counts["compiles"] == 0
+    assert counts["host_syncs"] <= plain["host_syncs"]
+    same_numbers(run, expected)
+    close(again.params, run.params, 0, 0)
+
+    state = run.state
+    for tree in (state.params, state.opt_state.slots["mean"], state.opt_state.slots["var"]):
+        assert tree["fc1_weight"].sharding.spec == tree["fc2_weight"].sharding.spec == P("model", None)
+        assert tree["fc1_weight"].addressable_shards[0].data.shape == (4, 4)
+        assert tree["fc1_bias"].sharding.is_fully_replicated
+    whole = 3 * 4 * (8 * 4 + 8 + 4 * 8 + 4) + 4
+    assert bytes_on_each_device((expected.state.params, expected.state.opt_state)) == {whole}
+    assert bytes_on_each_device((state.params, state.opt_state)) == {whole - 3 * 4 * (8 * 4 + 4 * 8) // 2}
+
+    x = data[0]
+    for rows in (50, 7, 8):  # several batches; one that is padded; one whose rows are split
+        close(run.predict(x[:rows]), expected.predict(x[:rows]))
+    close(run.score(data), expected.score(data), 1e-5)
+    close(run.score(data, batch_size=7), expected.score(data), 1e-5)
+    assert np.asarray(run.params["fc1_weight"]).shape == (8, 4)
+
+
+def test_a_stream_and_metrics_on_the_host_have_the_numbers_of_one_device():
+    x, y = blobs(24, classes=4)
+    stream = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in range(0, 24, 8)]
+
+    def host_metric(label, output):
+        return float(np.mean(label == output.argmax(1)))
+
+    options = {**ADAM, "eval_metric": [host_metric, "acc"], "steps_per_epoch": 3, "eval_data": stream, "log_every": 1}
+    runs = [train(net(), stream, **options, **more) for more in ({}, {"shard": SHARD, "mesh": MESH})]
+    same_numbers(*runs)
+    close([row["loss"] for row in runs[1].history.steps], [row["loss"] for row in runs[0].history.steps])
+
+
+def test_checkpoints_are_whole_and_resume_without_a_mesh_and_on_another(tmp_path):
+    data, options = blobs(40, classes=4), {**ADAM, "shuffle": True, "num_epoch": 3}
+    expected = train(net(), data, **options)
+    train(net(), data, **{**options, "num_epoch": 1}, shard=SHARD, mesh=MESH, checkpoint=tmp_path)
+    saved = jfit.checkpoint.load_arrays(tmp_path)
+    assert saved["params/fc1_weight"].shape == saved["opt_state/slots/mean/fc1_weight"].shape == (8, 4)
+    for more in ({}, {"shard": {"fc*_weight": (None, "m")}, "mesh": {"m": 4}}, {"devices": 2}):
+        same_numbers(train(net(), data, **options, resume=tmp_path, **more), expected)
+    loaded = jfit.Run.load(tmp_path)
+    assert loaded.predict(data[0]).shape == (40, 4)
+
+
+SETTINGS: dict[str, Any] = {
+    "batch statistics": {"net": mlp(classes=4, batch_norm=True), "optimizer": "sgd"},  # Adam scales the noise of a zero gradient
+    "dropout": {"net": mlp(classes=4, dropout=0.5)},
+    "micro-batches": {"net": mlp(classes=4, dropout=0.5), "micro_batches": 2},
+    "averages": {"ema": 0.9},
+    "norm": {"clip_norm": 0.1, "optimizer": "lamb"},
+    "regularizer": {"regularizers": {"*_weight": jfit.regularizers.l2(1e-2)}, "frozen": ["fc1_weight"]},
+    "one step": {"steps_per_call": 1, "schedule": "cosine"},
+    "weights": {"sample_weight": np.arange(50) % 3},
+    "bfloat16": {"policy": "bfloat16", "tolerance": 2e-2},
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.repetitions(3)
+def test_settings_of_fit_have_the_numbers_of_one_device(case):
+    settings = {**ADAM, **SETTINGS[case]}
+    graph, tolerance = settings.pop("net", net()), settings.pop("tolerance", None)
+    one, run = (train(graph, blobs(50, classes=4), **settings, **more) for more in ({}, {"shard": SHARD, "mesh": MESH}))
+    if tolerance is not None:
+        close(run.snapshot().params, one.snapshot().params, tolerance, tolerance)
+    else:
+        same_numbers(run, one)
+        close(run.params, one.params)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_rows_of_an_embedding_table_are_split_and_never_gathered(sparse):
+    rng = np.random.default_rng(0)
+    ids, y = rng.integers(0, 4000, (32, 6)), rng.integers(0, 4, 32)
+    table = sym.Embedding(sym.Variable("data"), input_dim=4000, output_dim=8, sparse_grad=sparse, name="table")
+    graph = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(table), num_hidden=4, name="fc"), name="softmax")
+    one, run = (
+        train(graph, (ids, y), **ADAM, steps_per_call=1, **more)
+        for more in ({}, {"shard": {"table_weight": ("model",)}, "mesh": {"data": 2, "model": 4}})
+    )
+    same_numbers(run, one)
+    assert run.state.opt_state.slots["mean"]["table_weight"].addressable_shards[0].data.shape == (1000, 8)
+    program, args = program_of(run)
+    traffic, part = collectives(program, *args), 1000 * 8 * 4  # bytes of the rows of one device
+    assert traffic.all_gather.count == 0
+    assert traffic.total.operand_bytes < (part if sparse else 2 * part)  # a dense gradient is summed over the axis "data"
+
+
+def test_an_interrupted_and_an_early_stopped_run_keep_their_split_state():
+    stopping = jfit.callbacks.early_stopping("val_loss", patience=1, restore_best=True)
+    options = {**ADAM, "eval_data": blobs(16, classes=4, seed=1), "num_epoch": 3}
+    run = train(net(), blobs(32, classes=4), shard=SHARD, mesh=MESH, callbacks=[stopping], **options)
+    run.set_base_lr(0.001)
+    run.train(1)
+    assert run.state.params["fc1_weight"].sharding.spec == P("model", None)
+    assert run.base_lr == pytest.approx(0.001)
+
+
+# ------------------------------------------------------------------------------------------------ functions
+HEADS, WIDTH, TOKENS = 4, 16, 5
+MEGATRON = {"w[qkv]": (None, "model"), "w1": (None, "model"), "wo": ("model", None), "w2": ("model", None)}
+
+
+def transformer(p, x):
+    """One block of pre-normed attention and MLP, and a linear readout of the mean: (rows, tokens, WIDTH) -> (rows, 3)."""
+
+    def normed(x):
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    rows, h = x.shape[0], normed(x)
+    q, k, v = ((h @ p[name]).reshape(rows, TOKENS, HEADS, -1) for name in ("wq", "wk", "wv"))
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2)
+    x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, TOKENS, WIDTH) @ p["wo"]
+    x = x + jax.nn.gelu(normed(x) @ p["w1"]) @ p["w2"]
+    return x.mean(1) @ p["out"]
+
+
+def transformer_data(rows=16):
+    rng = np.random.default_rng(0)
+    shapes = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH)) | {"w1": (WIDTH, 64), "w2": (64, WIDTH), "out": (WIDTH, 3)}
+    params = {k: (0.3 * rng.normal(size=s)).astype("float32") for k, s in shapes.items()}
+    return params, rng.normal(size=(rows, TOKENS, WIDTH)).astype("float32"), rng.integers(0, 3, rows)
+
+
+def cross_entropy(out, y):
+    return optax.softmax_cross_entropy_with_integer_labels(out, y)
+
+
+@pytest.mark.optimized
+def test_a_transformer_has_the_numbers_and_the_collectives_of_jit_with_shardings():
+    params, x, y = transformer_data()
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    auto, transform = Mesh(mesh.devices, mesh.axis_names), optax.adam(0.01)
+    specs = {k: P(*MEGATRON.get("w[qkv]" if k in ("wq", "wk", "wv") else k, ())) for k in params}
+
+    # by hand
+    def update(params, opt_state, x, y):
+        gradients = jax.grad(lambda p: cross_entropy(transformer(p, x), y).mean())(params)
+        updates, opt_state = transform.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    of_params = {k: NamedSharding(auto, s) for k, s in specs.items()}
+    expected: Any = jax.device_put(params, of_params)
+    of_state = jax.tree.map(lambda x: NamedSharding(auto, P()), transform.init(params))
+    of_state = (of_state[0]._replace(mu=of_params, nu=of_params), *of_state[1:])
+    opt_state = jax.device_put(transform.init(params), of_state)
+    rows = NamedSharding(auto, P("data"))
+    by_hand = jax.jit(update, in_shardings=(of_params, of_state, rows, rows), out_shardings=(of_params, of_state))
+    batch = jax.device_put((x, y), rows)
+    traffic = collectives(by_hand, expected, opt_state, *batch)
+    for _ in range(2):
+        expected, opt_state = by_hand(expected, opt_state, *batch)
+
+    options: dict[str, Any] = {"loss": cross_entropy, "optimizer": transform, "batch_size": 16, "progress": False}
+    options["steps_per_call"] = 1
+    run = jfit.fit(transformer, (x, y), params=params, num_epoch=2, shuffle=False, shard=MEGATRON, mesh=mesh, **options)
+    close(run.params, expected, 1e-4, 1e-5)
+    close(run.predict(x), transformer(jax.device_get(expected), x), 1e-4, 1e-5)
+    assert {k: v.sharding.spec for k, v in run.params.items()} == specs
+    adam = run.state.opt_state[0]
+    assert {k: v.sharding.spec for k, v in adam.mu.items()} == {k: v.sharding.spec for k, v in adam.nu.items()} == specs
+
+    program, args = program_of(run)
+    ours = collectives(program, *args)
+    assert ours.all_gather.count == traffic.all_gather.count == 0  # no parameter is gathered
+    assert ours.total.operand_bytes <= traffic.total.operand_bytes + 64  # loss, weights and metrics besides
+
+    continued = jfit.fit(run, (x, y), num_epoch=1, shuffle=False, shard=MEGATRON, mesh=mesh, **{**options, "loss": None})
+    assert continued.params["w1"].sharding.spec == P(None, "model")
+
+
+def test_all_devices_are_one_axis_without_a_mesh_and_parameters_may_be_split_over_the_rows_axis():
+    params, x, y = transformer_data()
+    options: dict[str, Any] = {"params": params, "loss": cross_entropy, "batch_size": 16, "num_epoch": 2, "progress": False}
+    one = jfit.fit(transformer, (x, y), **options, **ADAM)
+    for axis in ("model", "data"):
+        run = jfit.fit(transformer, (x, y), **options, **ADAM, shard={"*": axis, "out": None})
+        assert len(run.state.step.devices()) == 8
+        assert run.params["w1"].addressable_shards[0].data.shape == (2, 64)
+        close(run.params, one.params, 1e-4, 1e-5)
+
+
+def test_a_model_of_one_array_splits_its_state_too():
+    run = jfit.fit(
+        lambda w, x: x @ w, (np.ones((8, 4), "float32"), np.ones((8, 6), "float32")), params=np.ones((4, 6), "float32"),
+        loss="mse", optimizer=optax.adam(0.1), shard={"*": (None, "m")}, mesh={"m": 2}, num_epoch=1, progress=False,
+    )  # fmt: skip
+    assert {x.sharding.spec for x in jax.tree.leaves(run.state.opt_state) if x.ndim} == {P(None, "m")}
+
+
+# ------------------------------------------------------------------------------------------------ errors
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": {"fc_weight": "m"}}, r"shard has 'fc_weight', which matches no parameter; did you mean 'fc._weight'"),
+        ({"shard": {"fc1_weight": "x"}}, r"shard\['fc1_weight'\] has the axis 'x', but the mesh has the axes \['m'\]"),
+        ({"shard": {"fc1_weight": ("m", "m")}}, r"has the axis 'm' twice, but an axis can split one dimension only"),
+        (
+            {"shard": {"fc1*": (None, "m")}},
+            r"shard\['fc1\*'\] has 2 dimensions, but it matches 'fc1_bias' of shape \(8,\), which has 1; choose a pattern",
+        ),
+        (
+            {"shard": {"fc2_weight": "m"}, "mesh": {"m": 8}},
+            r"splits dimension 0 of 'fc2_weight', of shape \(4, 8\), over the axis 'm', of size 8, but 4 does not divide by 8",
+        ),
+        (
+            {"shard": {"fc2_weight": (("a", "b"),)}, "mesh": {"a": 2, "b": 4}},
+            r"over the axes \['a', 'b'\], of 8 devices, but 4 does not divide by 8; choose another dimension",
+        ),
+        ({"shard": {"fc1_weight": 3}}, r"shard\['fc1_weight'\] is 3; expected for each dimension of the parameter the name"),
+        ({"shard": ["fc1_weight"]}, r"shard is a list; expected a dict such as"),
+        ({"mesh": {"model": 2}}, r"the mesh has the axis 'model' of size 2, but no parameter is split over it"),
+        (
+            {"mesh": {"data": 4}, "batch_size": 6},
+            r"a batch \(batch_size=6\) has 6 rows, which do not divide by the axis 'data' of the mesh, of size 4; choose",
+        ),
+        (
+            {"mesh": {"data": 4}, "micro_batches": 4},
+            r"each of the 4 micro-batches of a batch \(batch_size=8\) has 2 rows, which do not divide",
+        ),
+        ({"mesh": {"data": 4}, "eval_batch_size": 6}, r"an evaluation batch \(eval_batch_size=6\) has 6 rows"),
+        ({"mesh": 8}, r"mesh is 8; expected a jax.sharding.Mesh, or a dict of axis names and sizes"),
+        ({"mesh": {"m": 0}}, r"mesh has the size 0 for the axis 'm'; expected an integer of at least 1"),
+        ({"mesh": {"data": 16}}, r"devices=16 is not available: this machine has 8 cpu devices"),
+        ({"mesh": {"data": 2}, "devices": 4}, r"mesh=\{'data': 2\} has 2 devices, but devices= has 4; pass as many"),
+        ({"mesh": {"data": 2}, "devices": "auto"}, r"devices='auto' chooses devices that split batches, but a mesh"),
+        ({"mesh": {"data": 2}, "reduce": "sharded"}, r"reduce='sharded' and mesh= are both passed, but on a mesh XLA inserts"),
+        (
+            {"shard": {"fc1_weight": ("a", "b")}, "mesh": None},
+            r"shard= names the axes \['a', 'b'\], so the mesh cannot be",
+        ),
+        ({"shard": {"fc1_weight": None}, "mesh": None}, r"shard= names no axis, so the mesh cannot be made without mesh="),
+    ],
+)
+def test_errors_name_what_does_not_fit(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(net(), blobs(16, classes=4), **{"mesh": {"m": 2}, **options})
+
+
+def test_a_mesh_has_its_devices_and_parameters_stay_there():
+    mesh = Mesh(np.array(jax.devices()[2:4]), ("data",))
+    with pytest.raises(ValueError, match=r"mesh= and devices= are both passed, but the mesh has its devices; leave devices="):
+        train(mesh=mesh, devices=2)
+    run = train(mesh=mesh)
+    assert run.params["fc1_weight"].devices() == set(jax.devices()[2:4])
+    with pytest.raises(ValueError, match=r"params\['fc1_weight'\] is sharded over 2 devices"):
+        split = train(net(), blobs(16, classes=4), shard=SHARD, mesh={"model": 2})
+        train(net(), blobs(16, classes=4), params=split.params)
+
+
+def test_programs_of_other_meshes_are_not_shared():
+    clear_programs()
+    for mesh in ({"data": 2}, {"data": 4}):
+        with counters.counted() as counts:
+            train(mesh=mesh)
+        assert counts["traces:train"] == 1
+
+
+SIZES = st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=1, max_size=3)
+DIMS = st.lists(st.sampled_from([None, "a", "b", ("a", "b"), ("b", "a")]), max_size=4)
+
+
+@given(SIZES, DIMS)
+def test_a_split_is_accepted_if_and_only_if_jax_can_place_it(shape, dims):
+    mesh, value = mesh_of({"a": 2, "b": 4}), np.zeros(shape, "float32")
+    model = jfit.Model.from_function(lambda p, x: x, loss=jnp.subtract, params={"w": value})
+    state = jfit.init_state(model, "adam")._replace(params={"w": value})
+    try:
+        jax.device_put(value, NamedSharding(mesh, P(*dims)))
+        valid = {n for d in dims for n in ((d,) if isinstance(d, str) else d or ())} == {"a", "b"}
+    except Exception:  # jax has several types for it
+        valid = False
+    try:
+        devices = mesh_devices(mesh, {"w": tuple(dims)}, state, {})
+    except ValueError:
+        assert not valid
+    else:
+        assert valid and isinstance(devices, MeshDevices)
+        assert devices.state.opt_state.slots["mean"]["w"] == devices.state.params["w"] == NamedSharding(mesh, P(*dims))
