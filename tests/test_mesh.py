@@ -8,13 +8,14 @@ import numpy as np
 import optax
 import pytest
 from fit_support import blobs, mlp, train
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jfit
 from jfit import counters, sym
+from jfit.lowering.function import from_function
 from jfit.parallel import collectives
 from jfit.parallel.mesh import MeshDevices, mesh_devices, mesh_of
 from jfit.programs import clear_programs
@@ -59,15 +60,14 @@ def program_of(run):
 
 # ------------------------------------------------------------------------------------------------ graphs
 def test_a_graph_has_the_numbers_of_one_device_and_its_state_is_split():
-    data, options = blobs(50, classes=4), {**ADAM, "eval_data": blobs(20, classes=4, seed=1)}
-    expected = train(net(), data, **options)
+    options = {**ADAM, "steps_per_call": 1, "data": blobs(48, classes=4)}
     with counters.counted() as plain:
-        train(net(), data, **options)
-    run = train(net(), data, shard=SHARD, mesh=MESH, **options)
+        expected = train(net(), **options)
+    run = train(net(), shard=SHARD, mesh=MESH, **options)
     with counters.counted() as counts:
-        again = train(net(), data, shard=SHARD, mesh=MESH, **options)
+        again = train(net(), shard=SHARD, mesh=MESH, **options)
     assert counts["traces"] == counts["compiles"] == 0
-    assert counts["host_syncs"] <= plain["host_syncs"]
+    assert counts["host_syncs"] == plain["host_syncs"]
     same_numbers(run, expected)
     close(again.params, run.params, 0, 0)
 
@@ -79,15 +79,24 @@ def test_a_graph_has_the_numbers_of_one_device_and_its_state_is_split():
     whole = 3 * 4 * (8 * 4 + 8 + 4 * 8 + 4) + 4
     assert bytes_on_each_device((expected.state.params, expected.state.opt_state)) == {whole}
     assert bytes_on_each_device((state.params, state.opt_state)) == {whole - 3 * 4 * (8 * 4 + 4 * 8) // 2}
-
-    x = data[0]
-    for rows in (50, 7, 8):  # several batches; one that is padded; one whose rows are split
-        close(run.predict(x[:rows]), expected.predict(x[:rows]))
-    close(run.score(data), expected.score(data), 1e-5)
-    close(run.score(data, batch_size=7), expected.score(data), 1e-5)
     assert np.asarray(run.params["fc1_weight"]).shape == (8, 4)
 
 
+@pytest.mark.slow
+def test_evaluation_and_incomplete_batches_have_the_numbers_of_one_device():
+    data, options = blobs(50, classes=4), {**ADAM, "eval_data": blobs(21, classes=4, seed=1)}
+    expected, run = (train(net(), data, **options, **more) for more in ({}, {"shard": SHARD, "mesh": MESH}))
+    same_numbers(run, expected)
+    with counters.counted() as counts:
+        train(net(), data, shard=SHARD, mesh=MESH, **options)
+    assert counts["traces"] == counts["compiles"] == 0
+    for rows in (50, 7, 8):  # several batches; one that is padded; one whose rows are split
+        close(run.predict(data[0][:rows]), expected.predict(data[0][:rows]))
+    close(run.score(data), expected.score(data), 1e-5)
+    close(run.score(data, batch_size=7), expected.score(data), 1e-5)
+
+
+@pytest.mark.slow
 def test_a_stream_and_metrics_on_the_host_have_the_numbers_of_one_device():
     x, y = blobs(24, classes=4)
     stream = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in range(0, 24, 8)]
@@ -101,6 +110,7 @@ def test_a_stream_and_metrics_on_the_host_have_the_numbers_of_one_device():
     close([row["loss"] for row in runs[1].history.steps], [row["loss"] for row in runs[0].history.steps])
 
 
+@pytest.mark.slow
 def test_checkpoints_are_whole_and_resume_without_a_mesh_and_on_another(tmp_path):
     data, options = blobs(40, classes=4), {**ADAM, "shuffle": True, "num_epoch": 3}
     expected = train(net(), data, **options)
@@ -114,7 +124,10 @@ def test_checkpoints_are_whole_and_resume_without_a_mesh_and_on_another(tmp_path
 
 
 SETTINGS: dict[str, Any] = {
-    "batch statistics": {"net": mlp(classes=4, batch_norm=True), "optimizer": "sgd"},  # Adam scales the noise of a zero gradient
+    "batch statistics": {
+        "net": mlp(classes=4, batch_norm=True),
+        "optimizer": "sgd",
+    },  # Adam scales the noise of a zero gradient
     "dropout": {"net": mlp(classes=4, dropout=0.5)},
     "micro-batches": {"net": mlp(classes=4, dropout=0.5), "micro_batches": 2},
     "averages": {"ema": 0.9},
@@ -126,12 +139,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SETTINGS)
-@pytest.mark.repetitions(3)
 def test_settings_of_fit_have_the_numbers_of_one_device(case):
-    settings = {**ADAM, **SETTINGS[case]}
-    graph, tolerance = settings.pop("net", net()), settings.pop("tolerance", None)
-    one, run = (train(graph, blobs(50, classes=4), **settings, **more) for more in ({}, {"shard": SHARD, "mesh": MESH}))
+    options = {**ADAM, **SETTINGS[case]}
+    graph, tolerance = options.pop("net", net()), options.pop("tolerance", None)
+    one, run = (train(graph, blobs(50, classes=4), **options, **more) for more in ({}, {"shard": SHARD, "mesh": MESH}))
     if tolerance is not None:
         close(run.snapshot().params, one.snapshot().params, tolerance, tolerance)
     else:
@@ -139,6 +152,8 @@ def test_settings_of_fit_have_the_numbers_of_one_device(case):
         close(run.params, one.params)
 
 
+@pytest.mark.slow
+@pytest.mark.optimized
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_rows_of_an_embedding_table_are_split_and_never_gathered(sparse):
     rng = np.random.default_rng(0)
@@ -153,10 +168,11 @@ def test_the_rows_of_an_embedding_table_are_split_and_never_gathered(sparse):
     assert run.state.opt_state.slots["mean"]["table_weight"].addressable_shards[0].data.shape == (1000, 8)
     program, args = program_of(run)
     traffic, part = collectives(program, *args), 1000 * 8 * 4  # bytes of the rows of one device
-    assert traffic.all_gather.count == 0
+    assert traffic.all_gather.operand_bytes < 1000  # row indices only
     assert traffic.total.operand_bytes < (part if sparse else 2 * part)  # a dense gradient is summed over the axis "data"
 
 
+@pytest.mark.slow
 def test_an_interrupted_and_an_early_stopped_run_keep_their_split_state():
     stopping = jfit.callbacks.early_stopping("val_loss", patience=1, restore_best=True)
     options = {**ADAM, "eval_data": blobs(16, classes=4, seed=1), "num_epoch": 3}
@@ -197,6 +213,7 @@ def cross_entropy(out, y):
     return optax.softmax_cross_entropy_with_integer_labels(out, y)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_transformer_has_the_numbers_and_the_collectives_of_jit_with_shardings():
     params, x, y = transformer_data()
@@ -233,6 +250,10 @@ def test_a_transformer_has_the_numbers_and_the_collectives_of_jit_with_shardings
 
     program, args = program_of(run)
     ours = collectives(program, *args)
+    flops = [
+        p.lower(*a).compile().cost_analysis()["flops"] for p, a in ((program, args), (by_hand, (expected, opt_state, *batch)))
+    ]
+    assert flops[0] < 1.1 * flops[1]
     assert ours.all_gather.count == traffic.all_gather.count == 0  # no parameter is gathered
     assert ours.total.operand_bytes <= traffic.total.operand_bytes + 64  # loss, weights and metrics besides
 
@@ -240,6 +261,7 @@ def test_a_transformer_has_the_numbers_and_the_collectives_of_jit_with_shardings
     assert continued.params["w1"].sharding.spec == P(None, "model")
 
 
+@pytest.mark.slow
 def test_all_devices_are_one_axis_without_a_mesh_and_parameters_may_be_split_over_the_rows_axis():
     params, x, y = transformer_data()
     options: dict[str, Any] = {"params": params, "loss": cross_entropy, "batch_size": 16, "num_epoch": 2, "progress": False}
@@ -308,17 +330,18 @@ def test_errors_name_what_does_not_fit(options, message):
         train(net(), blobs(16, classes=4), **{"mesh": {"m": 2}, **options})
 
 
+@pytest.mark.slow
 def test_a_mesh_has_its_devices_and_parameters_stay_there():
     mesh = Mesh(np.array(jax.devices()[2:4]), ("data",))
     with pytest.raises(ValueError, match=r"mesh= and devices= are both passed, but the mesh has its devices; leave devices="):
         train(mesh=mesh, devices=2)
-    run = train(mesh=mesh)
+    run = train(net(), shard=SHARD, mesh=Mesh(mesh.devices, ("model",)), num_epoch=1)
     assert run.params["fc1_weight"].devices() == set(jax.devices()[2:4])
     with pytest.raises(ValueError, match=r"params\['fc1_weight'\] is sharded over 2 devices"):
-        split = train(net(), blobs(16, classes=4), shard=SHARD, mesh={"model": 2})
-        train(net(), blobs(16, classes=4), params=split.params)
+        train(net(), params=run.params)
 
 
+@pytest.mark.slow
 def test_programs_of_other_meshes_are_not_shared():
     clear_programs()
     for mesh in ({"data": 2}, {"data": 4}):
@@ -331,10 +354,11 @@ SIZES = st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=1, max_size=3)
 DIMS = st.lists(st.sampled_from([None, "a", "b", ("a", "b"), ("b", "a")]), max_size=4)
 
 
+@settings(max_examples=20, deadline=None)
 @given(SIZES, DIMS)
 def test_a_split_is_accepted_if_and_only_if_jax_can_place_it(shape, dims):
     mesh, value = mesh_of({"a": 2, "b": 4}), np.zeros(shape, "float32")
-    model = jfit.Model.from_function(lambda p, x: x, loss=jnp.subtract, params={"w": value})
+    model = from_function(lambda p, x: x, loss=jnp.subtract, params={"w": value})
     state = jfit.init_state(model, "adam")._replace(params={"w": value})
     try:
         jax.device_put(value, NamedSharding(mesh, P(*dims)))
