@@ -48,8 +48,8 @@ class MeshDevices(list[Device]):
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
         >>> mesh, state = mesh_of({"model": 1}), jfit.init_state(model, "adam")
         >>> devices = MeshDevices(mesh, {"w": PartitionSpec("model")}, state)
-        >>> len(devices), devices.state.opt_state.slots["mean"]["w"].spec
-        (1, PartitionSpec('model',))
+        >>> len(devices), tuple(devices.state.opt_state.slots["mean"]["w"].spec)
+        (1, ('model',))
     """
 
     def __init__(self, mesh: Mesh, specs: Mapping[str, PartitionSpec], state: TrainState) -> None:
@@ -252,8 +252,8 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     Example:
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
-        >>> mesh_devices(mesh_of({"m": 1}), {"w": (None, "m")}, jfit.init_state(model), {}).specs
-        {'w': PartitionSpec(None, 'm')}
+        >>> tuple(mesh_devices(mesh_of({"m": 1}), {"w": (None, "m")}, jfit.init_state(model), {}).specs["w"])
+        (None, 'm')
     """
     specs: dict[str, PartitionSpec] = {}
     for pattern, spec in (shard or {}).items():
