@@ -20,6 +20,9 @@ _FOREIGN_SECONDS = 3600  # a temporary name of another machine is left over if i
 _ACTIVE: set[str] = set()
 
 
+MOST_CHARACTERS = 1000  # of the message of a FormatError
+
+
 class FormatError(ValueError):
     """Raised for a file that is damaged or has the wrong format: "path: where: problem; remedy".
 
@@ -35,7 +38,11 @@ class FormatError(ValueError):
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, problem: str, remedy: str):
-        super().__init__(f"{os.fspath(path)}: {where}: {problem}; {remedy}")
+        message = f"{os.fspath(path)}: {where}: {problem}; {remedy}"
+        if len(message) > MOST_CHARACTERS:  # a message quotes the file, which may hold one name of megabytes
+            half = MOST_CHARACTERS // 2 - 5
+            message = f"{message[:half]} [...] {message[-half:]}"
+        super().__init__(message)
         self.path, self.where, self.problem, self.remedy = os.fspath(path), where, problem, remedy
 
     def __reduce__(self):

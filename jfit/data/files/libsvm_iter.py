@@ -89,7 +89,7 @@ class LibSVMIter(FileIter):
 
 
 def _reader(where: Any, columns: int, dtype: np.dtype[Any], parts: int, part: int) -> RowReader:
-    return RowReader(TextFiles(where, parts, part), functools.partial(parse_libsvm, columns=columns, dtype=dtype))
+    return RowReader(TextFiles(where, parts, part, columns), functools.partial(parse_libsvm, columns=columns, dtype=dtype))
 
 
 def _check(columns: tuple[int, ...], label_columns: tuple[int, ...], label_file: bool, round_batch: bool) -> None:

@@ -21,6 +21,8 @@ from jfit.formats.atomic import FormatError
 
 _UINT8 = 8  # IDX type code of uint8, the only one that image data sets use
 _DEFLATE = 1032  # maximum compression ratio of deflate
+_LARGE = 1 << 28  # bytes; files that are larger after decompression must have a compression ratio below _RATIO
+_RATIO = 64  # photographs and digits have about 5
 
 
 def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
@@ -58,6 +60,9 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
         if size > most:
             problem = f"the header gives shape {shape}, {size} bytes, but at most {most} bytes follow"
             raise FormatError(path, "byte 4", problem, "the file is truncated or damaged: download it again.")
+        if packed and size > max(_LARGE, _RATIO * file_size):
+            problem = f"the header gives shape {shape}: {file_size:,} bytes would be decompressed to {size:,}"
+            raise FormatError(path, "byte 4", problem, "if you trust the file, decompress it with gunzip; it is then memory-mapped.")
         if not packed:
             return np.memmap(path, np.uint8, "r", offset=len(head), shape=shape) if size else np.zeros(shape, np.uint8)
         body = _read(file, size + 1, path)  # one byte more, so that gzip reaches the end and checks its checksum

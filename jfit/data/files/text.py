@@ -17,6 +17,7 @@ from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.formats.atomic import FormatError
 
 BLOCK = 8 << 20  # bytes of text per block
+NUMBER = 64  # maximum bytes of a number and its separators, in lines longer than a block
 CACHE = 256 << 20  # maximum bytes of parsed rows in the cache
 
 
@@ -38,6 +39,8 @@ class TextFiles:
         where: path of a file, several paths separated by ";", or a folder, whose files are read in the order of their names.
         parts: n, number of parts.
         part: k, index of the part, from 0.
+        numbers: expected count of numbers in the longest line, which limits its length: parsing takes many times the memory of
+            the text, and a file without line ends must not fill the memory.
 
     Raises:
         FileNotFoundError: a file does not exist.
@@ -51,7 +54,7 @@ class TextFiles:
     Source: the parts are those of MXNet's readers, dmlc-core's text input split.
     """
 
-    def __init__(self, where: str | os.PathLike[str], parts: int = 1, part: int = 0):
+    def __init__(self, where: str | os.PathLike[str], parts: int = 1, part: int = 0, numbers: int = 1):
         if not 0 <= part < parts:
             raise ValueError(f"part_index is {part}, num_parts is {parts}; expected 0 <= part_index < num_parts.")
         files = [(path, os.path.getsize(path)) for path in _paths(where)]
@@ -60,6 +63,7 @@ class TextFiles:
         if not self.paths:
             raise ValueError(f"{os.fspath(where)}: the files are empty, expected at least one line.")
         self.size = int(self.ends[-1])
+        self._longest = max(BLOCK, NUMBER * numbers)  # bytes of a line
         share = -(-self.size // parts)
         self.begin, self.end = (self._line_behind(min(share * k, self.size)) for k in (part, part + 1))
 
@@ -75,6 +79,9 @@ class TextFiles:
                 if whole:
                     text = text[:whole]
                     break
+                if len(text) >= self._longest:
+                    problem = f"found a line of more than {self._longest:,} bytes, expected a row of numbers per line"
+                    raise FormatError(path, f"byte {at - first}", problem, "check that the file is text with line ends.")
                 more = file.read(min(BLOCK, limit - at - len(text)))
                 if not more:
                     break

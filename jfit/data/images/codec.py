@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import numpy as np
 from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
-MOST_PIXELS = 1 << 28  # limit on width * height in the header: a small file must not allocate all memory
+# Limit on width * height in the header, because a file of a few kilobytes may decode to gigabytes.  Worker processes inherit the
+# environment variable.
+MOST_PIXELS = int(os.environ.get("JFIT_MOST_PIXELS", 1 << 26))
 # Formats that Pillow may open.  Some others run external programs, which a file from an untrusted source must not.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000")
 # OpenCV's interpolation codes -> Pillow's resampling filters (which antialias: they widen when an image shrinks).
@@ -31,6 +34,24 @@ def pillow() -> Any:
     return Image
 
 
+def inside(root: str | os.PathLike[str], name: str) -> Path:
+    """Path of the file `name` of an image list in the folder `root`.
+
+    Symbolic links in the folder are followed; a name with ".." or an absolute name must stay in the folder.
+
+    Raises:
+        ValueError: the name leads out of the folder: a list from elsewhere must not read other files.
+
+    Example:
+        >>> inside("images", "cats/1.png").as_posix()
+        'images/cats/1.png'
+    """
+    folder, path = (Path(os.path.abspath(p)) for p in (root, os.path.join(root, name)))
+    if not path.is_relative_to(folder):
+        raise ValueError(f"the image list has the file name {name!r}, which is outside of the folder {os.fspath(root)!r}.")
+    return Path(root, name)
+
+
 def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: str = "content") -> Any:
     """Open an image without decoding it, and check its size.
 
@@ -43,7 +64,8 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
         PIL.Image.Image.
 
     Raises:
-        FormatError: not an image, or more than 2²⁸ pixels.
+        FormatError: not an image, or more than `MOST_PIXELS` pixels: 2²⁶, or the value of the environment variable
+            JFIT_MOST_PIXELS (at most 178,956,970, the limit of Pillow).
     """
     image_module = pillow()
     try:
@@ -56,7 +78,8 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
         raise FormatError(path, where, problem, "replace the image, or create the record file again.") from None
     if image.width * image.height > MOST_PIXELS:
         problem = f"the image has {image.width} x {image.height} pixels, expected at most {MOST_PIXELS}"
-        raise FormatError(path, where, problem, "make the image smaller.")
+        remedy = "make the image smaller, or set the environment variable JFIT_MOST_PIXELS before importing jfit."
+        raise FormatError(path, where, problem, remedy)
     return image
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from jfit.data.images.codec import decode, encode, open_image, pixels, resize
+from jfit.data.images.codec import decode, encode, inside, open_image, pixels, resize
 from jfit.data.images.crops import short_size
 from jfit.data.images.source import read_list
 from jfit.formats.atomic import FormatError
@@ -43,6 +43,7 @@ def pack_list(
 
     Raises:
         FormatError: an image or a line of the list is damaged.
+        ValueError: a file name of the list is outside of `root`.
         FileNotFoundError: an image does not exist.
 
     Example:
@@ -60,7 +61,7 @@ def pack_list(
         with RecordWriter(temporary[0]) as file:
             for key, (labels, name) in read_list(path):
                 try:
-                    content = _content(Path(root) / name, shorter_side, quality)
+                    content = _content(inside(root, name), shorter_side, quality)
                 except FormatError as error:
                     if not skip_broken:
                         raise

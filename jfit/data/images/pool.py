@@ -85,7 +85,7 @@ class Pool:
             raise
         finally:
             os.close(handle)
-        setup = {"path": sys.path, "bytes": total, "job": {**job._asdict(), "recipe": job.recipe._asdict()}}
+        setup = {"path": _import_path(self.job.path), "bytes": total, "job": {**job._asdict(), "recipe": job.recipe._asdict()}}
         for process in self._processes:
             _send(process, setup)
 
@@ -175,17 +175,40 @@ def _shared_file(size: int) -> int:
     return handle
 
 
+def _import_path(data: str | os.PathLike[str]) -> list[str]:
+    """The folders from which a worker imports NumPy and Pillow.
+
+    The current folder and those of the script and of the data file are left out: files there that are named numpy.py or PIL.py
+    would be executed.
+    """
+    files = [os.fspath(data), getattr(sys.modules.get("__main__"), "__file__", None) or "script"]
+    excluded = {os.path.realpath(""), *(os.path.realpath(os.path.dirname(os.path.abspath(file))) for file in files)}
+    packages = [str(Path(np.__file__).parents[1])]  # NumPy is imported already, so this folder is trusted
+    return packages + [folder for folder in sys.path if os.path.realpath(folder) not in excluded]
+
+
 def _start(handle: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **_ENVIRONMENT}
     # In a new session, Ctrl-C in a terminal interrupts only the parent, which then ends the workers.
-    return subprocess.Popen(
-        [sys.executable, str(_WORKER), str(handle)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pass_fds=(handle,),
-        env=environment,
-        start_new_session=True,
-    )
+    # Answers have a pipe of their own, because what is imported at the start of Python (sitecustomize) may print; -I: Python
+    # imports nothing from the current folder, nor from PYTHONPATH.
+    answers, write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(_WORKER), str(handle), str(write)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(handle, write),
+            env=environment,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(answers)
+        raise
+    finally:
+        os.close(write)
+    process.stdout = open(answers, "rb")
+    return process
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -1,7 +1,7 @@
 """Program of a worker process: reads tasks from standard input, decodes images into memory shared with the parent process.
 
 It is run by its path, so that neither the user's script nor JAX is imported: it imports NumPy, Pillow and a few files of jfit.
-Tasks and answers are lines of JSON.  It ends at the end of its input, that is, when the parent closes the pipe or dies.
+Tasks and answers are lines of JSON; answers are written to a pipe, whose file descriptor is the second argument.  It ends at the end of its input, that is, when the parent closes the pipe or dies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def bare_packages() -> None:
             sys.modules[name] = package
 
 
-def main(handle: int) -> None:
+def main(handle: int, answers: int) -> None:
     """Read the settings from the first line of the input, then run one task per line until the end."""
     lines = iter(sys.stdin.buffer.readline, b"")
     setup = json.loads(next(lines, b"null"))
@@ -39,6 +39,7 @@ def main(handle: int) -> None:
     from jfit.data.images.recipe import Recipe
     from jfit.data.images.source import Job, RowDecoder
 
+    output = open(answers, "w")
     memory = mmap.mmap(handle, setup["bytes"])
     job = Job(**{**setup["job"], "recipe": Recipe(**setup["job"]["recipe"])})
     decoder: Any = None
@@ -53,12 +54,12 @@ def main(handle: int) -> None:
         except Exception as error:
             fields = [getattr(error, name, None) for name in ("path", "where", "problem", "remedy")]  # of a FormatError
             answer = {"format": fields} if all(isinstance(f, str) for f in fields) else {"error": traceback.format_exc()}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        output.write(json.dumps(answer) + "\n")
+        output.flush()
 
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]))
+        main(int(sys.argv[1]), int(sys.argv[2]))
     except (BrokenPipeError, KeyboardInterrupt):
         sys.exit(0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.images import decode, read_list
+from jfit.data.images.codec import inside
 from jfit.data.ndarray_iter import HANDLES
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
@@ -308,9 +309,10 @@ class ImageIter(DataIter):
         """Return the content of an image file under `path_root`.
 
         Raises:
+            ValueError: the name leads out of `path_root`.
             MXNetError: the file does not exist.
         """
-        with translated(), open(os.path.join(self.path_root or "", fname), "rb") as file:
+        with translated(), open(inside(self.path_root, fname) if self.path_root else fname, "rb") as file:
             return file.read()
 
     def check_data_shape(self, data_shape: Sequence[int]) -> None:
