@@ -80,7 +80,8 @@ class CSVIter(FileIter):
 
 
 def _reader(where: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowReader:
-    return RowReader(TextFiles(where, numbers=math.prod(shape)), functools.partial(_table, columns=math.prod(shape), dtype=dtype))
+    columns = math.prod(shape)
+    return RowReader(TextFiles(where, numbers=columns), functools.partial(_table, columns=columns, dtype=dtype))
 
 
 def _table(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[np.ndarray]:

@@ -62,7 +62,8 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
             raise FormatError(path, "byte 4", problem, "the file is truncated or damaged: download it again.")
         if packed and size > max(_LARGE, _RATIO * file_size):
             problem = f"the header gives shape {shape}: {file_size:,} bytes would be decompressed to {size:,}"
-            raise FormatError(path, "byte 4", problem, "if you trust the file, decompress it with gunzip; it is then memory-mapped.")
+            remedy = "if you trust the file, decompress it with gunzip; it is then memory-mapped."
+            raise FormatError(path, "byte 4", problem, remedy)
         if not packed:
             return np.memmap(path, np.uint8, "r", offset=len(head), shape=shape) if size else np.zeros(shape, np.uint8)
         body = _read(file, size + 1, path)  # one byte more, so that gzip reaches the end and checks its checksum

@@ -207,7 +207,7 @@ def _start(handle: int) -> subprocess.Popen[bytes]:
         raise
     finally:
         os.close(write)
-    process.stdout = open(answers, "rb")
+    process.stdout = os.fdopen(answers, "rb")
     return process
 
 

@@ -1,13 +1,15 @@
 """Program of a worker process: reads tasks from standard input, decodes images into memory shared with the parent process.
 
 It is run by its path, so that neither the user's script nor JAX is imported: it imports NumPy, Pillow and a few files of jfit.
-Tasks and answers are lines of JSON; answers are written to a pipe, whose file descriptor is the second argument.  It ends at the end of its input, that is, when the parent closes the pipe or dies.
+Tasks and answers are lines of JSON; answers are written to a pipe, whose file descriptor is the second argument.  It ends at
+the end of its input, that is, when the parent closes the pipe or dies.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import sys
 import traceback
 import types
@@ -39,7 +41,7 @@ def main(handle: int, answers: int) -> None:
     from jfit.data.images.recipe import Recipe
     from jfit.data.images.source import Job, RowDecoder
 
-    output = open(answers, "w")
+    output = os.fdopen(answers, "w")
     memory = mmap.mmap(handle, setup["bytes"])
     job = Job(**{**setup["job"], "recipe": Recipe(**setup["job"]["recipe"])})
     decoder: Any = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
