@@ -82,6 +82,7 @@ def test_only_programs_that_the_run_will_need_are_compiled(threads):
     assert counts["compiles"] == counts["traces"] == 0 and len(threads) == 2
 
 
+@pytest.mark.slow
 def test_a_compilation_that_fails_on_a_thread_is_repeated_where_the_program_is_needed(threads, monkeypatch):
     expected = weights(fit())
     clear_programs()

@@ -151,7 +151,7 @@ FORMS = {
 }
 
 
-@pytest.mark.repetitions(12)
+@pytest.mark.repetitions(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_definition(form):
     check(**FORMS[form])
@@ -184,6 +184,7 @@ def test_a_text_convolution_has_one_spatial_axis_and_a_whole_one_is_a_product(la
     assert "conv_general_dilated" not in str(jax.make_jaxpr(gradients)(data, whole_weight))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("groups", [4, 1])
 def test_gradients_of_gradients(groups):
@@ -196,7 +197,7 @@ def test_gradients_of_gradients(groups):
     np.testing.assert_allclose(jax.grad(penalty)(weight, False), jax.grad(penalty)(weight, True), rtol=2e-4)
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("op", ["Convolution", "Deconvolution"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_gradients_inside_shard_map(op, groups):

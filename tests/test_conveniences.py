@@ -37,6 +37,7 @@ def weights_by_step(steps: int, **given: Any) -> list[dict[str, np.ndarray]]:
     return seen[:steps]
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("debias", [True, False])
 def test_the_average_is_that_of_a_hand_loop_with_optax(debias):
@@ -157,6 +158,7 @@ def rows_by_hand(epochs: int = 2, size: int = 8) -> list[tuple[float, float]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     "given", [{"steps_per_call": 5}, {"steps_per_call": 1}, {"data_on_device": False, "steps_per_call": 3}]
@@ -462,6 +464,7 @@ def regularized_by_hand(epochs: int, clip: float) -> tuple[dict[str, Any], list[
     return params, [*losses, float(objective(params, x, y))]
 
 
+@pytest.mark.slow
 def test_regularizers_are_added_to_the_gradient_and_to_the_reported_losses_as_in_a_hand_loop():
     params, losses = regularized_by_hand(2, clip=0.7)
     settings: dict[str, Any] = {

@@ -324,7 +324,7 @@ def fitted(apply, loss, x, batch, **options):
     return jfit.fit(apply, (x, LABELS), batch_size=batch, optimizer_params={"learning_rate": 0.1}, **options)
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name, on_device", [(name, at % 2 == 0) for at, name in enumerate(MODELS)])
 def test_incomplete_batches_train_as_by_hand(name, on_device):
     apply, x, loss, paddable = MODELS[name]
@@ -429,6 +429,7 @@ def weighted_contrastive(output, label, weight=None):
     return -jnp.where(same > 0, jax.nn.log_softmax(scores), 0).sum(1) / jnp.maximum(same.sum(1), 1)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     "apply, loss, plain",
     [
@@ -586,6 +587,7 @@ def test_integer_states_and_keys_are_equal_on_all_devices():
     assert int(state.aux["many"]) == (FLAT[:4] > 0).sum()
 
 
+@pytest.mark.slow
 def test_integer_states_are_unchanged_by_a_step_without_weighted_rows():
     aux = {"many": jnp.int32(5), "key": jax.random.key(3), "any": jnp.bool_(True)}
     model = jfit.Model.from_function(counting, loss=optax.l2_loss, params={"w": np.ones(6, "float32")}, aux=aux)

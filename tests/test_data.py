@@ -165,6 +165,7 @@ def test_row_weights_are_shuffled_with_their_rows():
 # ------------------------------------------------------------------------------------------------------------- adapters
 
 
+@pytest.mark.slow
 def test_x_and_y_may_be_arrays_lists_dicts_and_arrays_of_other_libraries():
     pd = pytest.importorskip("pandas")
     torch = pytest.importorskip("torch")

@@ -513,7 +513,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("source", "options"), CUTS)
 def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, source, options, caplog):
     whole = fit(source(), num_epoch=4, **{k: v for k, v in options.items() if k != "checkpoint_every"})
@@ -609,6 +609,7 @@ def test_class_weights_multiply_row_weights_on_the_host_and_on_devices():
     np.testing.assert_array_equal(weights.of_rows(jnp.asarray(labels), rows), [2.0, 1.5, 0.0])
 
 
+@pytest.mark.slow
 def test_class_weights_of_streams_and_one_hot_labels():
     ordered = trained_by_hand(np.arange(40))
     one_hot = np.eye(2, dtype="float32")[Y]
@@ -678,6 +679,7 @@ def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
                 fit(source, **{name: value})
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("labels", [Y + 1, Y + 0.5, np.full((40, 2), 0.5), np.eye(3)[Y + 1]])
 def test_class_weights_of_jax_labels_without_a_weight_make_the_loss_not_finite(labels):
     weights = ClassWeights(WEIGHTS, "label")

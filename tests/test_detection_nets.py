@@ -22,6 +22,7 @@ def lowered(name):
     return jfit.lower(nets.TRAININGS[name]["symbol"](mx), inputs=list(inputs)), inputs
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_and_parameters_of_a_training_are_mxnets(name):

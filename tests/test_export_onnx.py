@@ -82,6 +82,7 @@ def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
             assert_near(f"{case['id']} {i}", out, arrays[f"eval/{i}"])
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_model_gives_the_same_in_onnx_runtime(name):
     about, model, params, aux, inputs, arrays = loaded(name)
@@ -185,7 +186,7 @@ NETS = {
 }
 
 
-@pytest.mark.repetitions(11)
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", NETS)
 def test_a_graph_gives_the_same_for_any_batch_size(name):
     with jfit.sym.NameManager():
@@ -356,6 +357,7 @@ def test_importing_jfit_does_not_import_the_export_dependencies():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
+@pytest.mark.slow
 def test_the_documentation_lists_the_converters():
     page = (Path(__file__).parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
     known = [name for name in jfit.export.converters() if name in jfit.ops.REGISTRY]

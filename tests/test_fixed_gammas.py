@@ -129,6 +129,7 @@ def test_a_user_optimizer_class_receives_fixed_gammas_and_cannot_change_them():
     close(own_rule(mx), GOLDEN["own"])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", ["nadam_store", "lbsgd"])
 def test_a_training_resumed_from_its_states_continues_bit_for_bit(name, tmp_path):
     case, path = CASES[name], str(tmp_path / "x.states")

@@ -81,6 +81,7 @@ def assert_same_bits(name, run_bits, other_bits):
     assert run_bits == other_bits
 
 
+@pytest.mark.repetitions(3)
 @pytest.mark.repetitions(10)  # CI runs all of them
 @pytest.mark.parametrize("name", CASES)
 def test_fit_computes_the_numbers_of_the_training_by_hand(name):
@@ -90,18 +91,20 @@ def test_fit_computes_the_numbers_of_the_training_by_hand(name):
     assert_close(by_fit(CASES[name].build()), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_training_steps_in_a_loop_compute_a_gan_as_by_hand(devices):
     found = models.gan_differences(models.gan_by_steps(devices), models.gan_by_hand())
     assert all(value <= TOLERANCE for value in found.values()), found
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name, batch_size", in_turn(CASES, [7, 64], (LANGUAGE, 64)))
 def test_incomplete_batches_and_padding_change_nothing(name, batch_size):
     assert_close(by_fit(CASES[name].build(), batch_size=batch_size), by_hand(name, batch_size))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", half(INDEPENDENT, "integer and float inputs"))
 def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
@@ -148,6 +151,7 @@ def test_streams_and_arrays_on_the_host_change_no_bit(name, source):
     assert_same_bits(name, bits_of(by_fit(one, **options)), dict(results_bits(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", starting_with(LANGUAGE, EXACT))
 def test_two_devices_change_nothing(name):

@@ -105,7 +105,7 @@ def test_labels_in_batches_of_a_stream_are_checked_too():
 
 
 @pytest.mark.parametrize("value", [-1, -100, 7, 255])
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 def test_label_values_that_a_user_written_loss_ignores_are_valid_and_not_counted(value):
     labels = np.where(np.arange(24) % 3 == 0, value, Y)
 
@@ -182,6 +182,7 @@ def test_a_wrong_use_of_a_function_is_an_error_with_a_sentence(case):
         fit(**({"eval_metric": "acc"} | options))
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -98,6 +98,7 @@ MODULES_AFTER = {
 }
 
 
+@pytest.mark.slow
 def test_modules_are_attributes_whatever_was_used_before():
     code = f"""
 import operator, os, types, sys, optax, jfit

@@ -126,6 +126,7 @@ def test_a_fused_rnn_has_mxnets_biases_at_mxnets_offsets(case):
     np.testing.assert_array_equal(init.Uniform()(KEY, desc, (len(case["value"]),)), case["value"])
 
 
+@pytest.mark.slow
 def test_a_fused_rnn_draws_each_gate_with_its_own_fan():
     start, size = init.FusedRNN(init.Xavier(), 6, 2, "gru", bidirectional=True), 6 * 3 * 2 * (4 + 8) + 6 * 3 * 2 * (12 + 8)
     at = 0

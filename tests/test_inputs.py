@@ -80,6 +80,7 @@ def weights(run):
     return np.asarray(next(iter(run.named_params.values())))
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_argument_with_a_default_is_passed_if_the_data_has_it(name):
     model, options = MODELS[name]()

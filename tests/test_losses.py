@@ -66,6 +66,7 @@ def test_every_loss_has_an_oracle():
     assert {"cross_entropy", "binary_cross_entropy"} == losses.LOGITS
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("shape", [(9,), (9, 2)])
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_cross_entropy_equals_the_log_loss_of_scikit_learn(shape, dtype, rng):
@@ -178,6 +179,7 @@ def test_ignored_positions_do_not_depend_on_devices_and_micro_batches(devices, m
     np.testing.assert_allclose(run.params["w"], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_mean_gradients_divide_by_the_positions_that_are_not_ignored(rng):
     x, label = rng.normal(size=(4, 5, 3)).astype("float32"), rng.integers(0, 4, (4, 5))
     label[:, 2:] = -1

@@ -162,6 +162,7 @@ def test_padding_rows_are_excluded_from_statistics_on_any_batch_axis(rng):
 
 
 # ------------------------------------------------------------------------------------------ randomness
+@pytest.mark.slow
 def test_the_dropout_mask_of_a_row_does_not_depend_on_the_split_of_the_batch():
     model = jfit.lower(sym.Dropout(sym.relu(V("data")), p=0.5, name="drop"))
     x = np.ones((8, 16), "float32")
@@ -194,6 +195,7 @@ def test_a_dropout_mask_depends_only_on_the_key_and_the_node_name():
     assert not np.array_equal(run("a", KEY), run("a", jax.random.key(4)))
 
 
+@pytest.mark.slow
 def test_a_dropout_mask_is_the_same_for_channels_first_and_last(monkeypatch):
     from jfit.lowering import interpret
 

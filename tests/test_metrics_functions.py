@@ -102,7 +102,7 @@ FORMS = {
 }
 
 
-@pytest.mark.repetitions(6)
+@pytest.mark.repetitions(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("metric", ["auto", "acc"])
 def test_accuracy_fits_the_labels(form, metric):
@@ -110,7 +110,7 @@ def test_accuracy_fits_the_labels(form, metric):
     assert score(x, y, loss, metric)["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_training_and_evaluation_count_the_same(form):
     x, y, loss, correct = FORMS[form]
@@ -218,6 +218,7 @@ def masked(ignored, mean_of_row=False):
     return loss
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("ignored", [-1, -100, 0])
 @pytest.mark.parametrize("mean_of_row", [False, True])
 def test_labels_that_the_loss_ignores_are_not_counted(ignored, mean_of_row):
@@ -254,6 +255,7 @@ def test_one_hot_labels_of_zeros_are_not_counted():
     assert result["cross-entropy"] == pytest.approx(sk.log_loss(CLASSES[counts], p, labels=range(5)), rel=1e-5)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["acc", "ce", "nll_loss", "perplexity"])
 def test_ignore_index_of_a_metric(name):
     counts = RNG.random(TOKENS.shape) < 0.7
@@ -285,6 +287,7 @@ def test_micro_averages_of_errors_are_over_all_rows():
 
 
 # ------------------------------------------------------------------------------------------------ what was chosen
+@pytest.mark.slow
 def test_the_choice_is_readable_and_printed_with_progress():
     chosen = fitted(LOGITS, ONE_HOT, SOFTMAX).settings.metric_choice
     assert chosen.startswith("eval_metric='auto': accuracy") and "one-hot" in chosen and "logits" in chosen
@@ -375,6 +378,7 @@ def test_a_threshold_of_an_unknown_loss_needs_from_logits():
     assert result["accuracy"] == pytest.approx(((SCORES > 0) == BINARY).mean(), rel=1e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_batches_never_change_the_counts(batch_size):
     counts = RNG.random(TOKENS.shape) < 0.7

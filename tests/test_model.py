@@ -151,6 +151,7 @@ def blobs(rng):
     return (np.eye(3, 6)[y] * 3 + rng.normal(size=(120, 6))).astype("float32"), y
 
 
+@pytest.mark.slow
 def test_a_flax_model_trains(rng):
     nnx = pytest.importorskip("flax.nnx")
 

@@ -37,7 +37,7 @@ def loaded(name):
     return MANIFEST[name], model, part("arg/"), part("aux/"), part("in/"), arrays
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_model_gives_mxnets_results(name):
     about, model, params, aux, inputs, arrays = loaded(name)

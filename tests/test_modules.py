@@ -233,7 +233,7 @@ def trained(request, rank_promotion):
 
 
 # ------------------------------------------------------------------------------------------------ the same numbers
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 def test_a_module_trains_as_in_plain_code_of_its_framework(trained):
     plain, run = trained
     params, aux, losses = by_hand(plain, 16)
@@ -450,6 +450,7 @@ def test_random_numbers_in_evaluation_raise_an_error_with_a_note(make):
     assert "jfit: in evaluation no PRNG key is passed" in error.value.__notes__[0]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("make", [linen_module, haiku_module])
 def test_values_of_initialized_modules_are_checked_and_auxiliary_states_alone_are_used(make):
     plain = make()
@@ -597,6 +598,7 @@ class Counted(nnx.Module):
         return self.last(self.drop(self.again(self.first(x)), rngs=rngs))
 
 
+@pytest.mark.slow
 def test_an_nnx_module_may_share_layers_count_and_take_its_random_streams_as_an_argument():
     run = train(Counted(), num_epoch=2)
     assert len(run.named_params) == 4 and int(run.model.calls[...]) == 6

@@ -15,6 +15,7 @@ def gradient(record, shape):
     return mx.nd.sparse.row_sparse_array((np.asarray(record["values"], "float32"), record["indices"]), shape=shape)
 
 
+@pytest.mark.repetitions(5)
 @pytest.mark.parametrize("case", UPDATES[5:], ids=lambda c: f"{c['name']}-{c['settings']}")
 def test_an_updater_updates_the_rows_of_a_gradient_as_mxnet_does(case):
     optimizer = mx.optimizer.create(case["name"], learning_rate=0.25, rescale_grad=0.5, **case["settings"])

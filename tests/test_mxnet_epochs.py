@@ -91,6 +91,7 @@ def test_a_scheduler_changes_the_learning_rate_within_a_dispatch_as_between_batc
     assert_same_bits(whole, each)
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
 def test_every_way_to_end_an_epoch_gives_the_same_bits(handle):
@@ -106,6 +107,7 @@ def lines(caplog, run):
     return [line for line in found if line.startswith(("Epoch", "Iter"))]
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("auto_reset", [True, False])
 @pytest.mark.parametrize("frequent", [1, 11, 50])

@@ -52,6 +52,7 @@ def executor(net, groups, **shapes):
     return bound
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("net, shapes", [(perceptron, {"data": (4, 5)}), (recurrent, {"data": (4, 3)})])
 def test_an_executor_with_groups_computes_the_numbers_of_one_device(net, shapes):
     results = []
@@ -94,6 +95,7 @@ def fitted(net, groups, **options):
     return module, (scores, [{n: v.asnumpy() for n, v in part.items()} for part in module.get_params()])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("optimizer", ["adam", "nadam"])
 def test_a_module_with_groups_trains_to_the_parameters_of_one_device(optimizer):
     one, several = (fitted(perceptron, groups, optimizer=optimizer) for groups in (None, GROUPS))
@@ -137,6 +139,7 @@ class HalfStep(mx.optimizer.Optimizer):
         weight[:] = weight - 0.01 * state
 
 
+@pytest.mark.slow
 def test_an_optimizer_in_python_updates_parameters_on_their_devices():
     one, several = (fitted(perceptron, groups, optimizer=HalfStep(rescale_grad=0.25)) for groups in (None, GROUPS))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one[1], several[1])
@@ -160,6 +163,7 @@ def added(groups):
     return gradients, module.get_input_grads()[0].asnumpy(), sorted(statistics)
 
 
+@pytest.mark.slow
 def test_added_gradients_input_gradients_and_monitors_are_those_of_one_device():
     one, several = added(None), added(GROUPS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one[:2], several[:2])

@@ -52,6 +52,7 @@ def test_fit_equals_a_hand_written_loop(devices):
     assert_same_bits(by_hand, fitted(module=Module(normed(), context=cpus(devices))))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
 def test_a_callback_called_for_every_batch_changes_no_bit(last_batch_handle):

@@ -150,6 +150,7 @@ CASES = {
 }
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_work_again_traces_and_compiles_nothing(case):
     CASES[case]()
@@ -209,7 +210,7 @@ def trained(config):
     return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     trained("sgd" if config != "sgd" else "momentum")

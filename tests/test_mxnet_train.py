@@ -29,7 +29,7 @@ def trained(case, monkeypatch, read=()):
     return run
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)
@@ -37,7 +37,7 @@ def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("read", [("gradients",), ("outputs", "gradients")], ids="+".join)
 @pytest.mark.parametrize("name", ["sgd_1", "grad_add", "md2_kvnone", "md2_2bit_device", "md3_uneven_local"])
 def test_reading_outputs_in_between_gives_the_same_training(name, read, monkeypatch):

@@ -112,7 +112,7 @@ def as_kind(array: np.ndarray, dtype) -> jax.Array:
     return jnp.asarray(array, dtype) if np.issubdtype(array.dtype, np.floating) else jnp.asarray(array)
 
 
-@pytest.mark.repetitions(5)
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", [n for n in sorted(recorded()) if differentiable(n)])
 def test_numeric_gradient_in_float64(name):
     op, chosen = lookup(name), CHOOSING | ({"sample"} if name.endswith(COUNTED) else set())

@@ -54,6 +54,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.repetitions(4)
 @pytest.mark.parametrize(("op", "attrs"), HEADS)
 def test_zero_weight_rows_do_not_change_head_gradients(op, attrs):
     record, _, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
@@ -220,6 +221,7 @@ LAID_OUT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT)
 def test_channels_last_equals_channels_first(op, attrs, size, params):
@@ -237,6 +239,7 @@ def test_channels_last_equals_channels_first(op, attrs, size, params):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 3)])
 def test_max_pooling_sends_the_gradient_of_ties_to_the_first_maximum(kernel):
     _, _, pool = node("Pooling", kernel=kernel, stride=(2, 2) if kernel == (2, 2) else (3, 3))
@@ -304,6 +307,7 @@ def test_instance_norm_normalizes_over_all_pixels_of_a_channel(rng):
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_make_loss_reports_the_loss_times_grad_scale():
     op = lookup("MakeLoss")
     losses, counts = op.loss(op.parse({"grad_scale": 3.0}), jnp.array([[1.0, 3.0]]), None)

@@ -185,6 +185,7 @@ def test_unravel_keeps_the_shape_of_the_indices():
     assert call("unravel_index", np.int32([[0, 7], [19, 5]]), shape=(4, 5)).tolist() == [[[0, 1], [3, 1]], [[0, 2], [4, 0]]]
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 def test_half_precision(dtype):
     x = jnp.asarray(draw(2, 3, 4), dtype)

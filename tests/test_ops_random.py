@@ -184,6 +184,7 @@ def test_random_operators_have_no_gradient():
 
 
 # ------------------------------------------------------------------------------------------ rows
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("name", "arrays", "attrs"),
     [
@@ -231,6 +232,7 @@ def test_prediction_and_score_draw_the_same_numbers_again():
     assert scores[0] == scores[1]
 
 
+@pytest.mark.slow
 def test_fit_and_module_evaluate_graphs_with_random_operators():
     import jfit.mx as mx
 

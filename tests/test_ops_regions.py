@@ -116,7 +116,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("name", "attrs", "inputs", "moved"), GRADIENTS, ids=[g[0] for g in GRADIENTS])
 def test_gradients_equal_finite_differences(name, attrs, inputs, moved):
     draw = np.random.default_rng(5)

@@ -178,6 +178,7 @@ def test_half_precision_keeps_its_dtype():
     assert {o.dtype for o in out} == {np.dtype(np.float16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gru", "lstm"])
 def test_gradients_equal_finite_differences(mode):
     with jax.enable_x64(True):

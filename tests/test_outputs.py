@@ -197,6 +197,7 @@ def test_predictions_have_the_structure_of_the_outputs():
     assert jax.tree.structure(data) == jax.tree.structure(again)
 
 
+@pytest.mark.slow
 def test_losses_and_labels_may_be_nested_as_the_outputs():
     def nested(params, x):
         return {"top": two_heads(params, x), "x": x}
@@ -256,6 +257,7 @@ def mean_reconstruction(params, batch):
     return losses.mean(), {k: v.mean() for k, v in logged.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("options", [{}, {"devices": 2, "micro_batches": 2}, {"data_on_device": False}])
 def test_a_loss_of_the_batch_and_the_parameters_needs_no_labels(options):
@@ -379,7 +381,7 @@ def rows_of(tree, low, high):
     return jax.tree.map(lambda v: v[low:high], tree, is_leaf=lambda v: isinstance(v, list) and not hasattr(v[0], "shape"))
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", ARGUMENTS)
 @pytest.mark.parametrize("source", ["arrays", "stream", "devices"])
 def test_arguments_are_arrays_or_pytrees(form, source):
@@ -551,6 +553,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("devices", [2, 4])

@@ -72,6 +72,7 @@ def test_convolutions_agree_on_1_2_and_8_devices():
         assert_close(state.params, wanted.params, 1e-5)
 
 
+@pytest.mark.slow
 def test_weights_and_micro_batches_agree_on_any_number_of_devices():
     batch = weighted(batch_of(7), [1, 0.5, 0, 1, 2, 0, 1], [1, 1, 1, 1, 0, 0, 1])
     wanted, told = trained(mlp(), batch, 1, "adam")
@@ -154,6 +155,7 @@ def test_batch_norm_takes_its_statistics_per_device_without_padding(rows, device
     assert_replicas_equal(state)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("rows", [8, 9])
 def test_synchronized_statistics_are_those_of_the_whole_batch(rows):
     batch = batch_of(rows)

@@ -70,6 +70,7 @@ def test_a_second_fit_of_an_equal_network_traces_and_compiles_nothing(devices):
     np.testing.assert_array_equal(outputs, again_outputs)
 
 
+@pytest.mark.slow
 def test_the_kept_program_computes_the_same_bits_as_a_new_one():
     fitted()
     kept, counts = fitted(seed=3)
@@ -80,6 +81,7 @@ def test_the_kept_program_computes_the_same_bits_as_a_new_one():
     same(kept.params, new.params)
 
 
+@pytest.mark.repetitions(1)
 @DEVICES
 def test_folds_and_another_learning_rate_use_the_first_programs(devices):
     fitted(x=X[4:], y=Y[4:], devices=devices)
@@ -111,7 +113,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("what", CHANGES)
 def test_each_change_of_the_program_is_noticed(what):
     """After an unchanged run, a changed one gives the same parameters as in an empty process."""
@@ -123,6 +125,7 @@ def test_each_change_of_the_program_is_noticed(what):
     same(changed.params, new.params)
 
 
+@pytest.mark.slow
 def test_other_settings_of_jax_are_other_programs():
     fitted()
     with jax.default_matmul_precision("float32"):
@@ -132,6 +135,7 @@ def test_other_settings_of_jax_are_other_programs():
     assert not traces(fitted()[1])
 
 
+@pytest.mark.slow
 def test_pmap_and_shard_map_do_not_share_programs(monkeypatch):
     first, _ = fitted(devices=2)
     monkeypatch.setattr(spmd, "SPMD", "shard_map")
@@ -141,6 +145,7 @@ def test_pmap_and_shard_map_do_not_share_programs(monkeypatch):
     assert not traces(fitted(devices=2)[1])
 
 
+@pytest.mark.slow
 def test_a_redefined_function_and_optax_optimizer_are_traced_once_and_not_compiled():
     def cell(scale):
         def apply(params, x):
@@ -332,6 +337,7 @@ def test_kept_programs_do_not_keep_what_their_function_closes_over():
     assert alive() is None
 
 
+@pytest.mark.slow
 @DEVICES
 def test_kept_programs_do_not_keep_data_parameters_or_runs(devices):
     def apply(params, x):
@@ -623,6 +629,7 @@ def test_numbers_of_optimizers_are_not_in_the_keys_of_programs(name):
     assert key_of(update) != key_of(other) or numbers == changed
 
 
+@pytest.mark.slow
 def test_a_sweep_over_momentum_decay_and_limits_compiles_nothing():
     def point(k):
         numbers = {"momentum": 0.9 - 0.1 * k, "wd": 0.001 * (k + 1), "clip_gradient": 1.0 / (k + 2), "learning_rate": 0.1 + k}

@@ -222,6 +222,7 @@ def test_sharded_sums_losses_and_integer_metrics_in_one_all_reduce():
     assert traffic.all_reduce.operand_bytes <= 4 * 11
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("spmd", ["pmap", "shard_map"])
 @pytest.mark.parametrize("devices", [2, 8])
@@ -255,7 +256,7 @@ def test_each_rule_sends_its_bytes(devices, spmd, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------ training
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("devices", "spmd"), [(1, "pmap"), (8, "shard_map"), (2, "pmap"), (4, "pmap"), (8, "pmap")])
 def test_training_with_packed_words_has_the_bits_of_the_unpacked_rule(devices, spmd, monkeypatch):
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", spmd)

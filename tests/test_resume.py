@@ -262,6 +262,7 @@ def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, loader, stop):
     assert same(train(data=loader(6), resume=True, **given), straight)  # its own generator would draw other orders
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
 def test_grain_is_resumed_exactly_in_the_middle_of_an_epoch(tmp_path, kind):
     grain = pytest.importorskip("grain")

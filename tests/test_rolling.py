@@ -64,7 +64,7 @@ def check(net, shapes, loops=None, weight=None, train=True):
 LOOPS = {"bidirectional": 2, "stack": 2}
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("name", CELLS)
 def test_the_cells_of_mxnet_run_as_loops(name):
     check(unrolled(name, merge=name in ("lstm", "stack")), {"data": (2, 6, 4)}, loops=LOOPS.get(name, 1))
@@ -82,7 +82,7 @@ def test_a_crf_a_decoder_and_an_ocr_network_run_as_loops():
     check(reader(6), {"data": (2, 6, 4), "label": (2, 3)}, loops=2)
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("seed", [1, 5, 6, 13, 21, 40])
 def test_networks_with_random_wiring_compute_the_same_rolled_up(seed):
     check(*random_net(seed))
@@ -97,6 +97,7 @@ def test_any_recurrent_network_computes_the_same_rolled_up(seed):
     check(net, shapes)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_dropout_masks_are_the_same_bits_in_a_loop(generator):
     x = sym.Variable("data")

@@ -87,6 +87,7 @@ def resumed(data, folder, first, second, **options):
     return fit_linear(data, checkpoint=folder, optimizer_params=second, resume=True, **{**options, "num_epoch": 2})
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [(0.5, 0.5, 0.5), (0.5, 0.125, 0.125), (0.5, None, 0.5), (None, 0.125, 0.125), (None, None, 0.01)],
@@ -121,6 +122,7 @@ def _changes_rate(event):
         event.run.set_base_lr(0.25)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("make", [lambda rate: jfit.optim.sgd(rate), lambda rate: optax.sgd(rate)])
 def test_the_rate_of_an_optimizer_instance_is_used_at_resume(make, data, tmp_path):
     fit_linear(data, checkpoint=tmp_path, optimizer=make(0.5), shuffle=False)

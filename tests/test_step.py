@@ -92,6 +92,7 @@ def test_a_step_is_pure():
     assert_close(first, second)
 
 
+@pytest.mark.slow
 def test_a_step_may_be_mapped_over_seeds_and_learning_rates():
     batch, seeds, rates = batch_of(8), jnp.arange(3), jnp.array([0.01, 0.1, 1.0])
     step = jfit.train_step(mlp(), "adam")
@@ -321,6 +322,7 @@ def test_no_optimizer_retraces_on_its_second_step():
 
 
 # ------------------------------------------------------------------------------------------ micro-batches
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("model", [mlp(), conv_net()], ids=["loop", "unrolled"])
 def test_micro_batches_equal_the_full_batch(model):
     batch = batch_of(8, (4,) if model is mlp() else (1, 6, 6))
@@ -399,7 +401,7 @@ def test_integer_parameters_are_not_trained():
     assert not np.array_equal(before.params["w"], state.params["w"])
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 # ------------------------------------------------------------------------------------------ weights
 @pytest.mark.parametrize("junk", [7.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("model", [mlp(), batch_norm_net()], ids=["mlp", "batch norm"])

@@ -67,6 +67,7 @@ def test_table_rows_used_only_by_zero_weight_rows_are_unchanged():
     np.testing.assert_array_equal(none.params["emb_weight"], before)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_result_of_one():
     optimizer, model = jfit.optim.adam(0.1, wd=0.1), classified(embedding(True))
     one, _ = stepped(True, optimizer)

@@ -182,7 +182,7 @@ OPTIMIZERS = {
 PAIRS = [(m, o) for i, m in enumerate(MODELS) for j, o in enumerate(OPTIMIZERS) if (i + j) % 2 == 0]
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("model, optimizer", [pytest.param(m, OPTIMIZERS[o], id=f"{m.__name__}-{o}") for m, o in PAIRS])
 def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
     apply, params = model()
@@ -191,6 +191,7 @@ def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
     assert_same(run.params, by_hand(apply, params, optimizer))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
@@ -220,6 +221,7 @@ def test_an_update_step_passes_the_tree_to_optax():
     assert_same(model.structure.params.unflatten(state.params), optax.apply_updates(params, updates))
 
 
+@pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kind", ["decay of matrices, by a tree", "labels by a tree", "jfit's nadam"])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
@@ -233,7 +235,7 @@ def test_frozen_parameters_keep_their_place_in_the_tree(model, kind):
     assert_same(run.params, by_hand(apply, params, optax.multi_transform(groups, lambda _: label)))
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_names_follow_the_leaves_of_the_tree(model):
     apply, params = model()
@@ -244,7 +246,7 @@ def test_names_follow_the_leaves_of_the_tree(model):
 
 
 # ------------------------------------------------------------------------------------------------ continuing, files
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_training_continues_from_a_run_or_its_parameters(model):
     apply, params = model()
