@@ -204,3 +204,67 @@ def test_a_store_with_a_rule_is_for_modules():
         trainer.step(1, ignore_stale_grad=True)
     with pytest.raises(MXNetError, match="the supported types are"):
         create("device").set_gradient_compression({"type": "8bit"})
+
+
+# ------------------------------------------------------------------------------------------------ other classes
+def bucketed(contexts, store):
+    """Parameters and outputs after batches of two buckets."""
+
+    def sym_gen(length):
+        hidden = sym.sum(sym.Variable("data"), axis=1, keepdims=True)
+        hidden = sym.Dropout(sym.FullyConnected(hidden, num_hidden=4, name="fc1"), p=0.3, name=f"drop{length}")
+        out = hidden if length == 3 else sym.FullyConnected(hidden, num_hidden=4, name="fc2")  # fewer parameters
+        return sym.SoftmaxOutput(out, name="softmax"), ("data",), ("softmax_label",)
+
+    module = jfit.BucketingModule(sym_gen, default_bucket_key=5, context=[jfit.cpu(i) for i in range(contexts)])
+    module.bind([("data", (ROWS, 5))], [("softmax_label", (ROWS,))])
+    module.init_params(jfit.init.Xavier())
+    module.init_optimizer(store, "adam")
+    outputs = []
+    for key in (5, 3, 3, 5):
+        values = np.linspace(0, 1, ROWS * key, dtype="float32").reshape(ROWS, key)
+        labels = np.resize([0.0, 1.0], ROWS)
+        shapes = {"provide_data": [("data", (ROWS, key))], "provide_label": [("softmax_label", (ROWS,))]}
+        module.forward_backward(jfit.data.DataBatch([values], [labels], bucket_key=key, **shapes))
+        module.update()
+        outputs.append(np.asarray(module.get_outputs()[0]))
+    return module.get_params(), outputs
+
+
+def by_feedforward(contexts, store):
+    model = jfit.FeedForward(net(), ctx=[jfit.cpu(i) for i in range(contexts)], num_epoch=2, optimizer="adam")
+    model.fit(data(rows=20), kvstore=store)
+    return model.arg_params, model.aux_params
+
+
+def chain(contexts, store, count=2):
+    result = jfit.SequentialModule()
+    places = {"context": [jfit.cpu(i) for i in range(contexts)]}
+    if count == 2:
+        first = sym.FullyConnected(sym.Variable("data"), num_hidden=5, name="fc0")
+        result.add(jfit.Module(first, label_names=None, **places))
+    result.add(jfit.Module(net(), **places), take_labels=True, auto_wiring=True)
+    result.fit(data(), num_epoch=1, kvstore=store, optimizer="adam", initializer=jfit.init.Xavier())
+    return result.get_params()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param(bucketed, marks=pytest.mark.slow),
+        pytest.param(by_feedforward, marks=pytest.mark.slow),
+        lambda *args: chain(*args, count=1),
+    ],
+    ids=["buckets", "FeedForward", "chain of one"],
+)
+def test_buckets_feedforward_and_a_chain_of_one_module_have_the_same_bits_on_any_number_of_contexts(train):
+    results = []
+    for contexts in (1, 2):
+        jfit.mx.random.seed(4)
+        results.append(train(contexts, KVStore("device", ordered(2))))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_a_chain_of_modules_cannot_be_ordered():
+    with pytest.raises(NotImplementedError, match="the modules of a SequentialModule pass outputs and gradients"):
+        chain(2, KVStore("device", "ordered"))

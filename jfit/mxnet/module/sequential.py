@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jfit.data.ndarray_iter import DataDesc
+from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.binding import desc_of
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.ordered import not_ordered
 from jfit.ops import nearest
 
 
@@ -232,11 +234,16 @@ class SequentialModule(BaseModule):
         """Set an optimizer for every module, as `Module.init_optimizer`.
 
         Pass a name: an Optimizer object would be shared and would count the updates of every module.
+
+        Raises:
+            NotImplementedError: the chain has several modules, and the key-value store has reduce="ordered".
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring.")
             return
+        if len(self._modules) > 1 and isinstance(kvstore, KVStore) and kvstore.reduce and kvstore.reduce.slices is not None:
+            raise not_ordered("the modules of a SequentialModule pass outputs and gradients to each other in between")
         for module in self._modules:
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         self.optimizer_initialized = True
