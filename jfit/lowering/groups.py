@@ -32,7 +32,7 @@ from jfit.lowering.interpret import (
 from jfit.lowering.model import Aux, Inputs, Model, Params, Policy
 from jfit.lowering.values import Value
 from jfit.ops import Attrs
-from jfit.ops.axis import Axis
+from jfit.ops.axis import Axis, VirtualSlice
 from jfit.programs import assigned_key, kept, settings
 
 GROUP = "__ctx_group__"
@@ -141,14 +141,14 @@ class _Stage(NamedTuple):
     """A part of a graph that runs on one device.
 
     Attributes:
-        device: where it runs.
+        device: number of the device on which it runs.
         variables: names of its variables.
         reads: outputs of other stages that it reads.
         writes: its outputs that other stages, or the caller, read.
         run: the compiled program.
     """
 
-    device: Device
+    device: int
     variables: frozenset[str]
     reads: tuple[Entry, ...]
     writes: tuple[Entry, ...]
@@ -177,7 +177,7 @@ def _isolated(nodes: Sequence[Node]) -> tuple[dict[int, Node], dict[tuple[int, i
     return copies, outside
 
 
-def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[Node], names: InputNames, device: Device):
+def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[Node], names: InputNames, device: int):
     """Make the `_Stage` of `nodes`; `heads` are the outputs of the graph, `others` the operators of other stages."""
     copies, outside = _isolated(nodes)
     entries = {_key(e): e for n in nodes for e in n.inputs}
@@ -188,8 +188,8 @@ def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[
     variables = {id(e.node): e.node for e in entries.values() if e.node.op is None}
     apply = make_apply([*variables.values(), *outside.values(), *copies.values()], outputs, names, roll=roll_by_default())
 
-    @functools.partial(jax.jit, static_argnames=("train", "size", "constants", "policy"))
-    def run(params, aux, inputs, crossing, key, weight, row_ids, *, train, size, constants, policy):
+    @functools.partial(jax.jit, static_argnames=("train", "size", "constants", "policy", "parts"))
+    def run(params, aux, inputs, crossing, key, weight, row_ids, part, *, train, size, constants, policy, parts):
         count_trace("stage")
         values = {id(n): c and c.value() for n, c in zip(outside.values(), crossing, strict=True)}
         attributes = {
@@ -198,6 +198,7 @@ def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[
             if constants.of(node) is not None
         }
         options = {"key": key, "weight": weight, "row_ids": row_ids, "train": train, "policy": policy}
+        options["axis_name"] = None if part is None else VirtualSlice(part, parts)
         outs, new_aux = apply(params, aux, inputs, **options, _stage=StageInput(values, size, attributes))
         return tuple(None if v is None else _Crossing(*v) for v in outs), new_aux
 
@@ -227,7 +228,7 @@ def _constants_of(order: Sequence[Node], heads: Sequence[Entry]) -> Callable[...
 
 
 def make_grouped_apply(
-    order: Sequence[Node], heads: Sequence[Entry], names: InputNames, groups: Mapping[str, Device], home: Device
+    order: Sequence[Node], heads: Sequence[Entry], names: InputNames, groups: Mapping[str, int]
 ) -> Callable[..., tuple[tuple[Array, ...], Aux]]:
     """Make the `apply` function of a graph whose groups of nodes run on different devices.
 
@@ -235,25 +236,27 @@ def make_grouped_apply(
         order: the nodes of the graph in topological order.
         heads: the outputs of the graph.
         names: names of the inputs, labels and batch axes.
-        groups: name of a group -> its device.
-        home: the device of nodes that no group determines, and of the outputs.
+        groups: name of a group -> number of its device.  Device 0 is that of nodes that no group determines, and of the
+            outputs.
 
     Returns:
-        Function with the arguments and results of `jfit.lowering.model.ApplyFn`.  It is not to be compiled as a whole.
+        Function `(devices, *args) -> results`, where `devices` is the list of devices, and the other arguments and the results
+        are those of `jfit.lowering.model.ApplyFn`.  It is not to be compiled as a whole.
     """
-    devices = devices_of(order, groups, home)
-    parts, variables = cut(order, devices), [n for n in order if n.op is None]
+    numbers = devices_of(order, groups, 0)
+    parts, variables = cut(order, numbers), [n for n in order if n.op is None]
     operators = [n for n in order if n.op is not None]
     stages = []
     for part in parts:
         inside = {id(n) for n in part}
         others = [n for n in operators if id(n) not in inside]
-        stages.append(_make_stage(part, heads, others, names, devices[id(part[0])]))
+        stages.append(_make_stage(part, heads, others, names, numbers[id(part[0])]))
     at_home = {_key(h): h.node.name for h in heads if h.node.op is None}  # outputs that are variables
     constants = _constants_of(order, heads)
     aux_names = {n.name for n in order if id(n) in aux_nodes(order)}
 
     def apply(
+        devices: Sequence[Device],
         params: Params,
         aux: Aux,
         inputs: Inputs,
@@ -266,25 +269,31 @@ def make_grouped_apply(
         policy: Policy | None = None,
         **_: Any,
     ) -> tuple[tuple[Array, ...], Aux]:
-        if axis_name is not None:
+        if isinstance(axis_name, str):
             raise GraphError("a network whose ctx_groups are on different devices cannot run inside pmap or shard_map")
+        part, count = (None, None) if axis_name is None else axis_name
         size = batch_size(variables, inputs, names)
         row_ids = jnp.arange(size) if row_ids is None and size is not None else row_ids
         arrays = {**params, **aux, **inputs}
         shapes = tuple((n.name, tuple(np.shape(arrays[n.name]))) for n in variables if n.name in arrays)
-        options = {"train": train, "size": size, "constants": constants(shapes, size), "policy": policy}
+        options = {"train": train, "size": size, "constants": constants(shapes, size), "policy": policy, "parts": count}
         new_aux, crossing = dict(aux), {k: _Crossing(jnp.asarray(arrays[n]), None, False) for k, n in at_home.items()}
         for stage in stages:
             own = [{k: tree[k] for k in stage.variables if k in tree} for tree in (params, new_aux, inputs)]
             read = [crossing[_key(e)] for e in stage.reads]
-            moved = jax.device_put((*own, read, key, weight, row_ids), stage.device)
+            moved = jax.device_put((*own, read, key, weight, row_ids, part), devices[stage.device])
             outs, changed = stage.run(*moved, **options)
             crossing.update({_key(e): out for e, out in zip(stage.writes, outs, strict=True)})
-            new_aux.update({k: v for k, v in changed.items() if k in aux_names})
+            new_aux.update({k: _on_devices_of(v, aux[k]) for k, v in changed.items() if k in aux_names})
         results = [crossing[_key(h)] or raise_missing(h.node, inputs) for h in heads]
-        return tuple(jax.device_put(r.value().to_channels_first().array, home) for r in results), new_aux
+        return tuple(jax.device_put(r.value().to_channels_first().array, devices[0]) for r in results), new_aux
 
     return apply
+
+
+def _on_devices_of(new: Array, old: Any) -> Array:
+    """Return the new value of an auxiliary state on the devices of the old one."""
+    return jax.device_put(new, old.sharding) if isinstance(old, Array) and old.committed else new
 
 
 def roll_by_default() -> bool:
@@ -305,7 +314,10 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
 
     Returns:
         Model whose `apply` is called outside of `jax.jit`, with arrays on any devices.  `jax.grad` differentiates it; the
-        gradient of an array is on the device of the array.
+        gradient of an array, and the new value of an auxiliary state, are on the devices of the array.  `axis_name` may be a
+        `jfit.ops.axis.VirtualSlice`: the number of this slice of the batch.
+
+    Models of equal graphs are traced once, if the same groups share a device in all of them.
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -317,11 +329,12 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
         [9.0]
     """
     assert model.symbol is not None
-    base = assigned_key(model.apply)
+    base, devices = assigned_key(model.apply), list(dict.fromkeys([home, *(d for _, d in sorted(groups.items()))]))
+    numbers = {g: devices.index(d) for g, d in groups.items()}
     key = (
         None
         if base is None
-        else (base, tuple(sorted(groups.items())), home, tuple(model.batch_axes.items()), roll_by_default(), settings())
+        else (base, tuple(sorted(numbers.items())), tuple(model.batch_axes.items()), roll_by_default(), settings())
     )
     apply = None if key is None else _grouped.get(key)
     if apply is None:
@@ -329,7 +342,7 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
         heads = model.symbol.heads
         if any(n.op is not None and n.op.overwritten for n in topological(heads)):
             heads = in_place(heads, names.inputs)
-        apply = make_grouped_apply(topological(heads), heads, names, groups, home)
+        apply = make_grouped_apply(topological(heads), heads, names, numbers)
         if key is not None:
             _grouped[key] = apply
-    return model._replace(apply=apply)
+    return model._replace(apply=functools.partial(apply, devices))

@@ -9,6 +9,8 @@ from jfit.graph.nodes import Graph
 from jfit.lowering.groups import has_groups
 from jfit.parallel.contexts import Context
 
+SYNC_BATCH_NORM = "_contrib_SyncBatchNorm"
+
 
 def group_devices(graph: Graph, groups: Any, home: Any) -> dict[str, Any]:
     """Return `ctx_group` -> device; empty if the whole graph runs on `home`.
@@ -29,26 +31,83 @@ def group_devices(graph: Graph, groups: Any, home: Any) -> dict[str, Any]:
         >>> group_devices(net, {"dev2": jfit.cpu(0)}, jax.devices()[0])
         {}
     """
-    if isinstance(groups, Sequence) and not isinstance(groups, str) and len(groups) == 1:
-        groups = groups[0]
-    if groups is None:
-        return {}
-    if not isinstance(groups, Mapping):
+    several = replica_groups(graph, groups, [home])
+    return several[0] if several else {}
+
+
+def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return `ctx_group` -> device for each context; an empty list if the whole graph runs on each of the contexts.
+
+    Args:
+        graph: the network.
+        groups: name of a group -> a context or device for all of `contexts`, or a list with one for each; or a list with a
+            dict of group -> context for each; or None.
+        contexts: the contexts or devices over which batches are split.
+
+    Raises:
+        ValueError: a list has a length other than 1 (of a group) and the number of contexts.
+        TypeError: `groups` is neither a dict nor a list of dicts.
+        NotImplementedError: there are several contexts, and the network has a SyncBatchNorm.
+
+    Example:
+        >>> import jfit
+        >>> with jfit.sym.AttrScope(ctx_group="dev1"):
+        ...     net = jfit.sym.relu(jfit.sym.Variable("x"))
+        >>> replica_groups(net, {"dev1": jfit.cpu(0)}, [jfit.cpu(0)])
+        []
+    """
+    by_context = _by_context(groups, contexts)
+    used = [{g: _device(c) for g, c in each.items() if has_groups(graph, {g: c})} for each in by_context]
+    homes = [_device(c) for c in contexts]
+    if not any(d != home for each, home in zip(used, homes, strict=True) for d in each.values()):
+        return []
+    synchronized = [n.name for n in graph.nodes() if n.op is not None and n.op.name == SYNC_BATCH_NORM]
+    if len(contexts) > 1 and synchronized:
+        raise NotImplementedError(
+            f"{synchronized[0]!r} is a SyncBatchNorm, whose statistics are those of all {len(contexts)} contexts, but with "
+            "group2ctxs each context computes its rows in programs of its own; use BatchNorm, one context, or no group2ctxs"
+        )
+    return used
+
+
+def _by_context(groups: Any, contexts: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return a dict of group -> context for each of the contexts."""
+    is_list = isinstance(groups, (list, tuple))
+    parts: Sequence[Any] = groups if is_list else [groups or {}]
+    if not all(isinstance(part, Mapping) for part in parts):
         raise TypeError(
             f"group2ctxs is {groups!r}, expected a dict of group name -> context, such as "
-            "{'dev1': mx.cpu(0), 'dev2': mx.cpu(1)}"
+            "{'dev1': mx.cpu(0), 'dev2': mx.cpu(1)}, or a list of such dicts, one for each context of the module"
         )
-    contexts = {g: _single(g, c) for g, c in groups.items() if has_groups(graph, {g: c})}
-    devices = {g: c.device if isinstance(c, Context) else c for g, c in contexts.items()}
-    return devices if any(d != home for d in devices.values()) else {}
-
-
-def _single(group: str, contexts: Any) -> Any:
-    if isinstance(contexts, Context) or not isinstance(contexts, (list, tuple)):  # a Context is a tuple, too
-        return contexts
-    if len(contexts) != 1:
+    if not is_list:
+        columns = {g: _column(g, c, contexts, many=True) for g, c in parts[0].items()}
+        return [{g: column[i] for g, column in columns.items()} for i in range(len(contexts))]
+    if len(parts) != len(contexts):
         raise ValueError(
-            f"ctx_group {group!r} has {len(contexts)} contexts, {list(contexts)}: a group runs on one device; pass one "
-            "context, or split batches over several devices without groups (context=[...])"
+            f"group2ctxs is a list of {len(parts)} dicts, but batches are split over {len(contexts)} contexts, "
+            f"{list(contexts)}; pass one dict for each context, in the same order"
         )
-    return contexts[0]
+    return [{g: _column(g, c, contexts, many=False)[0] for g, c in part.items()} for part in parts]
+
+
+def _column(group: str, value: Any, contexts: Sequence[Any], many: bool) -> list[Any]:
+    """Return the context of a group for each of the contexts of the module; many: whether a list of them is allowed."""
+    if isinstance(value, Context) or not isinstance(value, (list, tuple)):  # a Context is a tuple, too
+        return [value] * len(contexts)
+    if len(value) == 1:
+        return list(value) * len(contexts)
+    if many and len(contexts) > 1:
+        if len(value) == len(contexts):
+            return list(value)
+        raise ValueError(
+            f"ctx_group {group!r} has {len(value)} contexts, {list(value)}, but batches are split over {len(contexts)} "
+            f"contexts, {list(contexts)}; pass one context of the group for each of them, in the same order, or one for all"
+        )
+    raise ValueError(
+        f"ctx_group {group!r} has {len(value)} contexts, {list(value)}: a group runs on one device; pass one "
+        "context, or split batches over several contexts with context=[...] of a Module"
+    )
+
+
+def _device(context: Any) -> Any:
+    return context.device if isinstance(context, Context) else context

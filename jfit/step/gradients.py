@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
+from jfit.ops.axis import Axis
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -31,7 +32,8 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
         `fn(params, aux, batch, key, step, number, axis_name=None) -> outputs`, a tuple of arrays.  Random numbers are drawn
         with the PRNG key `part_key(key, step, number)`: `key` is PRNG key data (uint32), such as `TrainState.key`,
         `step` the number of the training step and `number` that of the forward pass within the step.  `axis_name` is the name
-        of the device axis inside pmap or shard_map, else None.  `gradient_step` draws the same random numbers for equal values.
+        of the device axis inside pmap or shard_map, else None, or a `jfit.ops.axis.VirtualSlice`.  `gradient_step` draws the
+        same random numbers for equal values.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit
@@ -42,7 +44,7 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
     """
     policy, unbound = Policy(policy) if isinstance(policy, str) else policy, model
 
-    def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: str | None = None):
+    def step(params: Params, aux: Aux, batch: Any, key: Array, step: Any, number: Any, *, axis_name: Axis = None):
         model = unbound.bound(parts_of(batch)[0])
         shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
         return model.apply(params, aux, shard.inputs, policy=policy, **{**apply_args, "train": train})[0]
@@ -67,7 +69,8 @@ def gradient_step(
         `fn(params, aux, batch, key, step, number, head_gradients=None, axis_name=None) -> (outputs, gradients by name, new
         auxiliary states)`.  Without `head_gradients`, the training objective is differentiated (outputs that are neither heads
         nor losses have no gradient).  With `head_gradients`, one array per output, Σ output · head gradient is differentiated;
-        heads such as SoftmaxOutput ignore them and use their own gradient, as in MXNet.
+        heads such as SoftmaxOutput ignore them and use their own gradient, as in MXNet.  On several devices, the new auxiliary
+        states are the mean over devices; with a `jfit.ops.axis.VirtualSlice` as `axis_name`, they are those of the slice.
 
     Example:
         >>> import jax, jax.numpy as jnp, jfit
@@ -89,7 +92,7 @@ def gradient_step(
         number: Any,
         head_gradients: Sequence[Array] | None = None,
         *,
-        axis_name: str | None = None,
+        axis_name: Axis = None,
     ) -> tuple[Outputs, dict[str, Array], Aux]:
         model = unbound.bound(parts_of(batch)[0])
         shard, apply_args = _pass(model, batch, part_key(key, step, number), axis_name)
@@ -110,7 +113,7 @@ def gradient_step(
         gradients = {**both[0], **both[1]}
         masked, new_aux = mask_padding(shard.weight, gradients, new_aux, aux)
         gradients = masked if axis_name is None or has_padding(model, inputs) else gradients
-        if axis_name is not None:
+        if isinstance(axis_name, str):
             new_aux = mean_aux(new_aux, aux, shard.weight, axis_name)
         gradients = tables.to_sparse(gradients)
         return values, {n: gradients[n] if n in gradients else jnp.zeros_like(arrays[n]) for n in wrt}, new_aux
@@ -122,14 +125,14 @@ def _floats(arrays: Mapping[str, Any], names: set[str]) -> dict[str, Array]:
     return {k: jnp.asarray(v) for k, v in arrays.items() if k in names and jnp.issubdtype(v.dtype, jnp.floating)}
 
 
-def _pass(model: Model, batch: Any, key: Array, axis_name: str | None) -> tuple[BatchShard, dict[str, Any]]:
+def _pass(model: Model, batch: Any, key: Array, axis_name: Axis) -> tuple[BatchShard, dict[str, Any]]:
     """Return (`BatchShard`, keyword arguments of `model.apply`) for a training pass over the rows of one device.
 
     Args:
         model: the `Model` to run.
         batch: `Batch` or dict of arrays by input name.
         key: PRNG key of this pass.
-        axis_name: name of the device axis; None for one device.
+        axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
     """
     shard = BatchShard(*parts_of(batch), row_ids=None)
     if any(n in shard.inputs for n in (*model.inputs, *model.labels)):  # a graph without inputs and labels has no rows

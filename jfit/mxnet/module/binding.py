@@ -13,13 +13,14 @@ from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.lowering import lower
-from jfit.lowering.groups import has_groups, variable_devices, with_groups
+from jfit.lowering.groups import variable_devices, with_groups
 from jfit.lowering.model import Aux, Model
 from jfit.mxnet.array_types import ArrayTypes
-from jfit.mxnet.groups import group_devices
+from jfit.mxnet.groups import replica_groups
 from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.module.initial import Initial
 from jfit.mxnet.module.parameters import Parameters
+from jfit.mxnet.module.replicas import Replicas
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
@@ -40,9 +41,10 @@ class Binding:
         aux: names of the auxiliary states.
         context: the devices as passed by the user.
         devices: the same, as JAX devices.
-        groups: `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
+        groups: for each of `devices`, `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
         data_shapes, label_shapes: descriptions of whole batches; empty before `bind`.
         model: the lowered graph; like the attributes below, set by `bind`.
+        replicas: the models of a graph with `groups`, one for each of `devices`; None without groups.
         grad_reqs: "write" or "add" for each parameter and input that gets a gradient.
         trainable: names of the parameters that updates change.
         fixed_gammas: names of the gammas of BatchNorm nodes with fix_gamma=True, which are always exactly 1.
@@ -51,6 +53,7 @@ class Binding:
     """
 
     model: Model
+    replicas: Replicas | None
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Binding:
         one = isinstance(context, Context) or not isinstance(context, (list, tuple))  # a Context is a tuple, too
         self.context = [cpu() if context is None else context] if one else list(context)
         self.devices = [c.device if isinstance(c, Context) else c for c in self.context]
-        self.groups = {} if group2ctxs is None else self._groups_of(group2ctxs)
+        self.groups = [] if group2ctxs is None else replica_groups(symbol, group2ctxs, self.context)
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(
@@ -95,34 +98,39 @@ class Binding:
         self.states: dict[str, Any] = {}
         self._previous_labels: dict[str, Any] = {}
 
-    def _groups_of(self, group2ctxs: Any) -> dict[str, Any]:
-        if len(self.devices) > 1 and has_groups(self.symbol, _all_groups(group2ctxs)):
-            raise NotImplementedError(
-                f"group2ctxs splits the network over devices, and context={self.context} splits batches over "
-                f"{len(self.devices)} devices; both together are not supported: pass one context, or leave out group2ctxs"
-            )
-        return group_devices(self.symbol, group2ctxs, self.devices[0]) if len(self.devices) == 1 else {}
-
     @property
     def placement(self) -> Placement:
         """The device of each parameter and auxiliary state."""
         home = self.devices[0]
-        return Placement(home, variable_devices(self.symbol, self.groups, home) if self.groups else {})
+        if not self.groups:
+            return Placement(home, {})
+        return Placement(home, variable_devices(self.symbol, self.groups[0], home), self.groups)
 
     # -------------------------------------------------------------------------------- shapes
-    def bind(self, data_shapes: Any, label_shapes: Any, grad_req: Any, inputs_need_grad: bool) -> None:
-        """Set input shapes and gradient requests; arguments as for `Module.bind`."""
+    def bind(
+        self, data_shapes: Any, label_shapes: Any, grad_req: Any, inputs_need_grad: bool, placement: Placement | None = None
+    ) -> None:
+        """Set input shapes and gradient requests; arguments as for `Module.bind`.
+
+        placement: the devices of the parameters, if they are those of another module.
+        """
         data, labels = self._described(data_shapes, label_shapes)
         match_names(self.label_names if labels else [], labels, "label", self.logger, must=False)
         reqs = grad_reqs_of(grad_req, self.arguments, self.params, self._fixed, self.data_names, inputs_need_grad)
         self.slices(rows_of_batch(data))
         shapes, _, aux_shapes = self._inferred(data, labels)
         model = lower(self.symbol, inputs=self._input_names, batch_axes=row_axes([*data, *labels]))
-        if self.groups:
-            model = with_groups(model, self.groups, self.devices[0])
-        model = with_fixed_aux(model, reqs)
         frozen = {n for n in self.params if reqs[n] == "null"}
-        self.model = model._replace(frozen=frozenset(model.frozen | frozen))
+        model = model._replace(frozen=frozenset(model.frozen | frozen))
+        placement = placement or self.placement
+        # A program has its arrays on one device, so a graph without groups runs as one with them if the parameters have some.
+        groups = self.groups or placement.groups
+        if not groups:
+            self.model, self.replicas = with_fixed_aux(model, reqs), None
+        else:
+            grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
+            self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
+            self.model = self.replicas.models[0]
         self.fixed_gammas = [n for n in self.params if n in model.frozen and n not in frozen]
         self.grad_reqs = {n: r for n, r in reqs.items() if r != "null" and n not in self.fixed_gammas}
         self.trainable = [n for n in self.params if n in self.grad_reqs]
@@ -273,11 +281,6 @@ class Binding:
             if tuple(whole.shape) != tuple(spec.shape):
                 raise ValueError(f"state {name!r} has shape {tuple(whole.shape)}, but the graph needs {tuple(spec.shape)}")
             self.states[name] = whole
-
-
-def _all_groups(group2ctxs: Any) -> dict[str, Any]:
-    parts = group2ctxs if isinstance(group2ctxs, (list, tuple)) else [group2ctxs]
-    return {g: c for part in parts if isinstance(part, Mapping) for g, c in part.items()}
 
 
 # ------------------------------------------------------------------------------------------------ rows of each device

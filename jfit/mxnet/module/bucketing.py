@@ -51,7 +51,7 @@ class BucketingModule(BaseModule):
         work_load_list: relative share of each device; None means equal shares.
         fixed_param_names: parameters that get no gradient and no update.
         state_names: inputs whose values persist in the module; buckets with states of equal names and shapes share them.
-        group2ctxs: `ctx_group` -> device, as for `Module`.
+        group2ctxs: `ctx_group` -> device, as for `Module`; parameters are on the devices of their groups in the default bucket.
         compression_params: gradient compression `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
 
     Raises:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import Array
 
 from jfit.optim import OptState
 from jfit.parallel import place
+from jfit.parallel.devices import AXIS
 from jfit.step.state import TrainState
 
 
@@ -19,10 +22,12 @@ class Placement(NamedTuple):
     Attributes:
         home: the device of scalars, inputs and outputs.
         by_name: parameter or auxiliary state -> its device; empty if all are on `home`.
+        groups: for each context, `ctx_group` -> device; empty if `by_name` is.
     """
 
     home: Any
     by_name: Mapping[str, Any]
+    groups: Sequence[Mapping[str, Any]] = ()
 
     def place(self, tree: Any) -> Any:
         """Copy arrays to their devices: those below the name of a parameter to its device, all others to `home`."""
@@ -41,25 +46,30 @@ class _Owned(NamedTuple):
     local: Any
 
 
-def update_by_device(update: Callable[..., TrainState], placement: Placement, together: bool) -> Callable[..., TrainState]:
+def update_by_device(
+    update: Callable[..., TrainState], placement: Placement, together: bool, contexts: int = 1, split: bool = False
+) -> Callable[..., TrainState]:
     """Make an update that runs one program on every device, for the parameters of that device.
 
     Args:
-        update: pure function (state, gradients, rescale) -> state.
+        update: pure function (state, gradients, rescale, axis_name=) -> state.
         placement: the devices of the parameters.
         together: update all parameters on `placement.home`, because the optimizer has state that they share.
+        contexts: number of contexts; if there are several, gradients have a leading axis over them.
+        split: whether each context has parameters and optimizer state of its own, along a leading axis.
 
     Returns:
         Function (state, gradients, rescale) -> state.
     """
 
-    def run(owned: _Owned, rest: TrainState, gradients: Mapping[str, Any], rescale: Any) -> tuple[_Owned, Any, Any, Array]:
+    def run(owned: _Owned, rest: TrainState, gradients: Mapping[str, Any], rescale: Any, *, axis_name: str | None = None):
         opt_state = rest.opt_state._replace(slots=owned.slots)
-        new = update(rest._replace(params=owned.params, opt_state=opt_state, local=owned.local), gradients, rescale)
+        state = rest._replace(params=owned.params, opt_state=opt_state, local=owned.local)
+        new = update(state, gradients, rescale, axis_name=axis_name)
         states = new.opt_state
         return _Owned(new.params, states.slots, new.local), states.count, states.shared, new.step
 
-    compiled = jax.jit(run, donate_argnums=0)
+    compiled = jax.jit(run if contexts == 1 else _over_contexts(run, split), donate_argnums=0)
 
     def by_device(state: TrainState, gradients: Mapping[str, Any], rescale: Any) -> TrainState:
         order = sorted(gradients)
@@ -67,30 +77,34 @@ def update_by_device(update: Callable[..., TrainState], placement: Placement, to
         params, old = dict(state.params), state.opt_state
         slots, local = {slot: dict(tree) for slot, tree in old.slots.items()}, state.local and dict(state.local)
         counts: Any = old.count
-        counts = list(counts) if counts is not None and (isinstance(counts, tuple) or counts.ndim) else counts
+        by_parameter = counts is not None and counts.ndim > split  # one update count per parameter, not one for all
         shared, step = old.shared, state.step
         for device in dict.fromkeys(device_of.values()):
             at = [i for i, n in enumerate(order) if device_of[n] == device]
             names = [order[i] for i in at]
-            moved = jax.device_put((_owned(state, names), _rest(state, at), {n: gradients[n] for n in names}), device)
+            moved = jax.device_put((_owned(state, names), _rest(state, at, split), {n: gradients[n] for n in names}), device)
             new, count, shared, step = compiled(*moved, rescale)
             params.update(_back(new.params, placement, together))
             for slot, tree in new.slots.items():
                 slots[slot].update(_back(tree, placement, together))
             if local:
                 local.update(_back(new.local, placement, together))
-            if isinstance(counts, list):
-                for i, value in zip(at, count, strict=True):
-                    counts[i] = jax.device_put(value, placement.home)
-            elif counts is not None:
-                counts = count
-        count, shared, step = jax.device_put(
-            (tuple(counts) if isinstance(counts, list) else counts, shared, step), placement.home
-        )
-        opt_state = OptState(count, slots, old.lr_mult, old.wd_mult, shared)
+            count = jax.device_put(count, placement.home)
+            counts = counts.at[..., np.asarray(at)].set(count) if counts is not None and by_parameter else count
+        shared, step = jax.device_put((shared, step), placement.home)
+        opt_state = OptState(counts, slots, old.lr_mult, old.wd_mult, shared)
         return state._replace(step=step, params=params, opt_state=opt_state, local=local)
 
     return by_device
+
+
+def _over_contexts(run: Callable[..., Any], split: bool) -> Callable[..., Any]:
+    """Return `run` for all contexts at once, on one device: what they send to each other are sums over an axis of arrays."""
+    axis = 0 if split else None
+    owned: Any = _Owned(axis, axis, 0)  # type: ignore[arg-type]
+    rest: Any = TrainState(None, None, None, axis, None, None, None, None)  # type: ignore[arg-type]
+    with_axis = functools.partial(run, axis_name=AXIS)
+    return jax.vmap(with_axis, (owned, rest, 0, None), (owned, axis, axis, None), axis_name=AXIS)
 
 
 def _back(tree: Mapping[str, Any], placement: Placement, together: bool) -> dict[str, Any]:
@@ -105,14 +119,17 @@ def _owned(state: TrainState, names: Sequence[str]) -> _Owned:
     return _Owned({n: state.params[n] for n in names}, slots, state.local and {n: state.local[n] for n in names})
 
 
-def _rest(state: TrainState, at: Sequence[int]) -> TrainState:
-    """Return the state without the arrays of parameters; vectors over the parameters have the entries `at`."""
+def _rest(state: TrainState, at: Sequence[int], split: bool) -> TrainState:
+    """Return the state without the arrays of parameters; vectors over the parameters have the entries `at`.
 
-    def pick(values: Any) -> Any:
+    split: whether the arrays of the optimizer state have a leading axis over the contexts.
+    """
+
+    def pick(values: Any, axis: int = int(split)) -> Any:
         if isinstance(values, tuple):
             return tuple(values[i] for i in at)
-        return values if values is None or not values.ndim else values[jax.numpy.asarray(at)]
+        return values if values is None or values.ndim <= axis else values[..., np.asarray(at)]
 
     old = state.opt_state
     opt_state = OptState(pick(old.count), {}, pick(old.lr_mult), pick(old.wd_mult), old.shared)
-    return state._replace(params={}, aux={}, opt_state=opt_state, base_lr=pick(state.base_lr), local=None)
+    return state._replace(params={}, aux={}, opt_state=opt_state, base_lr=pick(state.base_lr, 0), local=None)

@@ -56,14 +56,16 @@ class Module(BaseModule):
         fixed_param_names: parameters that get no gradient and no update.
         state_names: inputs whose values persist in the module from batch to batch (see `set_states`).
         group2ctxs: `ctx_group` -> device: nodes with this attribute, their parameters and optimizer state are on the device
-            of their group, everything else on `context`, which must then be one device.  A node without a group runs where its
-            inputs are.
+            of their group, everything else on `context`.  A node without a group runs where its inputs are.  If `context` is a
+            list, each group has a list of devices, one for each context, or one device for all; or `group2ctxs` is a list of
+            dicts, one for each context.  Parameters and optimizer state are on the devices of the first context.
         compression_params: gradient compression, for kvstore "device": `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}`
             or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
-        ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has several contexts.
-        NotImplementedError: `group2ctxs` together with several contexts.
+        ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has another number of devices than
+            `context`.
+        NotImplementedError: a network with SyncBatchNorm has `group2ctxs` and several contexts.
 
     Example:
         >>> import jfit, numpy as np
@@ -204,7 +206,8 @@ class Module(BaseModule):
             raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
         self.passes = None  # type: ignore[assignment]
         parameters = self.parameters if shared_module is None else _parameters_of(shared_module)
-        self.binding.bind(data_shapes, label_shapes, grad_req if for_training else "null", inputs_need_grad)
+        request = grad_req if for_training else "null"
+        self.binding.bind(data_shapes, label_shapes, request, inputs_need_grad, parameters.placement)
         if shared_module is not None:
             self.binding.check_shared(parameters)
         self.parameters, self.passes = parameters, Passes(self.binding, parameters)

@@ -20,6 +20,14 @@ def not_ordered(reason: str) -> NotImplementedError:
     )
 
 
+def ordered_groups() -> NotImplementedError:
+    """Return the error for a network whose `ctx_group`s are on different devices."""
+    return NotImplementedError(
+        "the kvstore has reduce='ordered', which splits batches over devices, but group2ctxs has the layers of the "
+        "network on different devices; use a kvstore without reduce='ordered', or leave out group2ctxs"
+    )
+
+
 def check_not_ordered(last: Any, reason: str) -> None:
     """Raise `not_ordered(reason)` if the recorded pass `last` (a `Pass` or None) is an ordered one."""
     if last is not None and last.ordered:

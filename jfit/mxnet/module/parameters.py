@@ -14,6 +14,7 @@ from jax import Array
 from jfit import counters
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
+from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
@@ -118,14 +119,21 @@ class Parameters:
         self.state = self.state._replace(params=placed, aux=placed_aux)
 
     def stacked(self, tree: Any) -> Any:
-        """Return the arrays replicated along a new leading device axis, which is split over the devices."""
+        """Return the arrays repeated along a new leading device axis, as `place_slices` puts them on the devices."""
         host = counters.read(tree)  # sync: at most once an epoch, and only with kvstore=None
-        return place_split(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host), self.devices)
+        return self.place_slices(jax.tree.map(lambda x: np.stack([np.asarray(x)] * len(self.devices)), host))
+
+    def place_slices(self, tree: Any) -> Any:
+        """Put arrays with a leading device axis on the devices: one slice each, or whole arrays as `place` if `grouped`."""
+        return self.placement.place(tree) if self.grouped else place_split(tree, self.devices)
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return copies of (parameters, auxiliary states) on the first device; the mean if each device has separate ones."""
         assert self.state is not None
-        return _copies(self.state.params, self.split, self.devices), _copies(self.state.aux, False, self.devices)
+        params = self.state.params
+        if self.split and self.grouped:  # one program computes the means
+            params = jax.device_put(params, self.devices[0])
+        return _copies(params, self.split, self.devices), _copies(self.state.aux, False, self.devices)
 
     def replace_params(self, values: Mapping[str, Any]) -> None:
         """Replace the parameters in `values`; the others are unchanged."""
@@ -139,10 +147,7 @@ class Parameters:
         """Set the optimizer and initialize its state; update counts continue from those of the optimizer object."""
         assert self.state is not None
         if self.grouped and reduce.slices is not None:
-            raise NotImplementedError(
-                "the kvstore has reduce='ordered', which splits batches over devices, but group2ctxs has the layers of the "
-                "network on different devices; use a kvstore without reduce='ordered', or leave out group2ctxs"
-            )
+            raise ordered_groups()
         params, _ = self.arrays()
         if self.optimizer is not None:
             self.optimizer.shared.detach(self)

@@ -9,29 +9,27 @@ The functions are those of `jfit.step`; `Programs` compiles and caches them.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jfit import counters
 from jfit.data import Batch
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.binding import Binding
-from jfit.mxnet.module.grouped import update_by_device
-from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
+from jfit.mxnet.module.ordered import check_not_ordered, ordered_groups, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
+from jfit.mxnet.module.programs import Programs
 from jfit.mxnet.module.slices import dense_rows, device_shapes, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.optim.rows import is_rows, stored_rows
-from jfit.parallel import Window, compile_spmd, place_split, sharding
-from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
+from jfit.optim.rows import is_rows
+from jfit.parallel import Window, place_split, sharding
 from jfit.step.state import TrainState
 
 
@@ -65,7 +63,7 @@ class Passes:
     """
 
     def __init__(self, bound: Binding, parameters: Parameters) -> None:
-        self.programs, self._bound = Programs(bound.model, parameters, bound.fixed_gammas), bound
+        self.programs, self._bound = Programs(bound.model, parameters, bound.fixed_gammas, bound.replicas), bound
         self.params, self.aux, self.grad_reqs, self.trainable = bound.params, bound.aux, bound.grad_reqs, bound.trainable
         self.updated = [*bound.trainable, *bound.fixed_gammas]  # MXNet's optimizer counts updates of fixed gammas, too
         self.gradients: dict[str, Any] = {}  # with a leading device axis if there are several; SparseRows until read
@@ -87,6 +85,8 @@ class Passes:
         devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
         slices = parameters.reduce.slices if train else None
+        if slices is not None and self.programs.replicas is not None:
+            raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)
         plan = self.programs.plan(device_shapes(batch, counts, axes))
         if slices is not None:
@@ -99,8 +99,14 @@ class Passes:
                 f"{plan.reason}"
             )
         split = split_slices(batch, counts, axes) if devices > 1 else batch
-        split = _to_program_devices(split, parameters.devices)
+        split = self._on_devices(split)
         self._record(Pass(split, tuple(counts), train, parameters.next_pass_number(train), plan))
+
+    def _on_devices(self, tree: Any) -> Any:
+        """Return arrays that the programs can use: those committed to other devices, such as outputs of modules, are moved."""
+        devices = self.parameters.devices
+        where = sharding(devices if self.programs.replicas is None else devices[:1], split=True)
+        return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
 
     def _record(self, new: Pass) -> None:
         self._pass = new
@@ -185,15 +191,12 @@ class Passes:
         if not capture.names:
             return []
         split = [tuple(self._split_head_gradient(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
-        axes = (self.programs.axes()[0], None, 0, None, None, None, *[0 for _ in heads])
-        run = self.programs.compiled(key, lambda: (capture.raw, axes, 0), "monitor")
-        params, aux = state.params, state.aux
-        if self.parameters.grouped:  # a monitor runs the whole graph on one device
-            params, aux = jax.device_put((params, aux), self.parameters.devices[0])
-        arrays = run(params, aux, at.batch, state.key, state.step, np.int32(at.number), *split)
-        ordered = {n: arrays[n] for n in capture.names if n in arrays}
-        devices = len(self.parameters.devices)
-        return [ordered] if devices == 1 else [{n: v[d] for n, v in ordered.items()} for d in range(devices)]
+        args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
+        devices, run = len(self.parameters.devices), self.programs.captured(key, capture.raw, len(heads))
+        arrays = run(*args)
+        if not isinstance(arrays, list):
+            arrays = [arrays] if devices == 1 else [{n: v[d] for n, v in arrays.items()} for d in range(devices)]
+        return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
 
     def sliced(self) -> list[list[Array]]:
         """Return for each output a list with the slice of each device."""
@@ -245,7 +248,7 @@ class Passes:
                 f"out_grads has {len(out_grads)} arrays, expected one for each output: {[o.name for o in model.outputs]}"
             )
         split = tuple(self._split_head_gradient(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
-        self._backward = _to_program_devices(split, self.parameters.devices)
+        self._backward = self._on_devices(split)
 
     def _split_head_gradient(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
         """Split the gradient of an output over devices: (rows, ...) -> (devices, n, ...), unchanged for one device.
@@ -288,6 +291,8 @@ class Passes:
         run = self.programs.gradients(wrt, bool(heads))
         args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
         outputs, gradients, aux = run(*args, heads) if heads else run(*args)
+        if self.programs.replicas is not None and not self.parameters.grouped:  # only other graphs have no groups
+            gradients, aux = place_split(gradients, self.parameters.devices), self.parameters.place(aux)
         self._limit_queue(outputs[0])
         if self._outputs is None:  # outputs that were read before are kept, even if the parameters have changed since
             self._outputs = outputs
@@ -345,8 +350,10 @@ class Passes:
         """Replace the gradient of a parameter by `slices`, one array for each device."""
         self.flush()
         values = [jnp.asarray(s) for s in slices]
-        devices = self.parameters.devices
-        self.gradients[name] = values[0] if len(devices) == 1 else place_split(np.stack(counters.read(values)), devices)
+        if len(values) == 1:
+            self.gradients[name] = values[0]
+        else:
+            self.gradients.update(self.parameters.place_slices({name: np.stack(counters.read(values))}))
 
     # -------------------------------------------------------------------------------- update
     def update(self) -> None:
@@ -358,7 +365,7 @@ class Passes:
         if not self.trainable:
             self.flush()
             return
-        pending = self._backward == () and self._outputs is None and not parameters.grouped
+        pending = self._backward == () and self._outputs is None and self.programs.replicas is None
         fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
         if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
@@ -420,12 +427,6 @@ class Passes:
         return self.parameters.view(self.params, self.aux, self.trainable)
 
 
-def _to_program_devices(tree: Any, devices: Sequence[Any]) -> Any:
-    """Return the arrays on `devices`; those committed to other devices, such as outputs of another module, are moved."""
-    where = sharding(devices, split=True)
-    return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
-
-
 @jax.jit
 def _add(a: Array, b: Array) -> Array:
     return a + b
@@ -444,137 +445,3 @@ def dense_gradient(parameters: Parameters, name: str, gradient: Any) -> Any:
     assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
     return dense_rows(gradient, size, several=len(parameters.devices) > 1)
-
-
-# ------------------------------------------------------------------------------------------------ compiled programs
-Program = Callable[..., Any]
-
-
-class Programs:
-    """The compiled programs of a model, cached and compiled at first use.
-
-    Args:
-        model: the lowered graph.
-        parameters: the parameters and optimizer.
-        fixed_gammas: names of BatchNorm gammas that are always 1.
-    """
-
-    def __init__(self, model: Model, parameters: Parameters, fixed_gammas: Sequence[str] = ()) -> None:
-        self.model, self.parameters, self.fixed_gammas = model, parameters, list(fixed_gammas)
-        self._compiled: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan] = {}
-
-    def axes(self) -> tuple[int | None, TrainState]:
-        """Return the axes of (parameters, TrainState) as for vmap: 0 for a leading device axis, None for replicated arrays."""
-        axis = 0 if self.parameters.split else None
-        return axis, TrainState(None, axis, None, axis, None, None, None, 0)  # type: ignore[arg-type]
-
-    def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
-        """Return the cached program of `key`; at its first use it is compiled from `make()`, (function, in_axes, out_axes).
-
-        name: name of the program.  donate: indices of the arguments whose buffers it may reuse.
-        """
-        key = (key, self.parameters.split)
-        if key not in self._compiled:
-            fn, in_axes, out_axes = make()
-            self._compiled[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
-        return self._compiled[key]
-
-    def forward(self, train: bool) -> Program:
-        """Return the program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
-
-        def make():
-            return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
-
-        if self.parameters.grouped:
-            return make()[0]  # the model runs stage by stage, in several programs
-        return self.compiled(("forward", train), make, "forward")
-
-    def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
-        """Return the program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux).
-
-        wrt: names to differentiate with respect to.  heads: whether it takes head gradients (those of the outputs).
-        """
-
-        def make():
-            axis = self.axes()[0]
-            grouped = self.parameters.grouped
-            fn, axes = gradient_step(self.model, wrt, by_rows=not grouped), (axis, None, 0, None, None, None)
-            return fn, (*axes, 0) if heads else axes, (0, 0, None)
-
-        if self.parameters.grouped:
-            return make()[0]
-        return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
-
-    def step(self) -> Program:
-        """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
-
-        def make():
-            train = self.raw_step(outputs=True, gradients=True)
-
-            def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-                # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
-                state, batch = lax.optimization_barrier((state, batch))
-                return train(rescale=rescale)(state, batch, axis_name=axis_name)
-
-            axes = self.axes()[1]
-            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
-
-        return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
-
-    def ordered(self) -> Program:
-        """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
-        key = ("ordered", self.setting())
-        if key not in self._compiled:
-            self._compiled[key] = ordered_program(self.raw_step(outputs=True), self.parameters.devices)
-        return self._compiled[key]
-
-    def raw_step(self, **options: Any) -> Callable[..., Any]:
-        """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.
-
-        It refers neither to the module nor to its arrays: programs with equal ones are the same, see `jfit.programs.key_of`.
-        """
-        optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
-        return functools.partial(train_step, self.model, optimizer, reduce=reduce, **options)
-
-    def update(self) -> Program:
-        """Return the program (state, gradients with a leading device axis, rescale) -> state; it donates the state."""
-
-        def make():
-            optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
-            table_names = frozenset(self.model.tables)
-
-            def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
-                step = update_step(optimizer, rescale=rescale, reduce=reduce)
-                # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
-                tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
-                return step(state, {**gradients, **tables}, axis_name=axis_name)
-
-            axes = self.axes()[1]
-            return fn, (axes, 0, None), axes
-
-        if self.parameters.grouped:
-            return self._update_by_device(make()[0])
-        return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
-
-    def _update_by_device(self, update: Program) -> Program:
-        key = "update by device", self.setting()
-        if key not in self._compiled:
-            parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
-            assert parameters.state is not None
-            together = bool(turns) or bool(parameters.state.opt_state.shared)
-            self._compiled[key] = update_by_device(update, parameters.placement, together)
-        return self._compiled[key]
-
-    def setting(self) -> Any:
-        """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
-        optimizer = self.parameters.optimizer
-        assert optimizer is not None
-        return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
-
-    def plan(self, inputs: dict[str, Any]) -> Plan:
-        """Return the `Plan` (which axis of each output has the batch rows) for these input shapes on one device; cached."""
-        key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
-        if key not in self._plans:
-            self._plans[key] = self.model.plan(inputs)
-        return self._plans[key]

@@ -18,7 +18,6 @@ from jfit.mxnet.optimizer.saved import check_counts
 from jfit.mxnet.optimizer.settings import progress_of, restore_settings
 from jfit.optim import OptState
 from jfit.optim.core import is_small
-from jfit.parallel import place_split
 
 
 def save_states_of(parameters: Parameters, fname: str) -> None:
@@ -138,5 +137,5 @@ def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any],
         )
     if parameters.split:
         values = values if len(values) == len(parameters.devices) else values[:1] * len(parameters.devices)
-        return place_split(np.stack(values), parameters.devices)
+        return parameters.place_slices({name: np.stack(values)})[name]
     return parameters.place({name: values[0]})[name]

@@ -79,7 +79,7 @@ class SVRGModule(Module):
         super().__init__(*args, group2ctxs, compression_params)
         if self.binding.groups:
             raise NotImplementedError(
-                f"SVRGModule runs on one device, but group2ctxs has {sorted(self.binding.groups)} on other devices; "
+                f"SVRGModule runs on one device, but group2ctxs has {sorted(self.binding.groups[0])} on other devices; "
                 "leave out group2ctxs, or use Module"
             )
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):

@@ -1,0 +1,170 @@
+"""The compiled programs of a module's graph: forward pass, gradients, update, and whole training steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from jfit.lowering.model import Model, Plan
+from jfit.mxnet.module.grouped import update_by_device
+from jfit.mxnet.module.ordered import ordered_program
+from jfit.mxnet.module.parameters import Parameters
+from jfit.mxnet.module.replicas import Replicas
+from jfit.optim.rows import is_rows, stored_rows
+from jfit.parallel import compile_spmd
+from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
+from jfit.step.state import TrainState
+
+Program = Callable[..., Any]
+
+
+class Programs:
+    """The compiled programs of a model, cached and compiled at first use.
+
+    Args:
+        model: the lowered graph.
+        parameters: the parameters and optimizer.
+        fixed_gammas: names of BatchNorm gammas that are always 1.
+        replicas: the models of a graph whose `ctx_group`s are on different devices, one for each context; else None.
+    """
+
+    def __init__(
+        self, model: Model, parameters: Parameters, fixed_gammas: Sequence[str] = (), replicas: Replicas | None = None
+    ) -> None:
+        self.model, self.parameters, self.fixed_gammas, self.replicas = model, parameters, list(fixed_gammas), replicas
+        self._compiled: dict[Any, Program] = {}
+        self._plans: dict[Any, Plan] = {}
+
+    def axes(self) -> tuple[int | None, TrainState]:
+        """Return the axes of (parameters, TrainState) as for vmap: 0 for a leading device axis, None for replicated arrays."""
+        axis = 0 if self.parameters.split else None
+        return axis, TrainState(None, axis, None, axis, None, None, None, 0)  # type: ignore[arg-type]
+
+    def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
+        """Return the cached program of `key`; at its first use it is compiled from `make()`, (function, in_axes, out_axes).
+
+        name: name of the program.  donate: indices of the arguments whose buffers it may reuse.
+        """
+        key = (key, self.parameters.split)
+        if key not in self._compiled:
+            fn, in_axes, out_axes = make()
+            self._compiled[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
+        return self._compiled[key]
+
+    def forward(self, train: bool) -> Program:
+        """Return the program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
+
+        def make():
+            return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
+
+        if self.replicas is not None:
+            return self._staged(("forward", train), self.replicas.forward, train)
+        return self.compiled(("forward", train), make, "forward")
+
+    def _staged(self, key: Any, make: Callable[..., Program], argument: Any) -> Program:
+        """Return the cached function `make(argument, split)`, which runs several programs; `make` is a method of `Replicas`."""
+        key = (key, self.parameters.split)
+        if key not in self._compiled:
+            self._compiled[key] = make(argument, self.parameters.split)
+        return self._compiled[key]
+
+    def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
+        """Return the program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux).
+
+        wrt: names to differentiate with respect to.  heads: whether it takes head gradients (those of the outputs).
+        """
+
+        def make():
+            fn, axes = gradient_step(self.model, wrt, by_rows=True), (self.axes()[0], None, 0, None, None, None)
+            return fn, (*axes, 0) if heads else axes, (0, 0, None)
+
+        if self.replicas is not None:
+            return self._staged(("gradients", tuple(wrt)), self.replicas.gradients, wrt)
+        return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
+
+    def captured(self, key: Any, raw: Callable[..., Any], heads: int) -> Program:
+        """Return the program of a monitor: (params, aux, batch, key, step, number, *head gradients) -> arrays by name.
+
+        key, raw: name and function of the program.  heads: number of its last arguments, 0 or 1.
+        """
+        if self.replicas is not None and self.parameters.grouped:
+            return self._staged(key, self.replicas.captured, raw)
+        axes = (self.axes()[0], None, 0, None, None, None, *[0] * heads)
+        return self.compiled(key, lambda: (raw, axes, 0), "monitor")
+
+    def step(self) -> Program:
+        """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
+
+        def make():
+            train = self.raw_step(outputs=True, gradients=True)
+
+            def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+                # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
+                state, batch = lax.optimization_barrier((state, batch))
+                return train(rescale=rescale)(state, batch, axis_name=axis_name)
+
+            axes = self.axes()[1]
+            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+
+        return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
+
+    def ordered(self) -> Program:
+        """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
+        key = ("ordered", self.setting())
+        if key not in self._compiled:
+            self._compiled[key] = ordered_program(self.raw_step(outputs=True), self.parameters.devices)
+        return self._compiled[key]
+
+    def raw_step(self, **options: Any) -> Callable[..., Any]:
+        """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.
+
+        It refers neither to the module nor to its arrays: programs with equal ones are the same, see `jfit.programs.key_of`.
+        """
+        optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+        return functools.partial(train_step, self.model, optimizer, reduce=reduce, **options)
+
+    def update(self) -> Program:
+        """Return the program (state, gradients with a leading device axis, rescale) -> state; it donates the state."""
+
+        def make():
+            optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+            table_names = frozenset(self.model.tables)
+
+            def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
+                step = update_step(optimizer, rescale=rescale, reduce=reduce)
+                # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
+                tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
+                return step(state, {**gradients, **tables}, axis_name=axis_name)
+
+            axes = self.axes()[1]
+            return fn, (axes, 0, None), axes
+
+        if self.parameters.grouped:
+            return self._update_by_device(make()[0])
+        return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
+
+    def _update_by_device(self, update: Program) -> Program:
+        key = "update by device", self.setting()
+        if key not in self._compiled:
+            parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
+            assert parameters.state is not None
+            together = bool(turns) or bool(parameters.state.opt_state.shared)
+            contexts = len(parameters.devices), parameters.split
+            self._compiled[key] = update_by_device(update, parameters.placement, together, *contexts)
+        return self._compiled[key]
+
+    def setting(self) -> Any:
+        """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
+        optimizer = self.parameters.optimizer
+        assert optimizer is not None
+        return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
+
+    def plan(self, inputs: dict[str, Any]) -> Plan:
+        """Return the `Plan` (which axis of each output has the batch rows) for these input shapes on one device; cached."""
+        key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
+        if key not in self._plans:
+            self._plans[key] = self.model.plan(inputs)
+        return self._plans[key]
