@@ -1,6 +1,7 @@
 """Export as StableHLO programs (any batch size, another process, train steps) and as safetensors."""
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from golden_ops import GOLDEN, _call, _prepare, load_cases
+from jax import export
 from test_models_golden import RECORDED, loaded, near
 
 import jfit
-from jfit.export import ExportError
+from jfit.export import ExportError, Program
 from jfit.formats import FormatError
 from jfit.ops import lookup
 
@@ -162,6 +164,35 @@ def test_a_damaged_file_raises_a_format_error(damage, tmp_path):
     (tmp_path / "net.program").write_bytes(damage)
     with pytest.raises(FormatError, match=r"net\.program"):
         jfit.export.read(tmp_path / "net.program")
+
+
+def test_a_program_that_can_crash_the_process_needs_trust():
+    spec = jax.ShapeDtypeStruct((2,), "float32")
+    call = jax.jit(lambda params, aux, inputs: (jax.ffi.ffi_call("from_elsewhere", spec)(inputs["x"]),))
+    allowed = [export.DisabledSafetyCheck.custom_call("from_elsewhere")]
+    exported = export.export(call, platforms=CPU, disabled_checks=allowed)({}, {}, {"x": spec})
+    for program, problem in (
+        (exported, "was exported without the safety checks .*from_elsewhere"),
+        (
+            dataclasses.replace(exported, disabled_safety_checks=()),
+            r"calls \['from_elsewhere'\], functions whose arguments are not",
+        ),
+    ):
+        content = Program(program, "forward", ["o"]).to_bytes()
+        with pytest.raises(FormatError, match=problem + ".*; pass trust=True"):
+            jfit.export.read(content)
+        assert jfit.export.read(content, trust=True).outputs == ("o",)
+
+
+def test_programs_with_functions_of_lapack_and_cusolver_need_no_trust():
+    def factors(params, aux, inputs):
+        x = inputs["x"]
+        return jnp.linalg.svd(x)[1], jnp.linalg.qr(x)[0], jnp.linalg.eigh(x)[0], jnp.linalg.solve(x, x), jax.lax.top_k(x, 1)[0]
+
+    exported = export.export(jax.jit(factors), platforms=("cpu", "cuda", "tpu"))(
+        {}, {}, {"x": jax.ShapeDtypeStruct((2, 2), "float32")}
+    )
+    assert len(jfit.export.read(Program(exported, "forward", list("abcde")).to_bytes()).outputs) == 5
 
 
 def test_a_truncated_program_raises_a_format_error(trained):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,13 @@ from jfit.step.state import TrainState, init_state
 MAGIC = b"JFITPROG"
 PLATFORMS = ("cpu", "cuda", "tpu")
 _REMEDY = "the file is damaged, or was not written by jfit.export.Program.write: write it again."
+# Functions outside of the program whose arguments XLA checks before it calls them (typed functions, …_ffi, of LAPACK, cuBLAS,
+# cuSOLVER and others), and names that XLA replaces by its own code.  Other functions are called with whatever the file says.
+_CHECKED_CALLS = re.compile(
+    r"(lapack|cu|hip)\w*_ffi|(cu|hip)_lu_pivots_to_permutation|mhlo\.\w+|Sharding|SPMD\w+|"
+    r"Eigh|Qr|LuDecomposition|ProductOfElementaryHouseholderReflectors|ApproxTopK|PartialReduce|TopK"
+)
+_CALL = re.compile(r"custom_call\s+@(?:\"([^\"]*)\"|([\w.$-]+))")
 _ARGUMENTS = {"forward": ("params", "aux", "inputs"), "baked": ("inputs",), "train": ("state", "batch")}
 
 
@@ -113,17 +121,19 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, jax.Array)
 
 
-def read(source: str | os.PathLike[str] | bytes) -> Program:
+def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Program:
     """Load a program written by `Program.write`; neither the graph nor the model's code is needed.
 
     Args:
         source: path of the file, or its contents as bytes.
+        trust: whether to accept a program that calls any function of the process by name (a custom call), or that was exported
+            with safety checks of jax.export switched off. Such a program can crash the process.
 
     Returns:
         The `Program`.
 
     Raises:
-        FormatError: the contents are not a program, or are damaged.
+        FormatError: the contents are not a program, or are damaged, or need `trust=True`.
         ImportError: the package flatbuffers is not installed.
 
     Example:
@@ -149,11 +159,24 @@ def read(source: str | os.PathLike[str] | bytes) -> Program:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(name, "header", f"it has no valid kind and outputs ({error})", _REMEDY) from None
     try:
-        return Program(export.deserialize(bytearray(data[start + length :])), kind, outputs)
+        program = Program(export.deserialize(bytearray(data[start + length :])), kind, outputs)
+        unsafe = _unsafe(program.exported)
     except Exception as error:  # a damaged flatbuffer can raise any exception
         raise FormatError(
             name, f"byte {start + length}", f"not a serialized jax.export.Exported ({type(error).__name__})", _REMEDY
         ) from None
+    if unsafe and not trust:
+        raise FormatError(name, f"byte {start + length}", unsafe, "pass trust=True if you know who wrote the file.")
+    return program
+
+
+def _unsafe(exported: export.Exported) -> str:
+    """What in the program may crash the process, as a part of a sentence; "" if nothing was found."""
+    if exported.disabled_safety_checks:
+        return f"the program was exported without the safety checks {[str(c) for c in exported.disabled_safety_checks][:5]}"
+    calls = {quoted or plain for quoted, plain in _CALL.findall(exported.mlir_module())}
+    unchecked = sorted(call for call in calls if not _CHECKED_CALLS.fullmatch(call))
+    return f"the program calls {unchecked[:5]}, functions whose arguments are not checked" if unchecked else ""
 
 
 def stablehlo(
