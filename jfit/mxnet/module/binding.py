@@ -128,6 +128,11 @@ class Binding:
         if not groups:
             self.model, self.replicas = with_fixed_aux(model, reqs), None
         else:
+            if len(groups) != len(self.devices):
+                raise ValueError(
+                    f"the module has {len(self.devices)} contexts, {self.context}, but the module whose parameters it shares "
+                    f"has ctx_groups on the devices of {len(groups)} contexts; pass the same contexts to both"
+                )
             grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
             self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
             self.model = self.replicas.models[0]
