@@ -55,6 +55,14 @@ def test_wrong_options_are_sentences(options, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_too_many_emulated_devices_are_a_sentence(monkeypatch, capsys):
+    probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
+    monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
+    monkeypatch.setattr(scaling, "run", lambda *a, **k: pytest.fail("a measurement was started"))
+    assert main(["scaling", "--devices", "1,9999"]) == 2
+    assert "--devices has 9999, but this machine has no accelerator" in capsys.readouterr().err
+
+
 def test_a_measurement_has_all_columns(small):
     result = measure.measure(request(small, devices=2))
     assert result["samples_per_s"] == pytest.approx(8 / result["step_s"])

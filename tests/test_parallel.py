@@ -250,6 +250,17 @@ def test_every_device_receives_whole_micro_batches():
     assert cut.inputs["data"].shape == (2, 4) and np.asarray(cut.weight).tolist() == [[1] * 4, [0] * 4]
 
 
+@pytest.mark.parametrize("rows", [8, 7])
+def test_devices_do_not_read_the_arrays_of_the_caller(rows, monkeypatch):
+    """They read after the call, when the caller may have changed the arrays; the race itself cannot be tested."""
+    parallel, batch, passed = jfit.data_parallel(jfit.train_step(mlp()), 2), batch_of(rows), []
+    monkeypatch.setattr(parallel, "_program", lambda state, batch: (passed.append(batch), (state, None))[1])
+    parallel(parallel.place(jfit.init_state(mlp(), "sgd", batch)), Batch(batch, weight := np.ones(rows, "float32")))
+    arrays = [x for x in jax.tree.leaves(passed) if isinstance(x, np.ndarray)]
+    assert len(arrays) >= len(batch)
+    assert not any(np.shares_memory(x, y) for x in arrays for y in (*batch.values(), weight))
+
+
 def test_arrays_on_a_device_are_split_without_a_wait():
     batch = {k: jnp.asarray(v) for k, v in batch_of(8).items()}
     cut = split_batch(Batch(batch), 2)

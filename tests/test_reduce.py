@@ -348,6 +348,28 @@ def test_residuals_of_other_devices_raise_and_rules_without_state_drop_them(tmp_
         jfit.checkpoint.restore(path, like=state)
 
 
+@pytest.mark.slow
+def test_a_run_resumed_with_another_rule_starts_with_residuals_of_0_or_drops_them(tmp_path, rng):
+    def run(epochs, rule, **options):
+        return jfit.fit(
+            lambda p, x: x @ p["w"], (x, x @ np.float32([1, -2])), loss=optax.l2_loss, params={"w": jnp.ones(2)}, batch_size=8,
+            num_epoch=epochs, devices=4, reduce=rule, progress=False, checkpoint=tmp_path, **options,
+        )  # fmt: skip
+
+    x = rng.normal(size=(16, 2)).astype(np.float32)
+    first = run(1, "psum")
+    with pytest.warns(UserWarning, match="has no residuals for the reduce= of this run: they start at 0"):
+        same = run(1, "2bit", resume=True)  # without a step, because the epoch is complete
+    assert_equal((same.params, same.state.local), (first.params, {"w": np.zeros((4, 2), np.float32)}))
+    with pytest.warns(UserWarning, match="they start at 0"):
+        trained = run(2, "2bit", resume=True)
+    assert np.any(trained.state.local["w"])
+    with pytest.warns(UserWarning, match="has residuals of reduce='2bit' or '1bit'.*: they are dropped"):
+        dropped = run(2, "psum", resume=True)
+    assert dropped.state.local is None
+    assert_equal(dropped.params, trained.params)
+
+
 def test_unknown_rules_and_thresholds_raise():
     with pytest.raises(ValueError, match="reduce is 'two'; expected one of 'psum', 'bfloat16', '2bit', '1bit', "):
         reduce.get("two")

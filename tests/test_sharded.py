@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import jfit
 from jfit import optim, sym
 from jfit.parallel import spmd
-from jfit.step import update_step
+from jfit.step import gathered, update_step
 from jfit.step.elementwise import split_leaves
 from jfit.step.sharded import Shard, is_sharded, sharded_like, sharded_state, whole_state
 
@@ -21,6 +21,11 @@ ROWS = 24
 REFUSED = {"sgld": "random_bits", "adafactor": "reduce_sum", "noisy_sgd": "random_bits", "muon": "not elementwise"}
 ELEMENTWISE = [n for n in optim.OPTIMIZERS if n not in {"sgld", "groupadagrad", "group_adagrad", "ccsgd", "test"}]
 ELEMENTWISE += ["ademamix", "cocob", "schedule_free_adamw"]  # of optax
+
+
+@pytest.fixture(autouse=True)
+def small_parameters_are_those_of_less_than_100_bytes(monkeypatch):
+    monkeypatch.setattr(gathered, "SMALL", 100)
 
 
 def mlp():
@@ -177,9 +182,51 @@ def test_memory_per_device_falls_by_the_number_of_devices(rule):
     saved = psum.memory_analysis().argument_size_in_bytes - sharded.memory_analysis().argument_size_in_bytes
     assert saved == slots - on_device
     sent, one = jfit.parallel.collectives(sharded), jfit.parallel.collectives(psum).all_reduce
+    if rule == "sharded_parameters":
+        # Gathers: both weights and the group of both biases, and fc2_weight again in the backward pass.
+        assert [traffic.count for traffic in sent] == [1, 4, 3, 0, 0]
+        assert sent.all_gather.operand_bytes == sent.reduce_scatter.operand_bytes / 4 + 4 * 4 * 13 / 4
+        return
     assert [traffic.count for traffic in sent] == [1, 1, 1, 0, 0]  # sums of losses, parameters, gradients
     assert sent.all_gather.operand_bytes == sent.reduce_scatter.operand_bytes / 4
     assert one.wire_bytes <= sent.total.wire_bytes <= one.wire_bytes + 6 * padding  # 2 * 3 elements for each one of padding
+
+
+LAYERS, WIDTH = 6, 32
+
+
+def deep(form):
+    """A perceptron of 6 layers of 32 x 32, and a batch of 4 rows."""
+    x, y = np.ones((4, WIDTH), "float32"), np.zeros(4, "float32")
+    if form == "graph":
+        net = sym.Variable("data")
+        for i in range(LAYERS):
+            net = sym.Activation(sym.FullyConnected(net, num_hidden=WIDTH, name=f"fc{i}"), act_type="tanh")
+        return jfit.lower(sym.SoftmaxOutput(net, name="softmax")), {"data": x, "softmax_label": y}
+
+    def apply(params, x):
+        for layer in params:
+            x = jnp.tanh(x @ layer["w"] + layer["b"][None])
+        return x
+
+    params = [{"w": np.eye(WIDTH, dtype="float32"), "b": np.zeros(WIDTH, "float32")} for _ in range(LAYERS)]
+    return jfit.Model.from_function(apply, loss="cross_entropy", params=params), {"x": x, "label": y.astype("int32")}
+
+
+@pytest.mark.parametrize("form", ["graph", "function"])
+@pytest.mark.repetitions(1)
+def test_parameters_are_in_memory_only_while_they_are_used(form, monkeypatch):
+    monkeypatch.setattr(gathered, "SMALL", 4 * WIDTH**2)
+    model, batch = deep(form)
+    parallel = jfit.data_parallel(jfit.train_step(model, "adam"), 4, reduce="sharded_parameters")
+    program = parallel.lower(parallel.place(jfit.init_state(model, "adam", batch)), batch).compile()
+    layer, biases = 4 * WIDTH**2, 4 * WIDTH * LAYERS
+    # two layers in use (a parameter and a gradient), and the biases; whole parameters and gradients are 2 * LAYERS layers
+    assert program.memory_analysis().temp_size_in_bytes < 3 * layer + 4 * biases
+    sent = jfit.parallel.collectives(program)
+    # Each weight in both passes, but the first only in the forward pass: the gradient of the batch is not needed.
+    assert sent.all_gather[:2] == (2 * LAYERS, ((2 * LAYERS - 1) * layer + biases) / 4)
+    assert sent.reduce_scatter[:2] == (LAYERS + 1, LAYERS * layer + biases)
 
 
 @given(
@@ -284,3 +331,51 @@ def test_states_of_another_rule_raise_until_they_are_placed(columns):
     with pytest.raises(ValueError, match="is split over devices"):
         psum(state, batch)
     assert not is_sharded(psum(psum.place(state), batch)[0])
+
+
+def rare_function(params, x, ids, key):
+    """Uses of parameters that are no product with a batch: casts, loops, equal weights, lookups, jit, remat, random numbers."""
+    h = jnp.take(params["table"], ids, axis=0) + 0 * jax.random.normal(key, (1, 6))
+    h = jnp.tanh(h @ params["tied"].T.astype("bfloat16").astype("float32")) @ params["tied"]
+    h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, params["stacked"])
+    for _ in range(3):
+        h = jax.jit(lambda w, h: jax.nn.relu(h @ w) * 2.0)(params["often"], h)
+    h = jax.checkpoint(lambda w, h: jnp.sin(h @ w))(params["saved"], h)
+    scale = jnp.linalg.norm(params["normed"], axis=0, keepdims=True)
+    return params["scale"] * (x @ (params["normed"] / scale)) + h
+
+
+@pytest.mark.slow
+def test_rare_uses_of_parameters_have_the_numbers_of_psum():
+    rng, shapes = np.random.default_rng(2), dict.fromkeys(("tied", "often", "saved", "normed", "unused"), (6, 6))
+    shapes |= {"table": (9, 6), "stacked": (2, 6, 6)}
+    params = {k: rng.normal(size=s).astype("float32") / 2 for k, s in shapes.items()} | {"scale": np.float32(1.5)}
+    data = {
+        "x": rng.normal(size=(14, 6)).astype("float32"),
+        "ids": rng.integers(0, 9, 14),
+        "label": np.ones((14, 6), "float32"),
+    }
+
+    def loss(out, y, params):
+        return jnp.sum((out - y) ** 2, axis=-1) + 0.1 * jnp.sum(params["saved"] ** 2)
+
+    def run(rule):
+        return jfit.fit(
+            rare_function, data, loss=loss, params=params, batch_size=8, num_epoch=2,
+            optimizer="adam", devices=4, reduce=rule, progress=False, micro_batches=2,
+            regularizers={"often": jfit.regularizers.l2(0.1)},
+        )  # fmt: skip
+
+    assert_close(run("sharded_parameters").params, run("psum").params, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_of_other_settings_raise():
+    model, batch = jfit.lower(mlp()), batches(1)[0]
+    with pytest.raises(ValueError, match="gradients=True returns the gradients of each device before they are reduced"):
+        jfit.train_step(model, "sgd", gradients=True, reduce="sharded_parameters")
+    steps = {r: jfit.data_parallel(jfit.train_step(model, "sgd"), 4, reduce=r) for r in ("sharded", "sharded_parameters")}
+    states = {r: step.place(jfit.init_state(model, "sgd", batch)) for r, step in steps.items()}
+    with pytest.raises(ValueError, match="'fc1_bias' is split over devices in the state, but this step needs it whole; call"):
+        steps["sharded"](states["sharded_parameters"], batch)
+    with pytest.raises(ValueError, match="'fc1_bias' is whole in the state, but this step needs it split over devices; call"):
+        steps["sharded_parameters"](states["sharded"], batch)

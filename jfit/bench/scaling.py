@@ -19,6 +19,7 @@ from typing import Any
 from jfit.bench import models, report, torch_ddp
 from jfit.step.reduce import RULES
 
+MOST_EMULATED = 64  # CPU devices of one process: each has threads of its own, and compiling takes longer with their number
 PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
 
 
@@ -137,6 +138,14 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     backend, present = json.loads(probe.stdout.splitlines()[-1])
+    most = max(request["devices"] for request in todo)
+    if backend == "cpu" and most > MOST_EMULATED:
+        print(
+            f"jfit.bench: --devices has {most}, but this machine has no accelerator, so that a process would emulate {most} "
+            f"devices with threads of its processor; pass at most {MOST_EMULATED}",
+            file=sys.stderr,
+        )
+        return 2
     results = []
     for number, request in enumerate(todo):
         title = f"{request['model']}: {request['devices']} device(s), batch {request['batch']}"

@@ -22,7 +22,7 @@ from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import Step, StepOut
 from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.sharded import is_split, sharded_state, whole_params, whole_state
+from jfit.step.sharded import sharded_state, split_names, whole_params, whole_state
 from jfit.step.state import TrainState, split_params
 from jfit.step.train import optimizer_of, with_reduce
 
@@ -102,7 +102,7 @@ def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
     trainable, _ = split_params(model, state.params, attributes.frozen)
     tables = frozenset(model.tables)
     split = split_leaves(optimizer_of(step), trainable, state.opt_state, tables)
-    params = {k for k, w in trainable.items() if is_split(w) and k not in tables} if rule.sharded_parameters else ()
+    params = split_names(trainable, tables) if rule.sharded_parameters else ()
     return sharded_state(state, split, count, params)
 
 
@@ -183,7 +183,8 @@ class DataParallel:
         Args:
             state: `TrainState` from `place` or from the previous call; it is donated.
             batch: `jfit.Batch` or dict of arrays by input name.  If the number of rows is not divisible by the number of
-                devices (times micro-batches), it is padded with rows of weight 0.
+                devices (times micro-batches), it is padded with rows of weight 0.  NumPy arrays may be changed after the call:
+                for several devices they are copied, because the devices read them later.
 
         Returns:
             (new `TrainState`, `StepOut`); the call returns before the devices are done.
@@ -204,6 +205,8 @@ class DataParallel:
     def _prepared(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
         batch = Batch(batch) if isinstance(batch, dict) else batch
         whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
+        if self._parts > 1:  # programs of several devices read NumPy arrays after the call has returned
+            whole = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, whole)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
         elif id(state) != self._returned and shares_buffers(state, by_address=self._returned is None):

@@ -6,8 +6,8 @@ state, and sends the new values to the others (all-gather).  Scalars, and embedd
 updated on all devices.
 
 In a `TrainState`, an array of the optimizer state that is split is a `Shard` in `opt_state`, which has no array, and its chunks
-are an array (devices, chunk) in `local`.  With `sharded_parameters` (ZeRO-3), this holds for `params`, too, which a step
-gathers at its beginning.  `whole_state` converts such a state to the ordinary one.
+are an array (devices, chunk) in `local`.  With `sharded_parameters` (ZeRO-3), this holds for `params`, too, which are gathered
+when they are used (see `jfit.step.gathered`).  `whole_state` converts such a state to the ordinary one.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ def is_split(x: Any) -> bool:
     return not isinstance(x, SparseRows) and x.ndim > 0 and x.size > 0
 
 
+def split_names(trainable: Mapping[str, Any], tables: Collection[str]) -> set[str]:
+    """Names of the parameters that `sharded_parameters` splits.
+
+    Args:
+        trainable: trainable parameters by name, or their chunks.
+        tables: names of the embedding tables with row-sparse gradients.
+    """
+    return {k for k, w in trainable.items() if is_split(w) and k not in tables}
+
+
 def chunk_shape(shape: Sequence[int], count: int) -> tuple[int, ...]:
     """Shape of one of `count` chunks: (1, ..., 1, n), with as many axes as the whole array.
 
@@ -71,15 +81,15 @@ def chunk_shape(shape: Sequence[int], count: int) -> tuple[int, ...]:
     return (*(1,) * (len(shape) - 1), -(-math.prod(shape) // count))
 
 
-def _rows_of_chunks(x: Any, count: int) -> Any:
+def rows_of_chunks(x: Any, count: int) -> Any:
     """Flatten, pad with zeros and cut: (...) -> (count, chunk); NumPy arrays stay NumPy arrays."""
     lib = np if isinstance(x, np.ndarray) else jnp
     size = -(-x.size // count)
     return lib.pad(x.reshape(-1), (0, size * count - x.size)).reshape(count, size)
 
 
-def _from_chunks(chunks: Any, shape: tuple[int, ...]) -> Any:
-    """Inverse of `_rows_of_chunks`."""
+def from_chunks(chunks: Any, shape: tuple[int, ...]) -> Any:
+    """Inverse of `rows_of_chunks`."""
     return chunks.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
@@ -100,7 +110,7 @@ def reduce_scattered(gradients: Mapping[str, Any], sums: Any, axis_name: str) ->
     rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
     scalars = {k: g for k, g in gradients.items() if k not in split and k not in rows}
     scalars, sums = psum((scalars, sums), axis_name)
-    parts = {k: _rows_of_chunks(g, count) for k, g in split.items()}
+    parts = {k: rows_of_chunks(g, count) for k, g in split.items()}
     chunks = _joined_call(lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)[None], parts)
     chunks = {k: chunk.reshape(chunk_shape(split[k].shape, count)) for k, chunk in chunks.items()}
     return {k: (chunks | rows | scalars)[k] for k in gradients}, sums
@@ -131,11 +141,11 @@ class Split(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     others: frozenset[str]
 
-    @classmethod
-    def of(cls, axis_name: str, trainable: Mapping[str, Array], gradients: Mapping[str, Any]) -> Split:
-        """The split of trainable parameters whose gradients are the result of `reduce_scattered`."""
-        shapes = {k: w.shape for k, w in trainable.items() if is_split(w) and not isinstance(gradients[k], SparseRows)}
-        return cls(axis_name, shapes, frozenset(trainable) - frozenset(shapes))
+    def complete(self, trainable: Mapping[str, Array], gradients: Mapping[str, Any]) -> Split:
+        """Add the trainable parameters that are whole in the state, but have gradients from `reduce_scattered`."""
+        more = {k: w.shape for k, w in trainable.items() if is_split(w) and not isinstance(gradients[k], SparseRows)}
+        shapes = {**more, **self.shapes}
+        return Split(self.axis_name, shapes, frozenset(trainable) - frozenset(shapes))
 
     @property
     def count(self) -> int:
@@ -147,7 +157,7 @@ class Split(NamedTuple):
         number = lax.axis_index(self.axis_name)
 
         def chunk(x: Array) -> Array:
-            rows = _rows_of_chunks(x, self.count)
+            rows = rows_of_chunks(x, self.count)
             return lax.dynamic_index_in_dim(rows, number, keepdims=False).reshape(chunk_shape(x.shape, self.count))
 
         return {k: chunk(x) if k in self.shapes else x for k, x in tree.items()}
@@ -156,7 +166,17 @@ class Split(NamedTuple):
         """Inverse of `cut`: one all-gather per dtype."""
         parts = {k: x.reshape(1, -1) for k, x in tree.items() if k in self.shapes}
         rows = _joined_call(lambda x: lax.all_gather(x[0], self.axis_name), parts)
-        return {k: _from_chunks(rows[k], self.shapes[k]) if k in rows else x for k, x in tree.items()}
+        return {k: from_chunks(rows[k], self.shapes[k]) if k in rows else x for k, x in tree.items()}
+
+    def check_params(self, names: Collection[str]) -> None:
+        """Raise a ValueError if the parameters that are split in a state are not those in `names`."""
+        for name in sorted(self.shapes.keys() ^ set(names)):
+            whole, split = "whole", "split over devices"
+            actual, expected = (split, whole) if name in self.shapes else (whole, split)
+            raise ValueError(
+                f"the parameter {name!r} is {actual} in the state, but this step needs it {expected}; call place(state) of "
+                "jfit.data_parallel before the first step"
+            )
 
     def check_state(self, opt_state: Any) -> None:
         """Raise a ValueError if arrays of an optimizer state have the shapes of whole matrices, and none those of chunks."""
@@ -231,15 +251,15 @@ def check_whole(state: State) -> State:
     return state
 
 
-def joined(state: Any, axis_name: str) -> Any:
-    """Replace the `Shard`s of a state, inside a step: by the chunks of this device, those of parameters by whole arrays.
+def joined(state: Any, axis_name: str) -> tuple[Any, Split]:
+    """Replace the `Shard`s of a state by the chunks of this device, inside a step.
 
     Args:
         state: `TrainState` of one device, whose `local` has arrays (chunk,).
-        axis_name: name of the device axis, over which the parameters are gathered.
+        axis_name: name of the device axis.
 
     Returns:
-        `TrainState` without `local`; chunks in its optimizer state have the shape (1, ..., 1, chunk).
+        (`TrainState` without `local`, whose chunks have the shape (1, ..., 1, chunk); the `Split` of its parameters).
     """
 
     def chunk(x: Any) -> Any:
@@ -247,12 +267,12 @@ def joined(state: Any, axis_name: str) -> Any:
 
     opt_state, params = jax.tree.map(chunk, (state.opt_state, state.params), is_leaf=_is_shard)
     shapes = {k: x.shape for k, x in state.params.items() if isinstance(x, Shard)}
-    params = Split(axis_name, shapes, frozenset()).gathered(params)
-    return state._replace(opt_state=opt_state, params=params, local=None)
+    split = Split(axis_name, shapes, frozenset(params) - frozenset(shapes))
+    return state._replace(opt_state=opt_state, params=params, local=None), split
 
 
 def parted(state: Any, like: Any) -> Any:
-    """Move the chunks of this device to `local`: the inverse of `joined`, if the parameters that were gathered are chunks.
+    """Move the chunks of this device to `local`: the inverse of `joined`.
 
     Args:
         state: result of a step on a joined state.
@@ -288,7 +308,7 @@ def whole_leaves(tree: Any, local: Any) -> Any:
         tree: `TrainState.opt_state` or `TrainState.params`, or a part of it.
         local: `TrainState.local` of the same state, arrays (devices, chunk).
     """
-    return jax.tree.map(lambda x: _from_chunks(local[x.index], x.shape) if _is_shard(x) else x, tree, is_leaf=_is_shard)
+    return jax.tree.map(lambda x: from_chunks(local[x.index], x.shape) if _is_shard(x) else x, tree, is_leaf=_is_shard)
 
 
 def whole_state(state: State) -> State:
@@ -342,7 +362,7 @@ def sharded_state(state: State, split: Sequence[bool], count: int, params: Colle
     local: list[Any] = []
 
     def placeholder(x: Any) -> Shard:
-        local.append(_rows_of_chunks(np.asarray(x), count))
+        local.append(rows_of_chunks(np.asarray(x), count))
         return Shard(len(local) - 1, tuple(x.shape), str(x.dtype))
 
     opt_state = tree.unflatten(placeholder(x) if is_chunked else x for x, is_chunked in zip(leaves, split, strict=True))

@@ -33,6 +33,8 @@ from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
+from jfit.step.gathered import gathered_when_used
+from jfit.step.sharded import Split
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -207,7 +209,13 @@ class Shared(NamedTuple):
 
 
 def gradients_of(
-    settings: GradientSettings, trainable: Params, frozen: Params, state: TrainState, shard: BatchShard, axis_name: Axis
+    settings: GradientSettings,
+    trainable: Params,
+    frozen: Params,
+    state: TrainState,
+    shard: BatchShard,
+    axis_name: Axis,
+    stored: Split | None = None,
 ):
     """Compute gradients for the rows of one device, summed over rows and micro-batches.
 
@@ -218,15 +226,16 @@ def gradients_of(
         state: the `TrainState`, of which auxiliary states, PRNG key and step number are used.
         shard: the rows of this device.
         axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
+        stored: which of the parameters are chunks, that are gathered when they are used; None: none.
 
     Returns:
-        (gradients by name, new auxiliary states, `Sums`), not yet summed over devices.
+        (gradients by name, new auxiliary states, `Sums`), not yet summed over devices, but for the gradients of chunks.
     """
     trainable, tables = table_rows(settings.model, trainable, shard, settings.policy)
 
     def part(aux: Aux, number: Any, shard: BatchShard):
         key = part_key(state.key, state.step, number)
-        return _micro_batch_gradients(settings, trainable, frozen, tables, aux, shard, number, key, axis_name)
+        return _micro_batch_gradients(settings, trainable, frozen, tables, aux, shard, number, key, axis_name, stored)
 
     gradients, aux, sums = (
         part(state.aux, 0, shard) if settings.micro_batches == 1 else _accumulate(part, settings, state.aux, shard)
@@ -244,6 +253,7 @@ def _micro_batch_gradients(
     number: Any,
     key: Array,
     axis_name: Axis,
+    stored: Split | None,
 ):
     """Return (gradients summed over rows, new auxiliary states, `Sums`) of one micro-batch; arguments as in `gradients_of`."""
     model, (inputs, weight, metric_weight, row_ids) = settings.model, shard
@@ -267,10 +277,15 @@ def _micro_batch_gradients(
         joint = joint_losses(model, values, inputs, weight, params, new_aux, axis_name)
         return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
 
-    gradients, (values, new_aux, joint) = jax.grad(loss_of, has_aux=True)(trainable)
-    masked, local_aux = mask_padding(weight, gradients, new_aux, aux)
     # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
-    gradients = masked if axis_name is None or has_padding(model, inputs) else gradients
+    masks = axis_name is None or has_padding(model, inputs)
+    split = {} if stored is None else stored.shapes
+    objective_of: Any = loss_of
+    if stored is not None and split:
+        objective_of = gathered_when_used(stored, loss_of, jnp.any(weight > 0) if masks and weight is not None else None)
+    gradients, (values, new_aux, joint) = jax.grad(objective_of, has_aux=True)(trainable)
+    masked, local_aux = mask_padding(weight, gradients, new_aux, aux)
+    gradients = {k: masked[k] if masks and k not in split else g for k, g in gradients.items()}
     new_aux = new_aux if settings.sync_batch_stats else local_aux  # synchronized statistics include rows of other devices
     losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
     heads = head_arguments(model, values, inputs, metric_weight, plan.rows)

@@ -32,8 +32,8 @@ from jfit.optim.structure import in_structure
 from jfit.programs import Constants
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
-from jfit.step.regularizers import penalty_and_gradients, with_penalty
-from jfit.step.sharded import Split, check_whole, joined, parted
+from jfit.step.regularizers import penalty_and_chunks, penalty_and_gradients, with_penalty
+from jfit.step.sharded import Split, check_whole, joined, parted, split_names
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -88,14 +88,16 @@ class Stages(NamedTuple):
     """The two halves of a training step, between which shards of the batch are reduced.
 
     Attributes:
-        shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
-        finish: `finish(state, reduced, local, weighted, split_over=None) -> (state, StepOut)`: the update.  reduced:
-            `ShardPass` of the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights;
-            split_over: name of the device axis if the gradients are those of the chunks of a device (see
-            `jfit.step.reduce.sharded`).
+        shard: `shard(state, batch, axis, stored=None) -> (ShardPass, row weights or None)`: forward and backward pass over a
+            shard.
+        finish: `finish(state, reduced, local, weighted, stored=None) -> (state, StepOut)`: the update.  reduced: `ShardPass` of
+            the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights.
+
+    With a sharded rule (see `jfit.step.reduce.sharded`), `stored` is the `Split` of the parameters in the state, and the
+    gradients for `finish` are those of the chunks of a device.
     """
 
-    shard: Callable[[TrainState, Any, Axis], tuple[ShardPass, Array | None]]
+    shard: Callable[..., tuple[ShardPass, Array | None]]
     finish: Callable[..., tuple[TrainState, StepOut]]
 
 
@@ -214,31 +216,39 @@ def train_step(
         )
     policy = Policy(policy) if isinstance(policy, str) else policy
     metrics, reduce = tuple(metrics), get_reduce(reduce)
+    if gradients and reduce.sharded_parameters:
+        raise ValueError(
+            "gradients=True returns the gradients of each device before they are reduced, but reduce='sharded_parameters' "
+            "reduces each in the backward pass, so that whole gradients are never in memory together; pass reduce='sharded'"
+        )
     settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
     update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
 
-    def shard_pass(state: TrainState, batch: Any, axis: Axis) -> tuple[ShardPass, Array | None]:
+    def shard_pass(state: TrainState, batch: Any, axis: Axis, stored: Split | None = None) -> tuple[ShardPass, Array | None]:
         bound = settings._replace(model=model.bound(parts_of(batch)[0]))
         shard = shard_of(bound.model, batch, axis)
         trainable, frozen_params = split_params(model, state.params, frozen)
-        return ShardPass(*gradients_of(bound, trainable, frozen_params, state, shard, axis)), shard.weight
+        return ShardPass(*gradients_of(bound, trainable, frozen_params, state, shard, axis, stored)), shard.weight
 
     def finish(
-        state: TrainState, reduced: ShardPass, local: Any, weighted: bool, split_over: str | None = None
+        state: TrainState, reduced: ShardPass, local: Any, weighted: bool, stored: Split | None = None
     ) -> tuple[TrainState, StepOut]:
         summed, aux, sums = reduced
         trainable, frozen_params = split_params(model, state.params, frozen)
         total, shared, added = sums.rows, sums.shared, cast(Params, {})
         if regularizers:
-            extra, added = penalty_and_gradients(regularizers, trainable, model.tables)
+            chunks = None if stored is None or not reduce.sharded_parameters else stored
+            penalties = penalty_and_gradients if chunks is None else functools.partial(penalty_and_chunks, chunks)
+            extra, added = penalties(regularizers, trainable, model.tables)
             shared = with_penalty(shared, extra)
         sums = sums._replace(shared=shared)
         loss = _mean_loss(sums)
-        split = None if split_over is None else Split.of(split_over, trainable, summed)
-        old_params = state.params if split is None else split.cut(state.params)
-        if split is not None:
+        split, old_params = None, state.params
+        if stored is not None:
+            split = stored.complete(trainable, summed)
             split.check_state(state.opt_state)
-            trainable, added = split.cut(trainable), split.cut(added)
+            if not reduce.sharded_parameters:
+                trainable, added, old_params = split.cut(trainable), split.cut(added), split.cut(state.params)
         trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split)
         if split is not None:
             split.check_chunks(trainable)
@@ -254,15 +264,20 @@ def train_step(
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        before, split_over = state, axis_name if reduce.sharded else None
-        state = check_whole(state) if split_over is None else joined(state, split_over)
-        (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name)
+        before, stored = state, None
+        if axis_name is not None and reduce.sharded:
+            state, stored = joined(state, axis_name)
+            trainable = split_params(model, state.params, frozen)[0] if reduce.sharded_parameters else {}
+            stored.check_params(split_names(trainable, model.tables))
+        else:
+            check_whole(state)
+        (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name, stored)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, weight, axis_name)
         reduced, (rows, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
-        whole = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
-        state, out = finish(state, whole, local, weight is not None, split_over)
-        state = state if split_over is None else parted(state, before)
+        of_batch = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
+        state, out = finish(state, of_batch, local, weight is not None, stored)
+        state = state if stored is None else parted(state, before)
         return state, out._replace(gradients=slice_gradients if gradients else None)
 
     # data_parallel reads these

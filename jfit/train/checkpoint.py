@@ -20,6 +20,7 @@ earlier one has a temporary name, under which it is found.  Functions that read 
 """
 
 import os
+import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -184,6 +185,25 @@ def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
         names = [file.removesuffix(".safetensors") for file in saved.arrays if file != TENSORS]
         raise KeyError(f"checkpoint {saved.folder} has no extra pytree {name!r}; it has {', '.join(names) or 'none'}.")
     return unflatten(saved, like, name)
+
+
+def resumed(saved: Saved, like: TrainState) -> TrainState:
+    """As `unflatten`, for a run whose rule for the reduction of gradients may differ from that of the run that saved.
+
+    The residuals of "2bit" and "1bit" are 0 if only `like` has them, and dropped if only the checkpoint has them: with a
+    warning.
+    """
+    local, arrays = whole_specs(like).local, saved.arrays[TENSORS]
+    rest = {k: v for k, v in arrays.items() if not k.startswith("local/")}
+    if (local is None) == (len(rest) == len(arrays)):
+        return unflatten(saved, like)
+    if local is None:
+        problem = "has residuals of reduce='2bit' or '1bit', which this run does not use: they are dropped"
+    else:
+        problem = "has no residuals for the reduce= of this run: they start at 0"
+        like, local = like._replace(local=None), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), local)
+    warnings.warn(f"checkpoint {saved.folder} {problem}.", stacklevel=4)
+    return unflatten(saved._replace(arrays={**saved.arrays, TENSORS: rest}), like)._replace(local=local)
 
 
 def set_aside(directory: str | os.PathLike[str]) -> Path | None:

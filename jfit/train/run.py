@@ -342,7 +342,7 @@ class Run:
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
-        state = checkpoints.unflatten(saved, loop.state)
+        state = checkpoints.resumed(saved, loop.state)
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
