@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fit_support import same, train
+from fit_support import blobs, same, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -231,3 +231,43 @@ def test_a_reader_gets_state_and_meta_of_one_checkpoint_while_another_thread_rep
             assert set(read.arrays["state.safetensors"]["w"]) == {read.meta["value"]}
     finally:
         writer.join()
+
+
+# ------------------------------------------------------------------------------------------------ what travels with a run
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies(at_step: int):
+    def on(event):
+        if event.step == at_step:
+            raise Killed
+
+    return jfit.callbacks.lambda_callback(every=at_step, step=on)
+
+
+def both(tmp_path, at_step: int, callbacks=list, **options):
+    """(uninterrupted run, run that died and was resumed)."""
+    with pytest.raises(Killed):
+        train(checkpoint=tmp_path, callbacks=[*callbacks(), dies(at_step)], **options)
+    resumed = train(checkpoint=tmp_path, resume=True, callbacks=callbacks(), **options)
+    return train(callbacks=callbacks(), **options), resumed
+
+
+def test_the_best_parameters_of_early_stopping_are_those_of_the_uninterrupted_run(tmp_path):
+    stops = lambda: [jfit.callbacks.early_stopping("loss", patience=6, mode="max")]  # noqa: E731  the first epoch is best
+    straight, resumed = both(tmp_path, 20, stops, num_epoch=4)
+    assert same(straight, resumed)
+    assert straight.score(blobs()) == resumed.score(blobs())
+
+
+@pytest.mark.parametrize("checkpoint_every", [7, 4])
+def test_a_resumed_run_has_the_history_of_the_uninterrupted_one(tmp_path, checkpoint_every):
+    def spread(label, output):
+        return float(output.std())
+
+    metrics = [spread, jfit.metrics.roc_auc(bins=None)]
+    straight, resumed = both(tmp_path, 13, num_epoch=3, checkpoint_every=checkpoint_every, eval_metric=metrics)
+    assert same(straight, resumed)
+    timing = {"compile_time"}
+    assert set(straight.history.columns()) - timing == set(resumed.history.columns()) - timing

@@ -53,9 +53,8 @@ Values that are arrays (a confusion matrix, `average=None`) are stored in the hi
 and CSV.
 
 A function is called on the host for every batch in order, a few batches behind the devices, without padding rows; it returns a
-number or (sum, count).  With such a metric every call of the compiled program runs one step, and a run that is resumed in the
-middle of an epoch computes the metric over the rest of the epoch only.  `roc_auc` with `bins=None` is computed this way: it is
-exact and stores all scores.
+number or (sum, count).  With such a metric every call of the compiled program runs one step.  `roc_auc` with `bins=None` is
+computed this way: it is exact and stores all scores, also in checkpoints in the middle of an epoch.
 
 If two values have the same name, the second is called `name_2`; "loss" is the training loss.
 

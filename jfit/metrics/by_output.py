@@ -69,6 +69,16 @@ class OutputMetric(NamedTuple):
             return self.metric.update(sums, *batch)
         return self.metric.update(sums, *(None if arrays is None else self._one(arrays) for arrays in batch))
 
+    @property
+    def packed(self) -> Any:
+        """As `HostMetric.packed`; metrics on the devices have none."""
+        return getattr(self.metric, "packed", None)
+
+    @property
+    def unpacked(self) -> Any:
+        """As `HostMetric.unpacked`."""
+        return getattr(self.metric, "unpacked", None)
+
     def compute(self, sums: Any) -> dict[str, Any]:
         """The values by name."""
         return {f"{self.output}_{name}": value for name, value in self.metric.compute(sums).items()}

@@ -212,15 +212,23 @@ class ExactRocAuc(NamedTuple):
 
     def compute(self, sums: Any) -> dict[str, Any]:
         """Return {name: area under the curve, or array of areas with average=None}; NaN without batches."""
+        if sums is None:
+            return {self.name: np.float64(np.nan)}
+        score, true, weight = self.packed(sums)
+        areas = [_exact_area(score[:, k], true[:, k], weight) for k in range(score.shape[1])]
+        return {self.name: _averaged(np.array(areas), self.average)}
+
+    def packed(self, sums: Any) -> tuple[np.ndarray, ...]:
+        """Return scores, classes and weights of all batches as arrays, the newest batch first; for a checkpoint too."""
         batches = []
         while sums is not None:
             batches.append(sums[1:])
             sums = sums[0]
-        if not batches:
-            return {self.name: np.float64(np.nan)}
-        score, true, weight = (np.concatenate(x) for x in zip(*batches, strict=True))
-        areas = [_exact_area(score[:, k], true[:, k], weight) for k in range(score.shape[1])]
-        return {self.name: _averaged(np.array(areas), self.average)}
+        return tuple(np.concatenate(x) for x in zip(*batches, strict=True))
+
+    def unpacked(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Return the state of a result of `packed`."""
+        return (None, *arrays) if arrays else None
 
 
 def _exact_area(score: np.ndarray, true: np.ndarray, weight: np.ndarray) -> float:

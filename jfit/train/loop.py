@@ -246,10 +246,9 @@ class Loop:
         return self.host_metrics is not None or self.step_log is not None
 
     def read_steps(self) -> None:
-        """Read the values of all steps so far, for a checkpoint; does nothing unless they are recorded."""
-        entries = [] if self.step_log is None else self.step_log.pop(0)
-        if entries:
-            self._record(entries, counters.read([entry.array for entry in entries]))  # sync: once per checkpoint
+        """Read the values of all steps so far and the host metrics of their batches, for a checkpoint."""
+        if self._queues:
+            self._read((), behind=0)  # sync: once per checkpoint
 
     def _record(self, entries: Sequence[Any], arrays: Sequence[Any]) -> None:
         """Add the values of steps to the history, and send the "step_log" events."""

@@ -28,11 +28,11 @@ from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
-from jfit.train.history import History
+from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
 from jfit.train.plotting import TIMES
-from jfit.train.saved import newest, read, warn_of_traces
+from jfit.train.saved import Saved, newest, read, warn_of_traces
 from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -255,11 +255,41 @@ class Run:
             "batch_size": self.batch_size,
             "learning_rate": self.settings.learning_rate,
             "ema": self._averages,
+            "report": self._report(),
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
+
+    def _report(self) -> list[Any] | None:
+        report = (
+            None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
+        )  # sync: of a save
+        return None if report is None else [to_json_value(float(value)) for value in report]
+
+    def extra(self) -> dict[str, Any]:
+        """Return the other arrays of a checkpoint, the argument `extra` of `jfit.checkpoint.save`.
+
+        Returns:
+            dict that may have "best", the state that the run restores when training ends (`early_stopping`), and
+            "host_metrics", the sums of metrics on the host if the run is in the middle of an epoch.
+        """
+        extra: dict[str, Any] = {} if self._best is None else {"best": self._best}
+        loop = self._loop
+        if loop is not None and loop.host_metrics is not None and loop.batch:
+            loop.read_steps()
+            extra["host_metrics"] = loop.host_metrics.packed()
+        return {name: tree for name, tree in extra.items() if tree}
+
+    def _resume_extra(self, saved: Saved) -> None:
+        loop = self._require_loop("resume_from")
+        if "best.safetensors" in saved.arrays:
+            self._best = checkpoints.unflatten(saved, loop.state, "best")
+        if loop.host_metrics is not None and "host_metrics.safetensors" in saved.arrays:
+            loop.host_metrics.unpack(saved.arrays["host_metrics.safetensors"])
+        if saved.meta.get("report") is not None:  # not in checkpoints of earlier versions
+            loop.report = np.asarray([from_json_value(value) for value in saved.meta["report"]], np.float32)
 
     @property
     def _averages(self) -> bool:
@@ -355,6 +385,7 @@ class Run:
             sizes = f"in the middle of an epoch of batches of {saved_size} rows, but this run has batch_size={self.batch_size}"
             raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")
         loop.state = self._placed(state)
+        self._resume_extra(saved)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         if "learning_rate" in meta:  # not in checkpoints of earlier versions
@@ -503,7 +534,7 @@ class Run:
         Returns:
             Path: the new subfolder `step-<number>`.
         """
-        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None)
+        return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None, extra=self.extra())
 
     @classmethod
     def load(

@@ -111,7 +111,8 @@ class _Saving:
         """
         try:
             state = event.run.snapshot()
-            path = checkpoint.save(self.directory, state, meta=meta, keep=self.keep, step=event.step, protect=protect)
+            options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
+            path = checkpoint.save(self.directory, state, meta=meta, **options)
         except OSError as error:
             self.failed = True
             what = f"checkpoint: the state of step {event.step} could not be saved in {self.directory} ({error})"
@@ -217,3 +218,8 @@ def _meta(event: Event) -> dict[str, Any]:
     if run_meta is not None:
         return dict(run_meta())
     return {"position": dict(event.run.position), "history": event.run.history.to_json()}
+
+
+def _extra(event: Event) -> dict[str, Any]:
+    run_extra: Any = getattr(event.run, "extra", None)
+    return {} if run_extra is None else run_extra()
