@@ -36,6 +36,7 @@ from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
+from jfit.train.fingerprint import fingerprint
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
 from jfit.train.profiling import StepProfiler
@@ -72,6 +73,7 @@ def fit(
     checkpoint_every: int | str = "epoch",
     checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
+    resume_with: str | Sequence[str] = (),
     schedule: Any = None,
     schedule_params: Mapping[str, Any] | None = None,
     frozen: Sequence[str] = (),
@@ -160,7 +162,10 @@ def fit(
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints to continue from.
             If the folder has no checkpoint, training starts from the beginning.  A learning rate other than the one that the
-            earlier run was given replaces the learning rate in the checkpoint.
+            earlier run was given replaces the learning rate in the checkpoint.  Other differences in model, optimizer, settings
+            or data raise an error; other versions of libraries or devices are logged.
+        resume_with: names of the arguments that may differ from those of the earlier run, such as ["batch_size", "seed"], or
+            "any".  `num_epoch` and the learning rate may always differ.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
             schedule (a function of the number of updates).  Default: a constant learning rate.
         schedule_params: dict of the parameters of a named schedule.  Defaults: `base_lr` is the learning rate of the
@@ -298,12 +303,14 @@ def fit(
     data = add_class_weights(model, data, class_weight, train_data)
 
     # optimizer, schedule, metrics
+    passed = {"optimizer_params": optimizer_params, "schedule": schedule, "schedule_params": schedule_params}
     learning_rate = (optimizer_params or {}).get("learning_rate")
     rate = _passed_rate(optimizer, learning_rate, schedule, schedule_params)
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     settings = replace(settings, ignores_base_lr=schedule is not None and schedule.absolute)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
+    passed |= {"optimizer": optimizer, "learning_rate": rate, "ema": ema, "loss": loss, "loss_weights": loss_weights}
     if ema is not None:
         optimizer = _with_average(optimizer, ema)
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(model, data))
@@ -367,6 +374,11 @@ def fit(
     # dispatches and evaluation
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
     host = bool(host_metrics)
+    passed |= {"batch_size": batch_size, "micro_batches": micro_batches, "seed": seed, "shuffle": shuffle, "frozen": frozen}
+    passed |= {"clip_norm": clip_norm, "clip_value": clip_value, "policy": policy, "regularizers": dict(regularizers)}
+    passed |= {"steps_per_epoch": steps_per_epoch, "class_weight": class_weight, "sync_batch_stats": sync_batch_stats}
+    passed |= {"reduce": "psum" if reduce is None else reduce, "gather_outputs": gather_outputs}
+    shapes = jax.eval_shape(lambda *arrays: arrays, state.params, state.aux)
     spec = DispatchSpec(
         model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=host, step_names=names
     )
@@ -376,18 +388,19 @@ def fit(
     run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every, profiler)
-    _prepare_folder(run, checkpoint, resume)
+    run.set_fingerprint(lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed))
+    _prepare_folder(run, checkpoint, resume, resume_with)
     return run.go()
 
 
-def _prepare_folder(run: Run, checkpoint: str | Path | None, resume: bool | str | Path | None) -> None:
+def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
     """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside."""
     source = checkpoint if resume is True else resume or None
     try:
         if checkpoint is not None:
             locks.acquire(checkpoint, run)  # `Run.go` releases it
         if resume:
-            run.resume_from(source)
+            run.resume_from(source, resume_with)
         if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
             checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
     except BaseException:

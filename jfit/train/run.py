@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
+from jfit.train.fingerprint import check as check_fingerprint
 from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
@@ -74,6 +75,7 @@ class Run:
         self.interrupted, self.stop_reason = False, None
         self._state: TrainState | None = state
         self._best: TrainState | None = None
+        self._fingerprint: Callable[[], dict[str, Any]] | None = None  # of a run of `fit`
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # of a run without a `Loop`, which `Run.load` returned
 
@@ -256,6 +258,7 @@ class Run:
             "learning_rate": self.settings.learning_rate,
             "ema": self._averages,
             "report": self._report(),
+            "fingerprint": None if self._fingerprint is None else self._fingerprint(),
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
@@ -348,18 +351,27 @@ class Run:
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 
-    def resume_from(self, directory: str | Path | None) -> None:
+    def set_fingerprint(self, compute: Callable[[], dict[str, Any]]) -> None:
+        """Set the function that returns what decides the results of this run; see `jfit.train.fingerprint`.  `fit` calls it.
+
+        Args:
+            compute: function without arguments, called once, when the first checkpoint is saved or read.
+        """
+        self._fingerprint = functools.cache(compute)
+
+    def resume_from(self, directory: str | Path | None, resume_with: str | Sequence[str] = ()) -> None:
         """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
 
         Does nothing if the folder has no checkpoint.
 
         Args:
             directory: folder of checkpoints.
+            resume_with: names of settings that may differ from those of the earlier run, or "any".
 
         Raises:
-            ValueError: `directory` is None, the arrays do not match the state of this run, the checkpoint has no position, or
-                it is in the middle of an epoch of another batch size, or another learning rate than that of the earlier run
-                was passed, but the optimizer keeps the learning rate in its state.
+            ValueError: `directory` is None, the arrays do not match the state of this run, the checkpoint has no position,
+                another setting decides what is learned, or it is in the middle of an epoch of another batch size, or another
+                learning rate than that of the earlier run was passed, but the optimizer keeps the learning rate in its state.
         """
         loop = self._require_loop("resume_from")
         if directory is None:
@@ -390,6 +402,8 @@ class Run:
         loop.history = self.history = History.from_json(meta["history"])
         if "learning_rate" in meta:  # not in checkpoints of earlier versions
             self._resume_rate(meta["learning_rate"], directory)
+        if self._fingerprint is not None and meta.get("fingerprint"):
+            check_fingerprint(meta["fingerprint"], self._fingerprint(), resume_with, directory)
         set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
         callback_states: dict[str, list[Any]] = {}
         for name, callback_state in meta["callbacks"]:

@@ -1,0 +1,319 @@
+"""The fingerprint of a run: all that decides its results, saved in checkpoints and compared when a run is resumed.
+
+A resumed run has the results of the uninterrupted one only with the same model, optimizer, settings and data.  Differences in
+these raise an error, unless the user allows them.  Other versions and devices are logged; they raise an error only if
+reduce="ordered" promised the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.data import ArrayData, StreamData
+from jfit.lowering.model import Model
+from jfit.programs.constants import Constants
+from jfit.programs.keys import ByIdentity
+
+SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
+SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data
+_MAX_DEPTH = 40
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "jfit")
+ENVIRONMENT = ("versions", "devices", "cores")
+
+
+# ------------------------------------------------------------------------------------------------ what is compared
+def fingerprint(
+    model: Model, data: ArrayData | StreamData, state: tuple[Any, Any], inputs: Any, devices: Sequence[Any], settings: Any
+) -> dict[str, Any]:
+    """Return the fingerprint of a run, JSON-serializable.
+
+    Args:
+        model: the model that is trained.
+        data: the training data.
+        state: (parameters, auxiliary states), pytrees of `jax.ShapeDtypeStruct`.
+        inputs: shapes and dtypes of the first batch, by input name.
+        devices: the devices of the run.
+        settings: dict of the arguments of `fit` that decide what is learned.
+    """
+    optimizer = settings["optimizer"]
+    described = {name: describe(value) for name, value in settings.items() if name != "optimizer"}
+    rate = described.pop("learning_rate", None)
+    for name in ("optimizer_params", "schedule_params"):  # the learning rate may change, see `Run.resume_from`
+        rates = ("learning_rate", "base_lr")
+        described[name] = {k: v for k, v in (described.get(name) or {}).items() if k not in rates}
+    return {
+        "model": _model(model, state, inputs),
+        "optimizer": _optimizer(optimizer),
+        **described,
+        **_data(data, inputs),
+        "learning_rate": rate,
+        "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _optimizer(optimizer: Any) -> str:
+    """Name and digest; of an optax transformation a second digest without its numbers, one of which is the learning rate."""
+    if optimizer.takes_rate:
+        return f"{optimizer.name} {digest(optimizer)}"
+    return f"optax {digest(optimizer)} {digest(optimizer, numbers=False)}"
+
+
+def _model(model: Model, state: tuple[Any, Any], inputs: Any) -> str:
+    """The digest of the graph, or of the jaxpr of a function with its constants."""
+    if model.symbol is not None:
+        return "graph " + digest(model.symbol.tojson(remove_amp_cast=False))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        closed = jax.make_jaxpr(lambda *a: model.apply(*a[:3], key=a[3], train=True))(*state, dict(inputs), key)
+    except Exception:  # for example because it reads the axis of the devices: then it is not compared
+        return "function"
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))  # names of functions in parameters have addresses
+    return "function " + digest([text, [describe(x) for x in closed.consts]])
+
+
+def _data(data: ArrayData | StreamData, inputs: Any) -> dict[str, Any]:
+    if not isinstance(data, ArrayData):
+        # batches may have different lengths, and an iterator cannot be read twice
+        return {"data": {name: str(spec.dtype) for name, spec in inputs.items()}}
+    arrays = dict(data.arrays) | ({} if data.weight is None else {"weight": data.weight})
+    return {"rows": data.num_rows, "data": {name: _sample(array) for name, array in arrays.items()}}
+
+
+def _sample(array: Any) -> str:
+    rows = len(array)
+    row_bytes = max(int(np.prod(array.shape[1:])) * array.dtype.itemsize, 1)
+    count = min(rows, max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes)))
+    chosen = np.ascontiguousarray(np.asarray(array[np.unique(np.linspace(0, rows - 1, count).astype(int))]))
+    return f"{array.dtype} {tuple(array.shape[1:])}, sample {digest(chosen)}"
+
+
+# ------------------------------------------------------------------------------------------------ the comparison
+def check(earlier: Mapping[str, Any], now: Mapping[str, Any], allowed: str | Iterable[str], directory: Any) -> None:
+    """Compare the fingerprint in a checkpoint with that of the run that continues it.
+
+    Args:
+        earlier: the fingerprint in the checkpoint.
+        now: that of this run.
+        allowed: the argument `resume_with` of `fit`.
+        directory: the folder of the checkpoint, for messages.
+
+    Raises:
+        ValueError: a setting differs that decides what is learned; or reduce="ordered" cannot keep its promise.
+    """
+    allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+    if unknown := [name for name in allowed if name not in now and name not in ("any", "optimizer_params")]:
+        raise ValueError(f"resume_with has {unknown[0]!r}; expected 'any', or names of these: {', '.join(now)}")
+    changes = _changes(earlier, now)
+    is_ordered = "ordered" in (str(now.get("reduce")), str(earlier.get("reduce")))
+    refused, logged = [], []
+    for name, text in changes:
+        is_logged = name == "learning_rate" or (name in ENVIRONMENT and not (is_ordered and _changes_bits(name, earlier, now)))
+        is_logged |= name == "reduce" and {earlier[name], now[name]} <= set(SUMS)
+        is_logged |= name == "optimizer" and _differs_in_numbers(earlier[name], now[name])
+        (logged if is_logged or "any" in allowed or name in allowed else refused).append((name, text))
+    if logged:
+        logging.getLogger("jfit").warning(
+            "resume: the run in %s continues with differences: %s", directory, "; ".join(text for _, text in logged)
+        )
+    if refused:
+        names = sorted({name for name, _ in refused})
+        texts = "; ".join(text for _, text in refused[:4]) + (f"; and {len(refused) - 4} more" if len(refused) > 4 else "")
+        reason = "reduce='ordered' could not keep the bits" if set(names) <= {*ENVIRONMENT} else "it would learn something else"
+        raise ValueError(
+            f"resume: the run in {directory} was trained with other settings, so {reason}: {texts}. Pass the earlier values, "
+            f"or allow the change with resume_with={names!r}"
+        )
+
+
+def _changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, text) of each difference; names that one of the two does not have are not compared."""
+    versions = [fields.get("versions", {}) for fields in (earlier, now)]
+    same_python = versions[0].get("python", "").rsplit(".", 1)[0] == versions[1].get("python", "").rsplit(".", 1)[0]
+    same_jax = all(versions[0].get(name) == versions[1].get(name) for name in ("jax", "optax", "jfit"))
+    changes = []
+    new_rate = earlier.get("learning_rate") != now.get("learning_rate")
+    for name in now:
+        if name not in earlier or earlier[name] == now[name] or name in ("optimizer_params", "schedule_params"):
+            continue
+        old, new = earlier[name], now[name]
+        if name == "data" and [*old.values()] == [*new.values()]:
+            continue  # other names of the arguments of a function
+        if name == "model" and not old.startswith("graph") and not same_jax:
+            continue  # other versions of jax write other jaxprs
+        if name in ("optimizer", "schedule", "loss", "regularizers") and _is_digest_only(old, new):
+            if not (same_python and same_jax) or (new_rate and name in ("optimizer", "schedule")):
+                continue  # other versions have other code; a new learning rate may be in the code
+            changes += _parameters(name, earlier, now)
+        elif isinstance(old, dict) and isinstance(new, dict):
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            changes += [(name, f"{name}: {key} was {old.get(key)} and is {new.get(key)}") for key in keys]
+        else:
+            changes.append((name, f"{name} was {_short(old)} and is {_short(new)}"))
+    if earlier.get("schedule") == now.get("schedule"):
+        changes += [] if earlier.get("schedule_params") == now.get("schedule_params") else _parameters("schedule", earlier, now)
+    return changes
+
+
+def _parameters(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The differences of an optimizer or schedule by parameter, if they are in its dict of parameters."""
+    old, new = earlier.get(f"{name}_params") or {}, now.get(f"{name}_params") or {}
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    texts = [f"{key} of the {name} was {old.get(key)} and is {new.get(key)}" for key in keys]
+    return [(name, text) for text in texts or [f"{name} was {_short(earlier[name])} and is {_short(now[name])}"]]
+
+
+def _is_digest_only(old: Any, new: Any) -> bool:
+    """Whether two descriptions 'name digest' differ in the digest only."""
+    return isinstance(old, str) and isinstance(new, str) and " " in old and old.split(" ")[0] == new.split(" ")[0]
+
+
+def _differs_in_numbers(old: str, new: str) -> bool:
+    """Whether two optax transformations may differ in the learning rate only, which is a number in their functions."""
+    old_parts, new_parts = old.split(" "), new.split(" ")
+    return len(old_parts) == len(new_parts) == 3 and old_parts[::2] == new_parts[::2]
+
+
+def _changes_bits(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a difference of versions, devices or cores changes the bits of a run with reduce="ordered"."""
+    if name == "versions":
+        return any(earlier[name].get(library) != now[name].get(library) for library in ("jax", "jaxlib"))
+    old, new = (fields["devices"].partition(" x ")[2] for fields in (earlier, now))
+    return old != new or (name == "cores" and "cpu" in new.lower())
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ------------------------------------------------------------------------------------------------ descriptions of values
+def describe(value: Any) -> Any:
+    """Describe a setting as JSON: numbers, strings and containers as they are, others by name and a digest.
+
+    Example:
+        >>> describe({"momentum": np.float32(0.5), "nesterov": True})
+        {'momentum': 0.5, 'nesterov': True}
+        >>> describe(lambda x: x + 1) == describe(lambda x: x + 1), describe(lambda x: x + 1) == describe(lambda x: x + 2)
+        (True, False)
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [describe(item) for item in value]
+    name = getattr(value, "__name__", None) or getattr(value, "name", None) or type(value).__name__
+    return f"{str(name).replace(' ', '_')} {digest(value)}"
+
+
+def digest(value: Any, numbers: bool = True) -> str:
+    """Return 12 hexadecimal digits of a value: of the code of functions and all that they close over, of arrays the bytes.
+
+    Equal digests of two processes mean equal values, unless a value has parts that Python cannot read, such as C code.
+
+    Args:
+        value: any value.
+        numbers: whether values of floats are part of it.
+    """
+    hasher = hashlib.sha256()
+    _walk(value, hasher.update, {}, 0, numbers)
+    return hasher.hexdigest()[:12]
+
+
+def _walk(x: Any, add: Callable[[bytes], None], seen: dict[int, Any], depth: int, numbers: bool) -> None:
+    if isinstance(x, float) and not numbers:
+        add(b"float;")
+        return
+    if isinstance(x, (type(None), bool, int, float, complex, str, bytes, types.EllipsisType, np.dtype)):
+        add(f"{type(x).__name__} {x!r};".encode())
+        return
+    add(f"{type(x).__module__}.{type(x).__qualname__}(".encode())
+    if id(x) not in seen and depth < _MAX_DEPTH:
+        parts = _parts(x)
+        if not isinstance(x, tuple):
+            seen[id(x)] = x  # alive, so that another object cannot get its id
+        for part in parts:
+            _walk(part, add, seen, depth + 1, numbers)
+    add(b")")
+
+
+def _parts(x: Any) -> list[Any]:
+    """The values that decide what an object does."""
+    if isinstance(x, (np.ndarray, np.generic, jax.Array)):
+        array = np.asarray(counters.read(jax.random.key_data(x) if _is_key(x) else x))  # sync: once per run
+        return [str(array.dtype), array.shape, array.tobytes() if array.dtype != object else ""]
+    if isinstance(x, (types.BuiltinFunctionType, type, types.ModuleType)):
+        return [getattr(x, "__module__", ""), getattr(x, "__qualname__", x.__name__)]
+    if isinstance(x, types.CodeType):
+        return [x.co_code, list(x.co_consts), list(x.co_names)]
+    if isinstance(x, types.FunctionType):
+        cells = [cell.cell_contents for cell in x.__closure__ or () if _has_contents(cell)]
+        return [x.__code__, x.__defaults__, x.__kwdefaults__, *cells, *_globals(x)]
+    if isinstance(x, functools.partial):
+        return [x.func, x.args, x.keywords]
+    if isinstance(x, types.MethodType):
+        return [x.__func__, x.__self__]
+    if isinstance(x, Mapping):
+        return [part for item in x.items() for part in item]
+    if isinstance(x, Set):
+        return sorted(digest(item) for item in x)
+    return _fields(x)
+
+
+def _fields(x: Any) -> list[Any]:
+    own = getattr(type(x), "program_key", None)
+    if isinstance(x, (Constants, ByIdentity)):
+        return [x.values if isinstance(x, Constants) else x.value]
+    if own is not None:
+        try:
+            return [x.program_key]  # without the base learning rate
+        except Exception:
+            pass  # it has none, because it reads objects of the user
+    if isinstance(x, (list, tuple)):
+        return list(x)
+    if dataclasses.is_dataclass(x):
+        return [getattr(x, field.name) for field in dataclasses.fields(x) if field.name != "base_lr"]
+    wrapped = getattr(x, "__wrapped__", None)
+    return [wrapped] if wrapped is not None else [dict(getattr(x, "__dict__", {}))]
+
+
+def _globals(fn: types.FunctionType) -> list[Any]:
+    """The numbers, strings and functions of its own module that a function reads."""
+    values = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    module = fn.__globals__.get("__name__")
+    return [
+        value
+        for value in values
+        if isinstance(value, (bool, int, float, str)) or (isinstance(value, types.FunctionType) and value.__module__ == module)
+    ]
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _has_contents(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
