@@ -9,6 +9,7 @@ import threading
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,8 +207,9 @@ def test_readers_never_delete_what_another_process_may_be_writing(tmp_path):
     for name in (dead, foreign):
         (tmp_path / name).mkdir()
     before = sorted(os.listdir(tmp_path))
-    checkpoint.load_meta(tmp_path), checkpoint.restore(tmp_path, run.snapshot()), checkpoint.load_arrays(tmp_path)
-    checkpoint.latest(tmp_path), jfit.Run.load(tmp_path)
+    for read in (checkpoint.load_meta, checkpoint.load_arrays, checkpoint.latest, jfit.Run.load):
+        assert read(tmp_path) is not None
+    checkpoint.restore(tmp_path, run.snapshot())
     assert sorted(os.listdir(tmp_path)) == before
     assert atomic.sweep(tmp_path) == [dead]  # a process of another machine cannot be looked up
     os.utime(tmp_path / foreign, (0, 0))
@@ -246,7 +248,7 @@ def dies(at_step: int):
     return jfit.callbacks.lambda_callback(every=at_step, step=on)
 
 
-def both(tmp_path, at_step: int, callbacks=list, **options):
+def both(tmp_path, at_step: int, callbacks: Any = list, **options):
     """(uninterrupted run, run that died and was resumed)."""
     with pytest.raises(Killed):
         train(checkpoint=tmp_path, callbacks=[*callbacks(), dies(at_step)], **options)

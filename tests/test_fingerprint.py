@@ -25,7 +25,6 @@ def folder(tmp_path_factory):
 
 
 x, y = blobs()
-ADAM: dict[str, Any] = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.1}}
 
 
 @pytest.mark.repetitions(12)
@@ -95,8 +94,8 @@ def test_a_function_is_compared_by_what_it_computes(tmp_path, caplog):
     target = x @ np.ones(4, "float32")
 
     def fit(apply, **options):
-        options = {"loss": loss, "optimizer": optax.adam(0.01), "params": {"w": jnp.zeros(4)}} | options
-        return jfit.fit(apply, (x, target), batch_size=10, progress=False, **{"num_epoch": 1} | options)
+        settings: dict[str, Any] = {"loss": loss, "optimizer": optax.adam(0.01), "params": {"w": jnp.zeros(4)}, "num_epoch": 1}
+        return jfit.fit(apply, (x, target), batch_size=10, progress=False, **settings | options)
 
     fit(lambda p, x: scale * x @ p["w"], checkpoint=tmp_path)
     assert fit(lambda params, rows: scale * rows @ params["w"], resume=tmp_path).position["step"] == 5
@@ -106,10 +105,11 @@ def test_a_function_is_compared_by_what_it_computes(tmp_path, caplog):
     scale = 1.0
     fit(lambda p, x: scale * x @ p["w"], resume=tmp_path, optimizer=optax.adam(0.02))  # a number: the learning rate
     assert "optimizer was optax" in caplog.text
-    for change, message in (
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"loss": doubled}, r"loss was loss \w+ and is doubled \w+"),
         ({"optimizer": optax.adam(0.01, nesterov=True)}, r"optimizer was optax [\w ]+ and is optax [\w ]+"),
-    ):
+    ]
+    for change, message in changes:
         with pytest.raises(ValueError, match=message):
             fit(lambda p, x: scale * x @ p["w"], resume=tmp_path, **change)
 

@@ -259,7 +259,8 @@ def _walk(x: Any, add: Callable[[bytes], None], seen: dict[int, Any], depth: int
 def _parts(x: Any) -> list[Any]:
     """The values that decide what an object does."""
     if isinstance(x, (np.ndarray, np.generic, jax.Array)):
-        array = np.asarray(counters.read(jax.random.key_data(x) if _is_key(x) else x))  # sync: once per run
+        plain: Any = jax.random.key_data(x) if _is_key(x) else x
+        array = np.asarray(counters.read(plain))  # sync: once per run
         return [str(array.dtype), array.shape, array.tobytes() if array.dtype != object else ""]
     if isinstance(x, (types.BuiltinFunctionType, type, types.ModuleType)):
         return [getattr(x, "__module__", ""), getattr(x, "__qualname__", x.__name__)]
