@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.train.fit import fit
     from jfit.train.lr_find import lr_find
     from jfit.train.run import Run, last_run
+    from jfit.train.sweep import Sweep, choice, log_uniform, sweep, uniform
 
 __version__ = "0.1.0"
 
@@ -92,6 +93,7 @@ __all__ = [
     "Run",
     "SequentialModule",
     "StepOut",
+    "Sweep",
     "Symbol",
     "TrainState",
     "Trainer",
@@ -99,6 +101,7 @@ __all__ = [
     "callback",
     "callbacks",
     "checkpoint",
+    "choice",
     "clear_programs",
     "compile_cache",
     "counters",
@@ -115,6 +118,7 @@ __all__ = [
     "init_state",
     "last_run",
     "load",
+    "log_uniform",
     "losses",
     "lower",
     "lr_find",
@@ -128,10 +132,12 @@ __all__ = [
     "regularizers",
     "score",
     "summary",
+    "sweep",
     "sym",
     "totals",
     "tpu",
     "train_step",
+    "uniform",
 ]
 
 _PACKAGES = "callbacks checkpoint counters data export formats init losses metrics ops optim parallel programs sym"
@@ -155,6 +161,7 @@ _HOMES = {
     "jfit.train.fit": "fit",
     "jfit.train.lr_find": "lr_find",
     "jfit.train.run": "Run last_run",
+    "jfit.train.sweep": "Sweep choice log_uniform sweep uniform",
 }
 
 _lazy.attributes(
