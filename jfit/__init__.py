@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.data import Batch, NDArrayIter
     from jfit.disk_cache import compile_cache
     from jfit.graph import Symbol
+    from jfit.interrupts import graceful_stop
     from jfit.load import Loaded, load
     from jfit.lowering import lower, summary
     from jfit.lowering.model import Model, Policy
@@ -113,6 +114,7 @@ __all__ = [
     "fit",
     "formats",
     "gpu",
+    "graceful_stop",
     "gradients",
     "init",
     "init_state",
@@ -145,6 +147,7 @@ _HOMES = {
     "jfit.data": "Batch NDArrayIter",
     "jfit.graph": "Symbol",
     "jfit.load": "Loaded load",
+    "jfit.interrupts": "graceful_stop",
     "jfit.lowering": "lower summary",
     "jfit.lowering.model": "Model Policy",
     "jfit.mxnet.feedforward": "FeedForward TrainingOptions",

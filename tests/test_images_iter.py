@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,9 +19,12 @@ import jfit
 import jfit.mx as mx
 from jfit.data import ImageRecords
 from jfit.data.images.pack import pack_list
-from jfit.data.images.source import read_list
+from jfit.data.images.pool import Pool
+from jfit.data.images.recipe import Recipe
+from jfit.data.images.source import Job, read_list
 from jfit.formats import FormatError
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack
+from jfit.interrupts import StopFlag
 from jfit.train.callbacks import lambda_callback
 
 pytest.importorskip("PIL.Image")
@@ -394,3 +398,16 @@ def test_broken_images_raise_while_packing_or_are_skipped(folder, capsys):
     assert "skipped: " in capsys.readouterr().err
     batch = ImageRecords(folder / "a.rec", (3, 12, 12), 4, label_width=2).next()
     assert batch.label[0].tolist() == [[0, 0], [1, 0.5], [2, 1], [4, 2]]
+
+
+def test_ctrl_c_ends_the_wait_for_a_stopped_worker_and_closing_kills_it():
+    pool = Pool(Job(str(TEN), None, 1, 0, Recipe((3, 16, 16))), 1, 4, 2)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGSTOP)
+    pool.submit([(0, 0)] * 4, 0)
+    started = time.monotonic()
+    with StopFlag().watching(), pytest.raises(KeyboardInterrupt, match=r"stopped by Ctrl-C"):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        pool.take()
+    pool.close()
+    assert ended(pool.pids) and time.monotonic() - started < 20

@@ -3,13 +3,83 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from jfit import interrupts
+
 _JOIN_SECONDS = 5.0  # after this, `close` stops waiting for a source that blocks; its thread is a daemon
+_STOP_SECONDS = 0.5  # the same after Ctrl-C or SIGTERM
+LOG_SECONDS = 60.0  # waits for an item that are longer are logged
+
+
+class DataTimeout(TimeoutError):
+    """Raised if a data source takes longer than a limit, such as `data_timeout=` of `jfit.fit`, to return a batch.
+
+    Example:
+        >>> issubclass(DataTimeout, TimeoutError)
+        True
+    """
+
+
+class Patience:
+    """Reports that a source takes long to return an item, and limits the time: `patience(number, seconds)`.
+
+    Args:
+        what: function of the number of the item, from 0, that returns its description, such as "batch 3 of epoch 0".
+        timeout: seconds after which `DataTimeout` is raised; None: never.
+
+    Raises:
+        DataTimeout: from a call with at least `timeout` seconds.
+
+    Example:
+        >>> patience = Patience("item {}".format, timeout=2.0)
+        >>> patience(0, 1.0)
+        >>> try:
+        ...     patience(0, 2.0)
+        ... except DataTimeout as error:
+        ...     print(error)
+        waited 2 s for item 0, the limit that data_timeout= sets; the loader or one of its workers is stopped, waits ...
+    """
+
+    def __init__(self, what: Callable[[int], str], timeout: float | None = None) -> None:
+        self.what, self.timeout = what, timeout
+        self._due = LOG_SECONDS
+
+    def __call__(self, number: int, seconds: float) -> None:
+        """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
+        if self.timeout is not None and seconds >= self.timeout:
+            raise DataTimeout(
+                f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets; the loader or one of "
+                "its workers is stopped, waits for something that does not come, or is slow: look at it with py-spy dump, or "
+                "raise the limit"
+            )
+        if seconds < LOG_SECONDS:
+            self._due = LOG_SECONDS
+        elif seconds >= self._due:
+            self._due = 2 * self._due
+            logging.getLogger("jfit").warning(
+                "waiting for %s for %.0f s; Ctrl-C stops the training, data_timeout= of jfit.fit sets a limit",
+                self.what(number),
+                seconds,
+            )
+
+
+def next_patiently(iterator: Iterator[Any], patience: Patience) -> Any:
+    """Return the next item of an iterator, which another thread reads, so that Ctrl-C is noticed if it blocks in C code.
+
+    Example:
+        >>> next_patiently(iter([3]), Patience("item {}".format))
+        3
+    """
+    item = interrupts.in_thread(next, iterator)
+    interrupts.wait_for(item, lambda seconds: patience(0, seconds))
+    return item.result()
 
 
 class _Channel:
@@ -18,7 +88,7 @@ class _Channel:
     def __init__(self, size: int):
         self.items: collections.deque[Any] = collections.deque()
         self.size, self.changed = size, threading.Condition()
-        self.closed = self.finished = False
+        self.closed = self.finished = self.gave_up = False
         self.error: BaseException | None = None
 
     def put(self, item: Any) -> bool:
@@ -30,10 +100,15 @@ class _Channel:
                 self.changed.notify_all()
             return not self.closed
 
-    def get(self) -> Any:
-        """Return the next item; at the end, raise the writer's error once, then StopIteration."""
+    def get(self, waiting: Callable[[float], None] | None = None) -> Any:
+        """Return the next item; at the end, raise the writer's error once, then StopIteration.
+
+        Args:
+            waiting: called with the seconds of the wait so far, several times per second.
+        """
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.items or self.finished)
+            if not (self.items or self.closed or self.finished):
+                self._wait(waiting)
             if self.items and not self.closed:
                 self.changed.notify_all()
                 return self.items.popleft()
@@ -41,6 +116,13 @@ class _Channel:
         if error is not None:
             raise error
         raise StopIteration
+
+    def _wait(self, waiting: Callable[[float], None] | None) -> None:
+        started = time.monotonic()
+        while not self.changed.wait_for(lambda: self.closed or self.items or self.finished, interrupts.WAIT_SECONDS):
+            interrupts.check()
+            if waiting is not None:
+                waiting(time.monotonic() - started)
 
     def finish(self, error: BaseException | None) -> None:
         with self.changed:
@@ -77,7 +159,7 @@ def _stop(channel: _Channel, thread: threading.Thread) -> None:
     channel.close()
     # Garbage collection may run this inside the reading thread, which cannot wait for itself.
     if thread is not threading.current_thread():
-        thread.join(_JOIN_SECONDS)
+        thread.join(_STOP_SECONDS if interrupts.is_stopping() or channel.gave_up else _JOIN_SECONDS)
 
 
 class Prefetch(Iterator[Any]):
@@ -87,6 +169,10 @@ class Prefetch(Iterator[Any]):
         source: iterable to read.
         size: maximum number of items in the queue.
         transform: function applied to each item in the thread, or None.
+        patience: called with the number of the next item and the seconds of the wait for it, several times per second; None.
+
+    Attributes:
+        thread: the `threading.Thread` that reads.
 
     Example:
         >>> items = Prefetch(range(3), 1, None)
@@ -94,22 +180,40 @@ class Prefetch(Iterator[Any]):
         (0, None, [])
     """
 
-    def __init__(self, source: Iterable[Any], size: int, transform: Callable[[Any], Any] | None):
-        self._channel = _Channel(size)
+    def __init__(
+        self,
+        source: Iterable[Any],
+        size: int,
+        transform: Callable[[Any], Any] | None,
+        patience: Callable[[int, float], None] | None = None,
+    ):
+        self._channel, self._patience, self._count = _Channel(size), patience, 0
         # The thread refers only to the queue, so that this object can be garbage-collected while the thread runs; the finalizer
         # then closes the queue, which ends the thread.
-        thread = threading.Thread(target=_read, args=(self._channel, source, transform), name="jfit-prefetch", daemon=True)
+        self.thread = thread = threading.Thread(
+            target=_read, args=(self._channel, source, transform), name="jfit-prefetch", daemon=True
+        )
         self._finalizer = weakref.finalize(self, _stop, self._channel, thread)
         thread.start()
 
     def __next__(self) -> Any:
         try:
-            return self._channel.get()
+            item = self._channel.get(self._waiting if self._patience is not None else None)
+            self._count += 1
+            return item
         except KeyboardInterrupt:
             raise  # the caller may catch it and continue: no item is lost
+        except DataTimeout:
+            self._channel.gave_up = True
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
+
+    def _waiting(self, seconds: float) -> None:
+        if self._patience is not None:
+            self._patience(self._count, seconds)
 
     def close(self) -> None:
         """Stop the thread and drop its items; iteration ends.  Calling it again has no effect."""
@@ -122,7 +226,13 @@ class Prefetch(Iterator[Any]):
         self.close()
 
 
-def prefetch(iterable: Iterable[Any], size: int = 2, transform: Callable[[Any], Any] | None = None) -> Prefetch:
+def prefetch(
+    iterable: Iterable[Any],
+    size: int = 2,
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    patience: Callable[[int, float], None] | None = None,
+) -> Prefetch:
     """Iterate over an iterable in order, reading up to `size` items ahead in a background thread.
 
     An exception raised by the iterable or by `transform` is raised in the caller after all items before it, with its original
@@ -133,6 +243,8 @@ def prefetch(iterable: Iterable[Any], size: int = 2, transform: Callable[[Any], 
         iterable: the iterable; a generator is closed in the background thread.
         size: maximum number of items read ahead, at least 1.
         transform: function applied to each item in the thread, such as decoding or `jax.device_put`; None: no function.
+        patience: called with the number of the next item, from 0, and the seconds of the wait for it, several times per second
+            while the caller waits; it may raise an exception, which ends the iteration.  None: waits have no limit.
 
     Returns:
         Prefetch: an iterator with a `close()` method, also a context manager.
@@ -147,4 +259,4 @@ def prefetch(iterable: Iterable[Any], size: int = 2, transform: Callable[[Any], 
     """
     if size < 1:
         raise ValueError(f"prefetch size is {size}, expected at least 1; to read without a thread, iterate directly.")
-    return Prefetch(iterable, size, transform)
+    return Prefetch(iterable, size, transform, patience)

@@ -13,6 +13,7 @@ from jfit.data.batch import Batch, Names, is_mxnet_iter
 from jfit.data.columns import Columns, label_without_columns, select
 from jfit.data.elements import to_batch
 from jfit.data.positions import decode, encode
+from jfit.data.prefetch import Patience, next_patiently
 from jfit.data.row_batches import collated, is_row
 from jfit.data.weights import ClassWeights
 
@@ -39,6 +40,7 @@ class StreamData:
     Attributes:
         class_weights: `ClassWeights` that multiply the row weights of every batch, or None.
         needs_columns: whether a batch that is no dict is an error, because the user passed the names of its label columns.
+        timeout: seconds after which the wait for a batch raises `DataTimeout`; None: no limit.
 
     Raises:
         ValueError: the source is endless and `steps_per_epoch` is None, or it has fewer batches than `steps_per_epoch`.
@@ -52,6 +54,7 @@ class StreamData:
 
     num_rows = None
     shuffle = False
+    timeout: float | None = None  # seconds to wait for a batch; None: no limit
 
     def __init__(
         self,
@@ -296,10 +299,15 @@ class StreamData:
         """Return the first batch of an epoch without consuming it: for shapes and dtypes before training starts."""
         if self._first is None:
             stream = self._passes(epoch) if self._continues else self._read(epoch)
-            self._first = (epoch, next(stream), stream)
+            patience = Patience(lambda _: self.described(0, epoch), self.timeout)
+            self._first = (epoch, next_patiently(stream, patience), stream)
             if self._continues:
                 self._sequence = _chain(*self._first[1:])
         return self._first[1]
+
+    def described(self, batch: int, epoch: int) -> str:
+        """Return the name of a batch for messages, such as "batch 3 of epoch 0 (DataLoader)"."""
+        return f"batch {batch} of epoch {epoch} ({_kind(self.source)})"
 
     def state(self) -> Any | None:
         """Return the current state of the source (`state_dict()` of torchdata, `get_state()` of grain), or None without one.

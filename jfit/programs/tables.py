@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfit import counters
+from jfit import counters, interrupts
 from jfit.programs.constants import Constants, bound, table_of, tracing
 from jfit.programs.keys import key_of, read_function
 
@@ -390,9 +390,11 @@ class Program:
 
     def _prepared_call(self, call: _Call, shared: _Shared, prepared: _Prepared) -> Any:
         """Call a function that another thread compiles; if that failed or was cancelled, the call compiles."""
-        with contextlib.suppress(Exception):
-            prepared.compiled.result()
-        (shared if prepared.is_shared else self._unshared).prepared.pop(call.signature)
+        entries = (shared if prepared.is_shared else self._unshared).prepared
+        if prepared.compiled.cancelled() and interrupts.is_watched():
+            prepared = entries[call.signature] = prepared._replace(compiled=_compile_in_thread(prepared.lowered))
+        interrupts.wait_for(prepared.compiled)  # after Ctrl-C this raises; a later call waits for the same compilation
+        entries.pop(call.signature)
         result = prepared.run(*call.args, *call.table)
         if prepared.text is not None:
             _by_text[prepared.text] = prepared.run
@@ -403,7 +405,8 @@ class Program:
         """Trace and lower the function; compile it unless an equal text was compiled before."""
         body, run = self._compiled(call)
         with self._traceable(body):
-            _, text, is_shared = self._lowered(call, body, run)
+            lowered, text, is_shared = self._lowered(call, body, run)
+            interrupts.check()
             known = text and _by_text.get(text)
             if known is not None:
                 body.fn = None
@@ -412,6 +415,10 @@ class Program:
                     self._keep(call, known, shared if is_shared else None)
                     return result
                 body.fn = self._fn
+            if interrupts.is_watched() and hasattr(run, "trace"):  # so that Ctrl-C does not wait for the compiler
+                entry = _Prepared(run, call.key, text, is_shared, lowered, _compile_in_thread(lowered))
+                (shared if is_shared else self._unshared).prepared[call.signature] = entry
+                return self._prepared_call(call, shared, entry)
             result = run(*call.args, *call.table)
         if text is not None:
             _by_text[text] = run
@@ -463,6 +470,10 @@ def _describe(x: Any) -> Any:
 
 def _is_disabled() -> bool:
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _compile_in_thread(lowered: Any) -> Future[Any]:
+    return interrupts.in_thread(_compile, lowered, settings(), daemon=False)  # XLA must not compile while the process exits
 
 
 def _compile(lowered: Any, expected: Any) -> None:

@@ -9,7 +9,8 @@ padded: their incomplete batches keep their size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.columns import Columns, column_names
+from jfit.data.prefetch import Patience
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, Plan, Policy, Specs, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
@@ -64,6 +66,7 @@ class Settings:
         ignores_base_lr: whether the schedule is a function of the number of updates alone, as optax schedules are.
         columns: label and feature columns of the training data, if it has named columns; else None.
         eval_every: number of epochs between two evaluations.
+        data_timeout: maximum number of seconds to wait for a batch of an iterable; None: no limit.
     """
 
     devices: list[Device]
@@ -81,6 +84,7 @@ class Settings:
     ignores_base_lr: bool = False
     columns: Columns | None = None
     eval_every: int = 1
+    data_timeout: float | None = None
     regularizers: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,13 +101,14 @@ def settings_of(
     checkpoint: str | Path | None = None,
     label: Any = None,
     eval_every: int = 1,
+    data_timeout: float | None = None,
 ) -> Settings:
     """Check arguments of `jfit.fit`, described there, and convert them to `Settings`.
 
     Args:
         model: the `Model`, for `devices="auto"`: the functions of JAX frameworks get one device on a CPU.
-        devices, batch_size, eval_batch_size, num_epoch, eval_metric, policy, directory, checkpoint, label, eval_every: see
-            `jfit.fit`.
+        devices, batch_size, eval_batch_size, num_epoch, eval_metric, policy, directory, checkpoint, label, eval_every,
+            data_timeout: see `jfit.fit`.
 
     Raises:
         ValueError: an invalid list of devices, metric or policy.
@@ -119,6 +124,7 @@ def settings_of(
         checkpoint=None if checkpoint is None else str(checkpoint),
         columns=Columns.of(label),
         eval_every=eval_every,
+        data_timeout=data_timeout,
     )
 
 
@@ -429,6 +435,7 @@ class HostBatches:
         self.reason, self.values, self._announced = reason, values, False
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
+        self._thread: threading.Thread | None = None  # that of the last `read`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
 
@@ -453,7 +460,16 @@ class HostBatches:
             source = _sequential(self.data, self.batch_size)
         else:
             source = self.data.batches(epoch, self.batch_size, start)
-        return prefetch(source, size=ahead, transform=self._prepare)
+        data = self.data
+
+        def what(number: int) -> str:
+            number += start
+            return data.described(number, epoch) if isinstance(data, StreamData) else f"batch {number} of epoch {epoch}"
+
+        patience = Patience(what, data.timeout if isinstance(data, StreamData) else None)
+        stream = prefetch(_after(self._thread, source), size=ahead, transform=self._prepare, patience=patience)
+        self._thread = stream.thread
+        return stream
 
     def whole(self) -> tuple[Batch, int]:
         """Return all rows of an `ArrayData` as one batch, prepared by the calling thread, as `read` yields batches."""
@@ -502,6 +518,13 @@ class HostBatches:
         plan = self.plans[key].in_evaluation
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
         warn_per_device(plan, self.devices)
+
+
+def _after(thread: threading.Thread | None, source: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the batches of a source once an earlier thread has ended, which may still read from it after Ctrl-C."""
+    if thread is not None:
+        thread.join()
+    yield from source
 
 
 def plan_key(inputs: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jfit import counters
+from jfit import counters, interrupts
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
 from jfit.graph import GraphError
@@ -114,6 +114,7 @@ class Scorer:
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=True)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
+                interrupts.check()
                 result = self._program(state.params, state.aux, totals, batch, np.int32(number))
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
@@ -177,6 +178,7 @@ class ResidentScorer:
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
             totals = self._program(state.params, state.aux, totals, self._epoch_data, np.int32(first), count)
+            interrupts.check()
             if number % IN_FLIGHT == IN_FLIGHT - 1:
                 counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         return values(self.scorer.metrics, counters.read(totals))

@@ -42,7 +42,7 @@ from jfit.train.loop import make_dispatcher
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.step_log import step_names
-from jfit.train.train_data import add_class_weights, check_options, split_rows
+from jfit.train.train_data import add_class_weights, check_options, set_timeout, split_rows
 
 MAPPED_CALL_BYTES = 32 << 20  # maximum size of the batches of a dispatch if the data is on the disk, with steps_per_call="auto"
 
@@ -99,6 +99,7 @@ def fit(
     reduce: Any = None,
     shard: Mapping[str, Any] | None = None,
     mesh: Any = None,
+    data_timeout: float | None = None,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -229,16 +230,23 @@ def fit(
         mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
             `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.
+        data_timeout: maximum number of seconds to wait for a batch of an iterable; if it takes longer, a checkpoint is saved
+            (with `checkpoint=`) and `jfit.data.DataTimeout` raised.  Default: no limit; a wait is logged after 60 seconds.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
-        it holds the state of the last finished step, and `run.interrupted` is True.
+        it holds the state of the last finished step, and `run.interrupted` is True.  A second Ctrl-C raises KeyboardInterrupt;
+        `jfit.last_run()` then returns the run.
 
     Raises:
         ValueError: invalid argument, data that does not match the inputs of the model, invalid labels, or empty data.
         TypeError: unsupported type of the model, the data or a callback.
         FolderInUse: another run saves its checkpoints in the folder `checkpoint` (a RuntimeError).
         OSError: the folder `checkpoint` cannot be written, or the last checkpoint could not be.
+        DataTimeout: a batch took longer than `data_timeout`.
+        SystemExit: with `checkpoint=`, SIGTERM ended the process: the step was finished, a checkpoint saved, the callbacks got
+            "fit_end", and the exit code is 143.  A second SIGTERM ends the process at once.  Not if a handler of SIGTERM is
+            installed, nor outside the main thread.
         Exception: exceptions of callbacks, data iterators and metric functions are re-raised; `jfit.last_run()` then returns
             the run with the state of the last finished step.
 
@@ -260,7 +268,7 @@ def fit(
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
-    check_options(steps_per_epoch, validation_split, eval_every, eval_data)
+    check_options(steps_per_epoch, validation_split, eval_every, eval_data, data_timeout)
     settings = settings_of(
         devices=None if is_auto(devices) else devices,
         batch_size=batch_size,
@@ -272,6 +280,7 @@ def fit(
         checkpoint=checkpoint,
         label=label,
         eval_every=eval_every,
+        data_timeout=data_timeout,
     )
     rule = get_reduce(reduce)
     mesh = mesh_of(mesh, shard, devices, reduce) if mesh is not None or shard is not None else None
@@ -296,6 +305,7 @@ def fit(
         sample_weight=sample_weight,
         steps_per_epoch=steps_per_epoch,
     )
+    set_timeout(data, data_timeout)
     data, held_back = split_rows(data, validation_split)
     batches = data.num_batches(batch_size)
     probe = first_batch(model, data, batch_size)
@@ -450,6 +460,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
         return None
     size, metrics = settings.eval_batch_size, settings.metrics
     data = data_of(model, eval_data, size, label=settings.columns)
+    set_timeout(data, settings.data_timeout)
     probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy, settings.regularizers)
     try:

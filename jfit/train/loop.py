@@ -24,6 +24,7 @@ import contextlib
 import functools
 import itertools
 import math
+import signal
 import time
 import warnings
 import weakref
@@ -36,7 +37,8 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.data import ArrayData, Batch, StreamData
+from jfit.data import ArrayData, Batch, DataTimeout, StreamData
+from jfit.interrupts import StopFlag, Stopped, in_graceful_stop
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
 from jfit.parallel.ordered import slices_of
@@ -51,8 +53,8 @@ from jfit.train.callbacks.base import Callback, Event
 from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
 from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics
-from jfit.train.interrupts import StopFlag
 from jfit.train.profiling import StepProfiler
+from jfit.train.saving import save_now, savers
 from jfit.train.step_log import StepLog, StepRow
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
@@ -88,7 +90,8 @@ class Loop:
         batch: number of batches done in the current epoch.
         step: number of updates done since training began.
         stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
-        interrupted: True if Ctrl-C ended training.
+        interrupted: True if Ctrl-C or SIGTERM ended training.
+        exit_code: 143 if SIGTERM ended training and the process is to end, else None.
         report: (loss, learning rate) of the last dispatch, float32 array of shape (2,) on the devices, or None.
     """
 
@@ -124,7 +127,10 @@ class Loop:
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = False
+        self.exit_code: int | None = None
         self.report: Any = None
+        # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
+        self._trained: tuple[dict[str, int], dict[str, Any], float] | None = None
         self._warned = False  # whether the warning `NonFiniteLoss` was given
         self._pending: _LogPoint | None = None  # the last log point, if its values are not read from the devices yet
         self._unsent: deque[StepRow] = deque()  # values of steps that are read, for "step_log" events
@@ -141,12 +147,24 @@ class Loop:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
         self._num_epoch = num_epoch
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
-        with StopFlag().watching() as flag, counters.explained(), compiling_ahead(self.evaluate) as self._compile_ahead:
+        first, flag, terminate = self.step, StopFlag(), bool(savers(self)) or in_graceful_stop()
+        with (
+            flag.watching(terminate=terminate),
+            counters.explained(),
+            compiling_ahead(self.evaluate) as self._compile_ahead,
+        ):
             try:
                 self._notify_all("fit_start", {})
-                while not self._stopped(flag) and self.epoch < num_epoch:
-                    self._epoch(flag)
-            except BaseException:
+                with contextlib.suppress(Stopped):
+                    while not self._stopped(flag) and self.epoch < num_epoch:
+                        self._epoch(flag)
+                flag.critical = False
+                if self._stopped(flag) and flag.signal is signal.SIGTERM:
+                    save_now(self, first)
+                    self.exit_code = None if flag.owned else flag.exit_code
+            except BaseException as error:
+                if isinstance(error, DataTimeout):
+                    save_now(self, first)
                 self._notify_after_error()
                 raise
             finally:
@@ -165,11 +183,16 @@ class Loop:
     def _stopped(self, flag: StopFlag) -> bool:
         if flag.set:
             self.interrupted = True
-            self.stop_reason = self.stop_reason or "interrupted by Ctrl-C"
+            reason = "ended by SIGTERM" if flag.signal is signal.SIGTERM else "interrupted by Ctrl-C"
+            self.stop_reason = self.stop_reason or reason
         return self.stop_reason is not None
 
     def _epoch(self, flag: StopFlag) -> None:
         """Train the rest of the current epoch; return early, without "epoch_end", if training is stopped."""
+        if self._trained is not None and self._trained[0] == self.position:
+            self._notify_all("epoch_start", {})
+            self._evaluate_epoch(flag, *self._trained[1:])
+            return
         if self.batch == 0:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics, self.state.metrics.logged), self.devices))
             if self.host_metrics is not None:
@@ -182,11 +205,15 @@ class Loop:
             for dispatch in dispatches:
                 if self.profiler is not None:
                     self.profiler.before(self.step, self.report)
+                flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
                 self.state, report = dispatch.run(self.state)
                 if self.step_log is not None:
                     report = self.step_log.push(report, dispatch.steps, self.position)
                 self.report = report = report if self.host_metrics is None else self.host_metrics.push(report)
                 self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
+                flag.critical = False
+                if flag.urgent:
+                    raise KeyboardInterrupt
                 samples += dispatch.rows
                 if self.profiler is not None:
                     self.profiler.after(self.step, report)
@@ -206,22 +233,32 @@ class Loop:
                     if self._queues:
                         self._read(report, behind=0)  # sync: training has stopped; read the values of all batches so far
                     return
-        self._end_epoch(samples, started, compiled)
+        logs = self._read_epoch(samples, started, compiled)
+        self._trained = self.position, logs, compiled
+        self._evaluate_epoch(flag, logs, compiled)
 
-    def _end_epoch(self, samples: int, started: float, compiled: float) -> None:
+    def _read_epoch(self, samples: int, started: float, compiled: float) -> dict[str, Any]:
+        """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
         totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
         seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
         self._check_finite(int(totals.first_bad_step))
-        logs = self._metric_values(totals)
-        logs |= {"samples_per_second": samples / seconds, "time": seconds} | reported_lr(report)
+        speed = {"samples_per_second": samples / seconds, "time": seconds}
+        return self._metric_values(totals) | speed | reported_lr(report)
+
+    def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
+        """Evaluate, add the epoch to the history, and send "epoch_end"; `logs` and `compiled` as in `_trained`."""
+        logs = dict(logs)
         if self.evaluate is not None and ((self.epoch + 1) % self.eval_every == 0 or self.epoch + 1 == self._num_epoch):
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         if counters.compile_seconds() > compiled:
             logs["compile_time"] = counters.compile_seconds() - compiled
+        end, flag.critical = self.position, True
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
-        end = self.position
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
         self.epoch, self.batch = self.epoch + 1, 0
+        flag.critical = False
+        if flag.urgent:
+            raise KeyboardInterrupt
         self._notify_all("epoch_end", logs, **end)
 
     def _read(self, value: Any, *, behind: int = WAIT_EVERY) -> Any:
@@ -298,7 +335,8 @@ class Loop:
         """Call callback number `i` if the event `kind` is in its `events`; `position` overrides epoch, batch or step."""
         if kind in callback.events:
             event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
-            self.callback_states[i] = callback.on(event, self.callback_states[i])
+            with contextlib.suppress(Stopped):  # the other callbacks get the event, and training stops after it
+                self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, report: Any, fence: Any) -> None:
         """Send the "log" event of the previous log point, and copy the running sums of this one.

@@ -24,6 +24,7 @@ from jfit.data import ArrayData, Rows
 from jfit.data.batch import is_mxnet_iter
 from jfit.data.stream import is_endless
 from jfit.graph import Symbol
+from jfit.interrupts import StopFlag, Stopped
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
@@ -34,7 +35,7 @@ from jfit.step.state import TrainState, init_state, split_params
 from jfit.train.batches import data_of, first_batch, settings_of
 from jfit.train.dispatch import Dispatch, DispatchSpec
 from jfit.train.fit import checked_plan, resolve_optimizer
-from jfit.train.loop import StopFlag, make_dispatcher
+from jfit.train.loop import make_dispatcher
 from jfit.train.plotting import new_axes, save_figure
 from jfit.train.train_data import add_class_weights
 
@@ -353,9 +354,9 @@ def _train(state: TrainState, dispatches: Dispatches, smoothing: float, diverge:
     Each dispatch returns a report, an array (loss, learning rate).  The host reads the reports of eight steps at a time, eight
     steps late, so that it does not wait for the devices.
     """
-    window, reports = Window(), []
-    trace, stopped = np.zeros((0, 2)), "end"
-    with StopFlag().watching() as flag, counters.explained(), contextlib.closing(dispatches) as stream:
+    window, reports, trace = Window(), [], np.zeros((0, 2))
+    flag, closing = StopFlag(), contextlib.closing(dispatches)
+    with flag.watching(), counters.explained(), contextlib.suppress(Stopped), closing as stream:
         for dispatch in stream:
             state, report = dispatch.run(state)
             reports.append(report)
@@ -363,10 +364,9 @@ def _train(state: TrainState, dispatches: Dispatches, smoothing: float, diverge:
                 trace = _read(trace, reports[len(trace) : len(reports) - 8])  # sync: every 8 steps, for all but the last 8
                 if _divergence(trace, smoothing, diverge) < len(trace):
                     break
-            if flag.set:
-                stopped = "interrupted"
+            if flag:
                 break
-    trace = _read(trace, reports[len(trace) :])  # sync: training is over
+    trace, stopped = _read(trace, reports[len(trace) :]), "interrupted" if flag else "end"  # sync: training is over
     last = _divergence(trace, smoothing, diverge)
     return (trace, stopped) if last >= len(trace) else (trace[: last + 1], "diverged")
 

@@ -56,7 +56,7 @@ class Run:
         functions: the `jfit.Model`.
         settings: devices, batch sizes, number of epochs, metrics and folders, a `jfit.train.batches.Settings`.
         history: `History` with the losses and metrics of every epoch and of the "log" events within epochs.
-        interrupted: whether Ctrl-C ended the last training.
+        interrupted: whether Ctrl-C or SIGTERM ended the last training.
         stop_reason: why the last training ended before `num_epoch`, a string; None if it did not.
 
     Example:
@@ -448,7 +448,7 @@ class Run:
         """Train from the current position to epoch `num_epoch` and return this run; called by `fit` and `train`."""
         global _last_run
         loop, _last_run = self._require_loop("go"), self
-        loop.stop_reason, loop.interrupted = None, False
+        loop.stop_reason, loop.interrupted, loop.exit_code = None, False, None
         try:
             loop.train(self.num_epoch)
         except BaseException as error:
@@ -458,6 +458,8 @@ class Run:
         finally:
             locks.release(self)
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
+        if loop.exit_code is not None:
+            raise SystemExit(loop.exit_code)
         if self._best is not None and not loop.interrupted:
             # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
             best = self._best._replace(step=np.asarray(loop.step, np.int32))

@@ -17,7 +17,9 @@ from jfit.lowering.model import Model
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
-def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any) -> None:
+def check_options(
+    steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any, data_timeout: Any = None
+) -> None:
     """Check arguments of `fit`, described there.
 
     Raises:
@@ -26,6 +28,10 @@ def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, 
     for name, value in (("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch), ("eval_every", eval_every)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")
+    if data_timeout is not None and (
+        isinstance(data_timeout, bool) or not isinstance(data_timeout, _NUMBERS) or not data_timeout > 0
+    ):
+        raise ValueError(f"data_timeout is {data_timeout!r}; expected a number of seconds above 0, or None")
     if validation_split is None:
         return
     if isinstance(validation_split, bool) or not isinstance(validation_split, _NUMBERS) or not 0 < validation_split < 1:
@@ -34,6 +40,12 @@ def check_options(steps_per_epoch: Any, validation_split: Any, eval_every: Any, 
         raise ValueError(
             "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
         )
+
+
+def set_timeout(data: ArrayData | StreamData, seconds: float | None) -> None:
+    """Limit the time to wait for a batch of a stream; arrays do not wait.  None: no limit."""
+    if isinstance(data, StreamData):
+        data.timeout = seconds
 
 
 def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[ArrayData | StreamData, ArrayData | None]:

@@ -8,9 +8,11 @@ import itertools
 import json
 import mmap
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +20,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from jfit import interrupts
 from jfit.data.images.source import Job
+from jfit.data.prefetch import Patience
 from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
-_END_SECONDS = 2.0  # a worker that is still alive this long after SIGTERM is killed
+_END_SECONDS = 1.0  # workers that are still alive this long after SIGTERM are killed
 _ENVIRONMENT = {
     # One thread per worker: the processes are the parallelism.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -73,6 +77,7 @@ class Pool:
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._unread: dict[int, bytearray] = {}  # bytes that were read after the last line, by process id
         self.owner = os.getpid()  # a forked copy of this process must not use the workers
         self._finalizer = weakref.finalize(self, _stop, self._processes, os.getpid())
         handle = _shared_file(total)
@@ -151,7 +156,7 @@ class Pool:
         self._finalizer()
 
     def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        line = _pipe(process.stdout).readline()
+        line = self._line(process)
         if not line:
             self.close()
             code = process.returncode
@@ -160,6 +165,25 @@ class Pool:
                 "A negative status is a signal (-9: killed, possibly out of memory: use fewer workers or smaller batches)."
             )
         return json.loads(line)
+
+    def _line(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Return the next line of a worker, or b"" at its end; a long wait is logged, and Ctrl-C ends it."""
+        unread, handle = self._unread.setdefault(process.pid, bytearray()), _pipe(process.stdout).fileno()
+        poll, started = select.poll(), time.monotonic()
+        poll.register(handle, select.POLLIN)
+        patience = Patience(lambda _: f"a batch of process {process.pid}, which decodes {self.job.path}")
+        while (end := unread.find(b"\n") + 1) == 0:
+            if poll.poll(1000 * interrupts.WAIT_SECONDS):
+                part = os.read(handle, 1 << 16)
+                if not part:
+                    return b""
+                unread += part
+            else:
+                interrupts.check()
+                patience(0, time.monotonic() - started)
+        line = bytes(unread[:end])
+        del unread[:end]
+        return line
 
 
 def _shared_file(size: int) -> int:
@@ -227,14 +251,14 @@ def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
     if os.getpid() != owner:
         return
     for process in processes:
-        with contextlib.suppress(BrokenPipeError):
-            _pipe(process.stdin).close()
+        process.terminate()  # do not wait for a worker to finish its batch
+    deadline = time.monotonic() + _END_SECONDS
     for process in processes:
-        # Do not wait for a worker to finish its batch.
-        process.terminate()
         try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+            process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:  # a stopped process (SIGSTOP) gets SIGTERM when it continues
             process.kill()
             process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            _pipe(process.stdin).close()
         _pipe(process.stdout).close()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jfit import counters
+from jfit.interrupts import StopFlag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -26,7 +27,6 @@ from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 from jfit.parallel.contexts import cpu, require_one_process
-from jfit.train.interrupts import StopFlag
 
 Params = dict[str, Any]
 

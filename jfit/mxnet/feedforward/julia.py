@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jfit.interrupts import StopFlag
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
 from jfit.mxnet.feedforward.data import batch_size_of, descriptions, frozen_names
@@ -18,7 +19,6 @@ from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.ops import nearest
-from jfit.train.interrupts import StopFlag
 
 DECAYS = ("epoch", "batch")
 

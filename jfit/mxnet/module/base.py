@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jfit.data import DataBatch
+from jfit.interrupts import StopFlag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -18,7 +19,6 @@ from jfit.mxnet.callback import BatchEndParam, scalars
 from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
-from jfit.train.interrupts import StopFlag
 
 Callbacks = Any  # a callback, a list of them, or None
 
@@ -381,15 +381,17 @@ class BaseModule:
         batch (EpochRunner may have run the ones before).
         """
         results: list[tuple[str, float]] = []
-        stream, nbatch = iter(train_data), first
-        data_batch = next(stream, None)
+        with flag.anywhere():  # an iterator may wait for long
+            stream, nbatch = iter(train_data), first
+            data_batch = next(stream, None)
         while data_batch is not None:
             if monitor is not None:
                 monitor.tic()
             self.forward_backward(data_batch)
             self.update()
             self._measure(eval_metric, data_batch)
-            following = next(stream, None)
+            with flag.anywhere():
+                following = next(stream, None)
             if following is not None:
                 self.prepare(following, row_ids)
             if monitor is not None:

@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, NDArrayIter
+from jfit.interrupts import StopFlag, defer_interrupts
 from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table
@@ -25,7 +26,6 @@ from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 from jfit.train.batches import fits_on_device, gather, place_order
 from jfit.train.dispatch import auto_steps_per_call, repeat_steps
-from jfit.train.interrupts import StopFlag
 from jfit.train.step_log import report
 
 
@@ -103,10 +103,11 @@ class EpochRunner:
 
     def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
         parameters = self.passes.parameters
-        step_rates = parameters.begin_updates(steps, self.passes.trainable, self.passes.updated)
-        rates = np.zeros((self.steps, *step_rates.shape[1:]), np.float32)
-        rates[:steps] = step_rates
-        result = parameters.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
+        with defer_interrupts():  # the host's update counts and the state change together
+            step_rates = parameters.begin_updates(steps, self.passes.trainable, self.passes.updated)
+            rates = np.zeros((self.steps, *step_rates.shape[1:]), np.float32)
+            rates[:steps] = step_rates
+            result = parameters.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
         fence = window.push(result)
         if fence is not None:
             counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one, which bounds the queue

@@ -13,6 +13,7 @@ import jax
 from jfit.data import Batch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
+from jfit.interrupts import StopFlag
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
@@ -30,7 +31,6 @@ from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.parallel import require_one_process
 from jfit.step.reduce import all_reduce, unreduced
-from jfit.train.interrupts import StopFlag
 
 
 class Module(BaseModule):

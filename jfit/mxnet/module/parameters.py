@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
+from jfit.interrupts import defer_interrupts
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.module.ordered import ordered_groups
@@ -23,7 +24,6 @@ from jfit.parallel import place, place_split
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
-from jfit.train.interrupts import defer_interrupts
 
 SLICED = 16  # more multipliers than this are separate arguments: XLA on CPU is slow to compile many slices of one vector
 EVALUATIONS = 1 << 30  # pass numbers from here on are evaluations (random keys are derived from the pass number)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit import counters
+from jfit import counters, interrupts
 from jfit.data import Batch
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.module.binding import Binding
@@ -381,16 +381,18 @@ class Passes:
         if not optimizer.is_pure:
             self._update_in_python({n: dense_gradient(parameters, n, g) for n, g in gradients.items()})
             return
-        parameters.begin_update(self.trainable, self.updated)
-        parameters.run(self, self.programs.update(), gradients)
+        with interrupts.defer_interrupts():  # the host's update counts and the state change together
+            parameters.begin_update(self.trainable, self.updated)
+            parameters.run(self, self.programs.update(), gradients)
 
     def _step(self) -> None:
         parameters, at = self.parameters, self._last_pass()
         self._backward = None  # before running: a step that fails must not be retried with the next batch
-        parameters.begin_update(self.trainable, self.updated)
-        out = parameters.run(self, self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
-        self._outputs = out.outputs
-        self.gradients.update(out.gradients or {})
+        with interrupts.defer_interrupts():  # the host's update counts and the state change together
+            parameters.begin_update(self.trainable, self.updated)
+            out = parameters.run(self, self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
+            self._outputs = out.outputs
+            self.gradients.update(out.gradients or {})
         self._limit_queue(out.fence)
 
     def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
