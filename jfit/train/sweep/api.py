@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from jfit import counters
+from jfit.interrupts import StopFlag
 from jfit.parallel import require_one_process, resolve
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.train.batches import RESIDENT_SHARE
 from jfit.train.history import History
-from jfit.train.interrupts import StopFlag
 from jfit.train.sweep.chunk import Chunk
 from jfit.train.sweep.problem import Prepared, make_problem, prepare, problem_key
 from jfit.train.sweep.result import Member, Sweep
