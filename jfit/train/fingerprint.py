@@ -259,8 +259,7 @@ def _walk(x: Any, add: Callable[[bytes], None], seen: dict[int, Any], depth: int
 def _parts(x: Any) -> list[Any]:
     """The values that decide what an object does."""
     if isinstance(x, (np.ndarray, np.generic, jax.Array)):
-        plain: Any = jax.random.key_data(x) if _is_key(x) else x
-        array = np.asarray(counters.read(plain))  # sync: once per run
+        array = np.asarray(counters.read(_plain(x)))  # sync: once per run
         return [str(array.dtype), array.shape, array.tobytes() if array.dtype != object else ""]
     if isinstance(x, (types.BuiltinFunctionType, type, types.ModuleType)):
         return [getattr(x, "__module__", ""), getattr(x, "__qualname__", x.__name__)]
@@ -308,8 +307,9 @@ def _globals(fn: types.FunctionType) -> list[Any]:
     ]
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+def _plain(x: Any) -> Any:
+    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
 
 
 def _has_contents(cell: Any) -> bool:

@@ -388,7 +388,7 @@ def fit(
     passed |= {"clip_norm": clip_norm, "clip_value": clip_value, "policy": policy, "regularizers": dict(regularizers)}
     passed |= {"steps_per_epoch": steps_per_epoch, "class_weight": class_weight, "sync_batch_stats": sync_batch_stats}
     passed |= {"reduce": "psum" if reduce is None else reduce, "gather_outputs": gather_outputs}
-    shapes = jax.eval_shape(lambda *arrays: arrays, state.params, state.aux)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     spec = DispatchSpec(
         model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=host, step_names=names
     )
