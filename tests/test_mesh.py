@@ -116,6 +116,7 @@ def test_checkpoints_are_whole_and_resume_without_a_mesh_and_on_another(tmp_path
     expected = train(net(), data, **options)
     train(net(), data, **{**options, "num_epoch": 1}, shard=SHARD, mesh=MESH, checkpoint=tmp_path)
     saved = jfit.checkpoint.load_arrays(tmp_path)
+    assert jfit.checkpoint.load_meta(tmp_path)["fingerprint"]["devices"].startswith("4 x ")
     assert saved["params/fc1_weight"].shape == saved["opt_state/slots/mean/fc1_weight"].shape == (8, 4)
     for more in ({}, {"shard": {"fc*_weight": (None, "m")}, "mesh": {"m": 4}}, {"devices": 2}):
         same_numbers(train(net(), data, **options, resume=tmp_path, **more), expected)

@@ -26,6 +26,7 @@ import numpy as np
 from jfit import counters
 from jfit.data import ArrayData, StreamData
 from jfit.lowering.model import Model
+from jfit.parallel.mesh import device_count
 from jfit.programs.constants import Constants
 from jfit.programs.keys import ByIdentity
 
@@ -63,7 +64,7 @@ def fingerprint(
         **_data(data, inputs),
         "learning_rate": rate,
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
-        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "devices": f"{device_count(devices)} x {devices[0].device_kind}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
 
