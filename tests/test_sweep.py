@@ -31,9 +31,10 @@ def own_fit(net, member, data=(X, Y), eval_data=EVAL, **settings):
 
 
 def assert_same(member, run, rtol=2e-5, atol=2e-6):
-    assert [r.keys() - HIDDEN for r in run.history.epochs] == [r.keys() for r in member.history.epochs]
+    reported = {"first_bad_step"}  # of which `fit` warns
+    assert [r.keys() - HIDDEN for r in run.history.epochs] == [r.keys() - reported for r in member.history.epochs]
     for one, other in zip(member.history.epochs, run.history.epochs, strict=True):
-        for name in one:
+        for name in one.keys() - reported:
             np.testing.assert_allclose(one[name], other[name], rtol=rtol, atol=atol, err_msg=name)
     states = [(r.named_params, r.named_aux, r.state.opt_state, r.state.step, r.state.key) for r in (member.run, run)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), *states)
@@ -166,15 +167,17 @@ def test_a_diverging_member_changes_no_other_and_is_reported(mode):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the loss is not finite")
 def test_patience_is_early_stopping_of_each_member():
-    over, settings = {"learning_rate": [0.3, 1.5, 0.001]}, {"num_epoch": 8, "monitor": "val_loss", "patience": 1}
+    over, settings = {"learning_rate": [0.3, 1.5, 0.001, 1e30]}, {"num_epoch": 8, "monitor": "val_loss", "patience": 1}
     result = swept(over=over, **settings)
     assert {m.status for m in result} == {"stopped", "finished"}
     for member in result:
         stopping = jfit.callbacks.early_stopping("val_loss", patience=1)
         run = own_fit(mlp(), member, num_epoch=8, callbacks=[stopping])
         assert_same(member, run, rtol=2e-4, atol=2e-5)
-        assert member.score == pytest.approx(min(run.history.column("val_loss")), rel=1e-4)
+        if member.first_bad_step is None:
+            assert member.score == pytest.approx(min(run.history.column("val_loss")), rel=1e-4)
 
 
 @pytest.mark.slow

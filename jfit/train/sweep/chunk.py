@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.lowering.model import count_parameters
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import compile_spmd
 from jfit.step import eval_step, unrolls
@@ -34,7 +35,9 @@ from jfit.train.sweep.stacked import (
     train_batches,
 )
 
-DISPATCH_STEPS = 64  # maximum number of updates of a dispatch, so that Ctrl-C is heard between dispatches
+# Number of floating-point operations of a dispatch, of all members: well below a second, so that Ctrl-C is heard soon
+DISPATCH_FLOPS = {"cpu": 1e10}
+DISPATCH_FLOPS_DEFAULT = 2e12  # for all other backends
 
 
 class Chunk:
@@ -57,10 +60,12 @@ class Chunk:
         self.epoch = self.step = 0
         first, problem = members[0], members[0].problem
         self.problem, self.layout = problem, first.layout
+        self._most = _dispatch_steps(first, len(members))
         self._on_host: TrainState | None = stack_states([m.state for m in members if m.state is not None])
         for member in members:
             member.state = None  # the stack has it
         self._best_on_host = self._on_host if keep_best else None
+        self._improved: set[int] = set()  # numbers of the members that have a best state
         self._stack: Any = None
         self._best: Any = None
         self._loops = not unrolls(problem.model)
@@ -68,7 +73,6 @@ class Chunk:
         self._order_axis = None if shared else 0
         self._eval_axis = None if problem.folds is None else 0
         self._in_turn = in_turn(devices[0])
-        self._most = _dispatch_steps(first, self._loops)
         self._eval_data: Any = None
         self._zeros: Any = None  # running sums of the evaluation over no batches, on the host
         self._size = 0  # number of slots of the stack
@@ -108,8 +112,10 @@ class Chunk:
         self.unload()
         assert self._on_host is not None
         for i in ended:
-            source = self._best_on_host if self.keep_best and self._best_on_host is not None else self._on_host
-            self.final[self.members[i].member.number] = take_members(source, i)._replace(step=np.int32(self.step))
+            number = self.members[i].member.number
+            best = self._best_on_host if number in self._improved else None  # without a best epoch, the last state
+            source = self._on_host if best is None else best
+            self.final[number] = take_members(source, i)._replace(step=np.int32(self.step))
         rest = np.array([i for i in range(len(self.members)) if i not in ended], int)
         self.members = [self.members[i] for i in rest]
         self._on_host = take_members(self._on_host, rest)
@@ -148,6 +154,7 @@ class Chunk:
 
     def update_best(self, improved: Sequence[bool]) -> None:
         """Replace the best states of some members by their current states."""
+        self._improved |= {m.member.number for m, better in zip(self.members, improved, strict=True) if better}
         mask = np.zeros(self._size, bool)
         mask[: len(improved)] = improved
         axes = (0, STACK_AXES, STACK_AXES)
@@ -266,12 +273,15 @@ def order_table(order: np.ndarray, layout: BatchLayout) -> np.ndarray:
     return order[table].astype(np.int32)
 
 
-def _dispatch_steps(member: Prepared, loops: bool) -> int:
-    steps = member.member.arguments["steps_per_call"]
-    if not loops:
+def _dispatch_steps(member: Prepared, members: int) -> int:
+    """Number of updates of a dispatch."""
+    steps, model = member.member.arguments["steps_per_call"], member.problem.model
+    if unrolls(model):
         return 1
     if steps == "auto":
-        return DISPATCH_STEPS
+        params = {} if member.state is None else member.state.params
+        work = 6.0 * count_parameters(params) * member.problem.settings.batch_size * members  # as `auto_steps_per_call`
+        return int(np.clip(DISPATCH_FLOPS.get(jax.default_backend(), DISPATCH_FLOPS_DEFAULT) / max(work, 1.0), 1, 1 << 16))
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
         raise ValueError(f'sweep: steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
     return int(steps)
