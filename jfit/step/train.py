@@ -34,6 +34,7 @@ from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_chunks, penalty_and_gradients, with_penalty
 from jfit.step.sharded import Split, check_whole, joined, parted, split_names
+from jfit.step.skipping import unless_bad
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -135,6 +136,7 @@ def train_step(
     reduce: Reduce | str | None = None,
     batch_metrics: bool = False,
     regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
+    skip_nonfinite: bool = False,
 ) -> Step:
     """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
@@ -163,6 +165,8 @@ def train_step(
         regularizers: name or glob pattern of trainable parameters -> function of one parameter that returns a scalar, such as
             `jfit.regularizers.l2(1e-4)`.  Their sum is added to the mean loss, and its gradient to the rescaled gradients
             before clipping; None: no regularizers.
+        skip_nonfinite: leave parameters, optimizer state, auxiliary states and running sums unchanged if the loss, or one of
+            these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
 
     Returns:
         `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
@@ -201,6 +205,7 @@ def train_step(
         gradients=gradients,
         batch_metrics=batch_metrics,
         regularizers=regularizers,
+        skip_nonfinite=skip_nonfinite,
     )
     optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
     _check_settings(optimizer, schedule, micro_batches, rescale)
@@ -256,9 +261,14 @@ def train_step(
         if weighted:  # a batch whose weights sum to 0 changes nothing
             old = old_params, state.opt_state, state.aux
             params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(summed))
+        totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
+        if skip_nonfinite:
+            before = old_params, state.opt_state, state.aux, state.local, state.metrics
+            after = params, opt_state, aux, local, totals
+            axis = None if split is None else split.axis_name
+            params, opt_state, aux, local, totals = unless_bad(after, before, loss, sums.shared.loss[1], state.step, axis)
         if split is not None and not reduce.sharded_parameters:
             params = split.gathered(params)
-        totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
         of_batch = metrics_of(metrics, sums.shared.metrics) if batch_metrics else None
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)

@@ -39,6 +39,7 @@ from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.fingerprint import fingerprint
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
+from jfit.train.nonfinite import check_policy
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.step_log import step_names
@@ -100,6 +101,7 @@ def fit(
     shard: Mapping[str, Any] | None = None,
     mesh: Any = None,
     data_timeout: float | None = None,
+    nan: str = "warn",
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -232,6 +234,13 @@ def fit(
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.
         data_timeout: maximum number of seconds to wait for a batch of an iterable; if it takes longer, a checkpoint is saved
             (with `checkpoint=`) and `jfit.data.DataTimeout` raised.  Default: no limit; a wait is logged after 60 seconds.
+        nan: what to do if a loss is nan or infinite.  "warn": warn once and train on.  "skip": leave parameters, auxiliary
+            states and optimizer state unchanged in a step whose loss, or any of these, would not be finite.  "stop": stop with
+            the last finite state that was kept.  "rollback": go back to it and train on with the next batches; after three
+            times, stop.  "stop" and "rollback" keep a copy on the host at the start of each epoch and with each checkpoint.
+            Losses are read about twice per second, without waiting for the devices, so that some steps run after the first
+            bad one.  The warning (`jfit.train.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
+            from a replay of the step, the first input, gradients or auxiliary states that are not finite.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C
@@ -284,6 +293,7 @@ def fit(
     )
     rule = get_reduce(reduce)
     mesh = mesh_of(mesh, shard, devices, reduce) if mesh is not None or shard is not None else None
+    check_policy(nan)
     if log_every is not None:
         _positive(log_every=log_every)
     profiler = None if profile is None else StepProfiler(profile, directory)
@@ -379,6 +389,7 @@ def fit(
         batch_metrics=bool(names),
         regularizers=regularizers,
         reduce=rule,
+        skip_nonfinite=nan == "skip",
     )
 
     # dispatches and evaluation
@@ -397,7 +408,7 @@ def fit(
     state = with_local(state, rule, split_params(model, state.params, frozen)[0], len(settings.devices))
     run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
-    run.attach(dispatcher, callbacks, evaluate, log_every, profiler)
+    run.attach(dispatcher, callbacks, evaluate, log_every, profiler, nan)
     run.set_fingerprint(lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed))
     _prepare_folder(run, checkpoint, resume, resume_with)
     return run.go()

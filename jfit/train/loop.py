@@ -26,7 +26,6 @@ import itertools
 import math
 import signal
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,15 +52,12 @@ from jfit.train.callbacks.base import Callback, Event
 from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
 from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics
+from jfit.train.nonfinite import NanPolicy, NonFiniteLoss  # noqa: F401 (the warning was defined here)
 from jfit.train.profiling import StepProfiler
 from jfit.train.saving import save_now, savers
 from jfit.train.step_log import StepLog, StepRow
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
-
-
-class NonFiniteLoss(UserWarning):
-    """Warning that the loss is nan or infinite; the message contains the first step where it is."""
 
 
 class Loop:
@@ -84,6 +80,7 @@ class Loop:
         log_every: number of steps between two rows of `history.steps`; None: no rows.
         eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
         profiler: `StepProfiler` that traces a range of steps; None: no trace.
+        nan: what to do if a loss is not finite, one of `jfit.train.nonfinite.POLICIES`.
 
     Attributes:
         epoch: number of the current epoch.
@@ -109,7 +106,9 @@ class Loop:
         log_every: int | None = None,
         eval_every: int = 1,
         profiler: StepProfiler | None = None,
+        nan: str = "warn",
     ) -> None:
+        self.nan = NanPolicy(nan)
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, devices, on_devices(metrics)
         host = on_host(metrics)
         parts = slices_of(dispatcher.spec.step) or len(self.devices)
@@ -131,11 +130,15 @@ class Loop:
         self.report: Any = None
         # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
         self._trained: tuple[dict[str, int], dict[str, Any], float] | None = None
-        self._warned = False  # whether the warning `NonFiniteLoss` was given
         self._pending: _LogPoint | None = None  # the last log point, if its values are not read from the devices yet
         self._unsent: deque[StepRow] = deque()  # values of steps that are read, for "step_log" events
         self._sending = False  # whether "step_log" events are being sent
         self._compile_ahead: Any = None  # function of `compiling_ahead`
+
+    @property
+    def run(self) -> Any:
+        """The `jfit.Run` of this loop, or None."""
+        return self._run()
 
     @property
     def position(self) -> dict[str, int]:
@@ -146,6 +149,7 @@ class Loop:
     def train(self, num_epoch: int) -> None:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
         self._num_epoch = num_epoch
+        self.nan.begin()
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
         first, flag, terminate = self.step, StopFlag(), bool(savers(self)) or in_graceful_stop()
         with (
@@ -197,6 +201,8 @@ class Loop:
             self.state = self.state._replace(metrics=place(zero_totals(self.metrics, self.state.metrics.logged), self.devices))
             if self.host_metrics is not None:
                 self.host_metrics.reset()
+        if self.nan.keeps:
+            self.nan.keep(self.run.snapshot(), self.position)  # sync: once per epoch, for the policies that go back
         self._notify_all("epoch_start", {})
         window, started, samples, compiled = Window(), time.perf_counter(), 0, counters.compile_seconds()
         logged, self._pending = started, None
@@ -234,6 +240,8 @@ class Loop:
                         self._read(report, behind=0)  # sync: training has stopped; read the values of all batches so far
                     return
         logs = self._read_epoch(samples, started, compiled)
+        if self.nan.stopped:
+            return
         self._trained = self.position, logs, compiled
         self._evaluate_epoch(flag, logs, compiled)
 
@@ -241,7 +249,7 @@ class Loop:
         """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
         totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
         seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
-        self._check_finite(int(totals.first_bad_step))
+        self.nan.report(self, int(totals.first_bad_step))
         speed = {"samples_per_second": samples / seconds, "time": seconds}
         return self._metric_values(totals) | speed | reported_lr(report)
 
@@ -357,19 +365,9 @@ class Loop:
             return
         (totals, last_report), _ = self._read((previous.copied, fence))  # sync: as above; the copy is 8 dispatches old, too
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
-        self._check_finite(int(totals.first_bad_step))
+        self.nan.report(self, int(totals.first_bad_step))
         self.history.add_point(**previous.position, **logs)
         self._notify_all("log", logs, **previous.position)
-
-    def _check_finite(self, first_bad_step: int) -> None:
-        if first_bad_step >= 0 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the loss is not finite since step {first_bad_step} (epoch {self.epoch}); training continues. Lower "
-                "the learning rate, clip gradients (clip_norm=1.0), or check the data of that step for nan",
-                NonFiniteLoss,
-                stacklevel=2,
-            )
 
 
 class _LogPoint(NamedTuple):

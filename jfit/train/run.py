@@ -231,6 +231,11 @@ class Run:
         """
         self._require_loop("stop").stop_reason = reason
 
+    def keep_finite(self, snapshot: TrainState) -> None:
+        """Keep a copy of the present state, from `snapshot()`, to which nan="stop" and nan="rollback" of `fit` may go back."""
+        loop = self._require_loop("keep_finite")
+        loop.nan.keep(snapshot, loop.position)
+
     def set_best(self, snapshot: TrainState) -> None:
         """Set the state that the run restores when training ends; used by `jfit.callbacks.early_stopping`.
 
@@ -325,6 +330,7 @@ class Run:
         evaluate: Any = None,
         log_every: int | None = None,
         profiler: Any = None,
+        nan: str = "warn",
     ) -> None:
         """Prepare the run for training: create its training loop.  `fit` calls it.
 
@@ -335,6 +341,7 @@ class Run:
             evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
             log_every: number of steps between two rows of `history.steps`; None: no rows.
             profiler: `StepProfiler`, or None.
+            nan: what to do if a loss is not finite, see `fit`.
         """
         self._loop = Loop(
             self.state,
@@ -348,6 +355,7 @@ class Run:
             log_every=log_every,
             eval_every=self.settings.eval_every,
             profiler=profiler,
+            nan=nan,
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 

@@ -25,5 +25,5 @@ def save_now(loop: Any, first: int) -> None:
         state = loop.callback_states[i]
         last = state["last"] if isinstance(state, dict) else state
         if loop.step == first or last is None or Path(last).name != path_of("", loop.step).name:
-            event = Event("step", num_batches=loop.dispatcher.num_batches, logs={}, run=loop._run(), **loop.position)
+            event = Event("step", num_batches=loop.dispatcher.num_batches, logs={}, run=loop.run, **loop.position)
             loop.callback_states[i] = loop.callbacks[i].on(event, state)

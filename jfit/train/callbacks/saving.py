@@ -14,6 +14,7 @@ from jfit.formats.atomic import atomic_dir
 from jfit.train import checkpoint, locks
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
+from jfit.train.finite import is_finite, last_finite
 
 
 def checkpointing(
@@ -111,6 +112,7 @@ class _Saving:
         """
         try:
             state = event.run.snapshot()
+            protect = [*protect, *_keep_finite(self.directory, event, state, meta)]
             options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
             path = checkpoint.save(self.directory, state, meta=meta, **options)
         except OSError as error:
@@ -183,6 +185,23 @@ class _BestKept(_Saving):
         meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
         # sync: the host waits until the devices have computed the state of this step
         return state if self.save(event, meta, [step for _, step in entries]) is None else new
+
+
+def _keep_finite(directory: Any, event: Event, snapshot: Any, meta: dict[str, Any]) -> list[int]:
+    """Return the steps of checkpoints that must not be deleted: the last one without nan and infinities.
+
+    Args:
+        directory: checkpoint directory.
+        event: the event at which a checkpoint is saved.
+        snapshot: its state on the host.
+        meta: its meta; "finite" is added if the state is not finite.
+    """
+    if is_finite(snapshot):
+        if hasattr(event.run, "keep_finite"):
+            event.run.keep_finite(snapshot)
+        return []
+    meta["finite"] = False
+    return last_finite(directory)
 
 
 def _no_best() -> dict[str, Any]:

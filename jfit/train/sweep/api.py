@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 
 from jfit import counters
-from jfit.interrupts import StopFlag
+from jfit.interrupts import StopFlag, Stopped
 from jfit.parallel import require_one_process, resolve
 from jfit.step import unrolls
 from jfit.step.state import TrainState
@@ -170,7 +171,7 @@ class _Trainer:
     def train(self) -> Sweep:
         last = max(m.member.arguments["num_epoch"] for m in self.prepared)
         rungs = [] if self.halving is None else self.halving.epochs(last)
-        with StopFlag().watching() as flag, counters.explained():
+        with StopFlag().watching() as flag, counters.explained(), contextlib.suppress(Stopped):
             for end in [*rungs, last]:
                 for chunk in self.chunks:
                     self._train_chunk(chunk, end, lambda: flag.set)
@@ -178,7 +179,7 @@ class _Trainer:
                         chunk.unload()
                 if end != last and not flag.set:
                     self._drop(end)
-            self.interrupted = flag.set
+        self.interrupted = flag.set
         for chunk in self.chunks:
             self._end(chunk, [m.member.number for m in chunk.members], "interrupted" if self.interrupted else "finished")
         if self._shows:

@@ -1,0 +1,171 @@
+"""What training does if a loss is not finite: the argument `nan=` of `fit`.
+
+A training step stores the number of the first bad step in the running sums (`Totals.first_bad_step`), which the host reads at
+log points and at the end of an epoch anyway, so that looking for bad steps costs no wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.data import ArrayData
+from jfit.parallel import place
+from jfit.step.sharded import whole_state
+from jfit.step.state import TrainState
+from jfit.train.batches import HostBatches
+from jfit.train.finite import is_finite
+
+POLICIES = ("warn", "stop", "skip", "rollback")
+MAX_ROLLBACKS = 3  # to the same state; then training stops
+_HELP = "Lower the learning rate, clip gradients (clip_norm=1.0), or check the data of that step for nan"
+
+
+class NonFiniteLoss(UserWarning):
+    """Warning that the loss is nan or infinite; the message contains the first step where it is."""
+
+
+class Kept(NamedTuple):
+    """A state without nan and infinities, on the host, and its position (epoch, batch, step) in the training."""
+
+    state: TrainState
+    position: dict[str, int]
+
+
+def check_policy(nan: Any) -> None:
+    """Raise ValueError if the argument `nan` of `fit` is not one of `POLICIES`."""
+    if nan not in POLICIES:
+        raise ValueError(f"nan is {nan!r}; expected one of {', '.join(map(repr, POLICIES))}")
+
+
+class NanPolicy:
+    """Reacts to bad steps as `nan=` of `fit` says.
+
+    Args:
+        name: one of `POLICIES`.
+
+    Attributes:
+        stopped: whether this policy stopped the training since `begin`.
+    """
+
+    def __init__(self, name: str = "warn") -> None:
+        self.name, self.stopped = name, False
+        self._kept: Kept | None = None
+        self._handled = 0  # bad steps with smaller numbers have been reported
+        self._rollbacks = 0  # number of times that training went back to `_kept`
+
+    def begin(self) -> None:
+        """Reset what belongs to one call of `Loop.train`."""
+        self.stopped, self._handled, self._rollbacks = False, 0, 0
+
+    def keep(self, state: TrainState, position: dict[str, int]) -> None:
+        """Keep a state, if it is finite and the policy may go back to it.
+
+        Args:
+            state: a copy on the host, from `Run.snapshot`.
+            position: its epoch, batch and step.
+        """
+        if self.keeps and is_finite(state):
+            self._kept, self._rollbacks = Kept(state, dict(position)), 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this policy goes back to states that were kept."""
+        return self.name in ("stop", "rollback")
+
+    def report(self, loop: Any, step: int) -> None:
+        """React to the first bad step of the running sums, unless that was done before.
+
+        Args:
+            loop: the `Loop`, between two dispatches.
+            step: number of the step; -1: there is none.
+        """
+        if step < self._handled:
+            return
+        self._handled = loop.step
+        cause = _cause(loop, self._kept, step) if self.name != "warn" else ""
+        if self.name == "warn":
+            self._handled = 1 << 62
+            text = f"the loss is not finite since step {step} (epoch {loop.epoch}); training continues. {_HELP}"
+        elif self.name == "skip":
+            text = f"step {step} (epoch {loop.epoch}) changed nothing, because it is not finite{cause}; training continues"
+        else:
+            text = f"step {step} (epoch {loop.epoch}) is not finite{cause}; {self._go_back(loop, step)}"
+        warnings.warn(text, NonFiniteLoss, stacklevel=3)
+
+    def _go_back(self, loop: Any, step: int) -> str:
+        """Restore the state that was kept, and return what was done."""
+        kept = self._kept
+        self._rollbacks += 1
+        again = self.name == "rollback" and self._rollbacks <= MAX_ROLLBACKS
+        if kept is None or not again:
+            self.stopped, loop.stop_reason = True, f"step {step} is not finite"
+        if kept is None:
+            return "training stops, and no finite state was kept"
+        state = kept.state
+        if again:  # later batches, other random numbers
+            same = kept.position["epoch"] == loop.epoch
+            metrics = state.metrics if same else jax.tree.map(np.zeros_like, state.metrics)
+            first = np.full_like(state.metrics.first_bad_step, -1)
+            state = state._replace(step=np.asarray(loop.step, np.int32), metrics=metrics._replace(first_bad_step=first))
+        else:
+            loop.epoch, loop.batch, loop.step = (kept.position[name] for name in ("epoch", "batch", "step"))
+        loop.state = loop.run._placed(state)
+        done = f"the state is that of step {kept.position['step']} again"
+        if again:
+            return f"{done}, and training continues with the next batch"
+        tried = f" after {MAX_ROLLBACKS} attempts" if self.name == "rollback" else ""
+        return f"training stops{tried}, and {done}"
+
+
+def _cause(loop: Any, kept: Kept | None, step: int) -> str:
+    """Return ": the first bad array is ...", from a replay of the step; "" if it cannot be replayed."""
+    with contextlib.suppress(Exception):  # an explanation must not end a training
+        return _explained(loop, kept, step)
+    return ""
+
+
+def _explained(loop: Any, kept: Kept | None, step: int) -> str:
+    data, spec = loop.dispatcher.data, loop.dispatcher.spec
+    if not isinstance(data, ArrayData):
+        return ""
+    number = step - (loop.step - loop.batch)  # of the batch in the epoch
+    batches = HostBatches(spec.model, data, 1, spec.batch_size, paddable=loop.dispatcher.batches.layout.paddable)
+    with batches.read(loop.epoch, number) as stream:
+        batch = next(iter(stream))[0]
+    for name, x in batch.inputs.items():
+        if not is_finite(np.asarray(x)):
+            axis = spec.model.batch_axes.get(name, 0)
+            rows = np.isfinite(np.moveaxis(np.asarray(x), axis, 0)).reshape(x.shape[axis], -1).all(axis=1)
+            return f": input {name!r} of batch {number} is not, in row {int(np.argmin(rows))} of the batch"
+    state = loop.run.snapshot() if kept is None else _replayed(loop, kept, step)
+    if not is_finite(state.params):
+        return f": the parameters {_names(state.params)} were not before it"
+    state = place(state._replace(metrics=(), opt_state=(), local=None, step=np.asarray(step, np.int32)), spec.devices[:1])
+    stages = spec.step.stages
+    passed = jax.jit(lambda s, b: stages.shard(s, b, None)[0])(state, batch)
+    gradients, aux = counters.read((passed.gradients, passed.aux))  # sync: a step failed, and is explained
+    bad = {"the gradients of": gradients, "the auxiliary states": aux}
+    return next((f": {what} {_names(arrays)} are not" for what, arrays in bad.items() if not is_finite(arrays)), "")
+
+
+def _names(arrays: Any) -> str:
+    names = [repr(name) for name, x in arrays.items() if not is_finite(x)]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _replayed(loop: Any, kept: Kept, step: int) -> TrainState:
+    """Train a copy of the state that was kept up to a step, and return its state on the host."""
+    epoch, batch, at = (kept.position[name] for name in ("epoch", "batch", "step"))
+    state = loop.run._placed(kept.state)
+    with contextlib.closing(loop.dispatcher.dispatches(epoch, batch, at, lambda done: step - done)) as dispatches:
+        while at < step:
+            dispatch = next(dispatches)
+            state, _ = dispatch.run(state)
+            at += dispatch.steps
+    return whole_state(counters.read(state))  # sync: as above
