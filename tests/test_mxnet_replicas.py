@@ -68,6 +68,7 @@ def stepped(groups):
     return module, counts
 
 
+@pytest.mark.slow
 def test_updates_on_two_contexts_are_those_without_groups_and_compile_nothing_after_the_first():
     (plain, _), (module, counts) = stepped(None), stepped(ONE_FOR_ALL)
     equal(numbers(plain), numbers(module))

@@ -32,6 +32,7 @@ def same(one, other):
     return all(np.array_equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.slow
 def test_skip_leaves_the_state_unchanged_in_the_bad_step_and_names_the_input():
     with pytest.warns(NonFiniteLoss) as caught:
         run = train(nan="skip", num_epoch=1)

@@ -76,6 +76,7 @@ def test_members_are_their_own_fits_sgd_rates_momenta_decays_seeds_and_dropout(m
     ],
 )
 @pytest.mark.repetitions(1)
+@pytest.mark.slow
 def test_members_are_their_own_fits_with(mode, optimizer, over, settings):
     result = swept(over=over, optimizer=optimizer, **settings)
     for member in list(result)[::3] if len(result) > 2 else result:

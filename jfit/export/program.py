@@ -30,7 +30,7 @@ _REMEDY = "the file is damaged, or was not written by jfit.export.Program.write:
 # Functions outside of the program whose arguments XLA checks before it calls them (typed functions, …_ffi, of LAPACK, cuBLAS,
 # cuSOLVER and others), and names that XLA replaces by its own code.  Other functions are called with whatever the file says.
 _CHECKED_CALLS = re.compile(
-    r"(lapack|cu|hip)\w*_ffi|(cu|hip)_lu_pivots_to_permutation|mhlo\.\w+|Sharding|SPMD\w+|"
+    r"(lapack|cu|hip)\w*_ffi|(cu|hip)_lu_pivots_to_permutation|mhlo\.\w+|shape_assertion|Sharding|SPMD\w+|"
     r"Eigh|Qr|LuDecomposition|ProductOfElementaryHouseholderReflectors|ApproxTopK|PartialReduce|TopK"
 )
 _CALL = re.compile(r"custom_call\s+@(?:\"([^\"]*)\"|([\w.$-]+))")
