@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.train.lr_find import lr_find
     from jfit.train.run import Run, last_run
     from jfit.train.sweep import Sweep, choice, log_uniform, sweep, uniform
+    from jfit.train.verify import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -99,6 +100,7 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainingOptions",
+    "Verification",
     "callback",
     "callbacks",
     "checkpoint",
@@ -140,6 +142,7 @@ __all__ = [
     "tpu",
     "train_step",
     "uniform",
+    "verify",
 ]
 
 _PACKAGES = "callbacks checkpoint counters data export formats init losses metrics ops optim parallel programs sym"
@@ -165,6 +168,7 @@ _HOMES = {
     "jfit.train.lr_find": "lr_find",
     "jfit.train.run": "Run last_run",
     "jfit.train.sweep": "Sweep choice log_uniform sweep uniform",
+    "jfit.train.verify": "Verification verify",
 }
 
 _lazy.attributes(

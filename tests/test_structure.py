@@ -22,7 +22,7 @@ STAGES = [
     "lazy", "disk_cache", "interrupts", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim",
     "metrics", "data", "step", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
-    "bench",  # commands
+    "bench", "runs",  # commands
 ]
 # fmt: on
 

@@ -92,7 +92,7 @@ def save(
     trees = {"state": state, **(extra or {})}
     if "state" in (extra or {}):
         raise ValueError("checkpoint: extra has a pytree called 'state', the name of the state itself; rename it.")
-    trees = {name: _arrays(whole_state(tree) if isinstance(tree, TrainState) else tree) for name, tree in trees.items()}
+    trees = {name: arrays_of(tree) for name, tree in trees.items()}
     path = path_of(directory, number)
     is_locked = check_lock(directory)
     with suppress(OSError):
@@ -426,8 +426,9 @@ def _part(part: Any) -> str:
     return str(part)
 
 
-def _arrays(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state."""
+def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state, as `save` writes it."""
+    state = whole_state(state) if isinstance(state, TrainState) else state
     arrays, keys = {}, {}
     for name, leaf in _named_leaves(state)[0].items():
         if _is_key(leaf):

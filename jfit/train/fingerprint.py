@@ -121,7 +121,7 @@ def check(earlier: Mapping[str, Any], now: Mapping[str, Any], allowed: str | Ite
     allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
     if unknown := [name for name in allowed if name not in now and name not in ("any", "optimizer_params")]:
         raise ValueError(f"resume_with has {unknown[0]!r}; expected 'any', or names of these: {', '.join(now)}")
-    changes = _changes(earlier, now)
+    changes = changes_of(earlier, now)
     is_ordered = "ordered" in (str(now.get("reduce")), str(earlier.get("reduce")))
     refused, logged = [], []
     for name, text in changes:
@@ -143,7 +143,7 @@ def check(earlier: Mapping[str, Any], now: Mapping[str, Any], allowed: str | Ite
         )
 
 
-def _changes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+def changes_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, text) of each difference; names that one of the two does not have are not compared."""
     versions = [fields.get("versions", {}) for fields in (earlier, now)]
     same_python = versions[0].get("python", "").rsplit(".", 1)[0] == versions[1].get("python", "").rsplit(".", 1)[0]

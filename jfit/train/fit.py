@@ -36,7 +36,7 @@ from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.fingerprint import fingerprint
+from jfit.train.fingerprint import describe, fingerprint
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
 from jfit.train.nonfinite import check_policy
@@ -163,7 +163,7 @@ def fit(
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
-        resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints to continue from.
+        resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint.
             If the folder has no checkpoint, training starts from the beginning.  A learning rate other than the one that the
             earlier run was given replaces the learning rate in the checkpoint.  Other differences in model, optimizer, settings
             or data raise an error; other versions of libraries or devices are logged.
@@ -409,7 +409,16 @@ def fit(
     run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
     run.attach(dispatcher, callbacks, evaluate, log_every, profiler, nan)
-    run.set_fingerprint(lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed))
+    others = {"num_epoch": num_epoch, "eval_metric": eval_metric, "loss_per_batch": loss_per_batch, "label": label}
+    others |= {
+        "validation_split": validation_split,
+        "steps_per_call": steps_per_call,
+        "data_on_device": data_on_device,
+        "nan": nan,
+    }
+    run.set_fingerprint(
+        lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed), lambda: describe(others)
+    )
     _prepare_folder(run, checkpoint, resume, resume_with)
     return run.go()
 

@@ -126,6 +126,19 @@ def release(owner: Any) -> None:
             _release(lock)
 
 
+def holder_of(directory: str | os.PathLike[str]) -> Holder | None:
+    """Return the living process that has the lock of a folder of checkpoints; None if there is none.  Only reads.
+
+    Args:
+        directory: the folder; it need not exist.
+    """
+    path = Path(directory) / LOCK_FILE
+    holder = _read(path)
+    if holder is None or any(lock.token == holder.token for lock in list(_locks.values())):
+        return holder
+    return holder if _is_alive(holder, path, time.time()) else None
+
+
 def check(directory: str | os.PathLike[str]) -> bool:
     """Check before a save that no other process writes into a folder of checkpoints.
 

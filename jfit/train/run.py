@@ -33,7 +33,7 @@ from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
 from jfit.train.plotting import TIMES
-from jfit.train.saved import Saved, newest, read, warn_of_traces
+from jfit.train.saved import META, Saved, newest, read, warn_of_traces
 from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -76,6 +76,7 @@ class Run:
         self._state: TrainState | None = state
         self._best: TrainState | None = None
         self._fingerprint: Callable[[], dict[str, Any]] | None = None  # of a run of `fit`
+        self._arguments: Callable[[], dict[str, Any]] | None = None
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # of a run without a `Loop`, which `Run.load` returned
 
@@ -264,6 +265,7 @@ class Run:
             "ema": self._averages,
             "report": self._report(),
             "fingerprint": None if self._fingerprint is None else self._fingerprint(),
+            "arguments": None if self._arguments is None else self._arguments(),
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
@@ -359,13 +361,17 @@ class Run:
         )
         self._state = None  # otherwise this reference would keep the initial parameters in memory
 
-    def set_fingerprint(self, compute: Callable[[], dict[str, Any]]) -> None:
+    def set_fingerprint(
+        self, compute: Callable[[], dict[str, Any]], arguments: Callable[[], dict[str, Any]] | None = None
+    ) -> None:
         """Set the function that returns what decides the results of this run; see `jfit.train.fingerprint`.  `fit` calls it.
 
         Args:
             compute: function without arguments, called once, when the first checkpoint is saved or read.
+            arguments: as `compute`, for the other arguments of `fit` with which `jfit.verify` trains again.
         """
         self._fingerprint = functools.cache(compute)
+        self._arguments = None if arguments is None else functools.cache(arguments)
 
     def resume_from(self, directory: str | Path | None, resume_with: str | Sequence[str] = ()) -> None:
         """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
@@ -373,7 +379,7 @@ class Run:
         Does nothing if the folder has no checkpoint.
 
         Args:
-            directory: folder of checkpoints.
+            directory: folder of checkpoints, or one checkpoint.
             resume_with: names of settings that may differ from those of the earlier run, or "any".
 
         Raises:
@@ -384,7 +390,7 @@ class Run:
         loop = self._require_loop("resume_from")
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
-        if checkpoints.latest(directory) is None:
+        if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
             warn_of_traces(directory)
             return
         saved = newest(directory, read)  # once: state and position are those of one checkpoint

@@ -1,0 +1,158 @@
+"""`jfit.verify` names planted differences, and `python -m jfit.runs` shows folders of checkpoints without changing them."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fit_support import blobs, mlp, train
+
+import jfit
+from jfit.runs.__main__ import main
+from jfit.train import locks
+from jfit.train.checkpoint import load_leaves
+from jfit.train.saved import read
+
+x, y = blobs()
+ARGUMENTS = """
+import numpy as np
+def arguments():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 50)
+    x = rng.normal(size=(50, 4)) + y.reshape(-1, 1) * 1.5
+    return {"train_data": (x.astype("float32"), y.astype("float32")), "checkpoint": "elsewhere", "progress": True}
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of 5 steps per epoch: a has checkpoints of the steps 6 and 12, within epochs, group/b of the ends of epochs."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(mlp(dropout=0.3), num_epoch=3, checkpoint=folder / "a", checkpoint_every=6, batch_size=10)
+    train(mlp(dropout=0.3), num_epoch=2, checkpoint=folder / "group" / "b", batch_size=10, seed=1)
+    return folder
+
+
+def listing(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+# without "bit" in its name, because the fixture compiles as tests without it do
+def test_an_untouched_run_is_the_same_and_is_not_changed(runs):
+    before = listing(runs)
+    result = jfit.verify(runs / "a", (x, y))
+    assert result.same and result.intervals == [(6, 12)] and not result.settings and not result.environment
+    assert str(result).endswith("same bits in all 15 arrays; trained from step 6 to step 12")
+    assert listing(runs) == before
+
+
+def test_other_data_another_seed_and_another_learning_rate_are_named(runs):
+    result = jfit.verify(runs / "a", (x + 1, y))
+    assert not result.same and result.intervals == [(6, 12)] and result.differences[0].name == "params/fc1_bias"
+    assert result.settings[0].startswith("data: data was float32 (4,), sample ")
+    result = jfit.verify(runs / "a", (x, y), seed=1)
+    assert "after training from step 6 to step 12\n  params/fc1_bias: 8 of 8 values differ" in str(result)
+    assert result.settings == ["seed was 0 and is 1"]
+
+
+def test_a_flipped_weight_in_a_checkpoint_with_valid_checksums_is_named(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    saved = read(tmp_path / "a" / "step-00000012")
+    arrays = load_leaves(saved.folder)
+    arrays["params/fc2_weight"][1, 2] += 0.5
+    jfit.checkpoint.save(tmp_path / "a", arrays, step=12, meta=saved.meta)
+    result = jfit.verify(tmp_path / "a", (x, y))
+    [difference] = result.differences
+    assert (difference.name, difference.count, difference.size) == ("params/fc2_weight", 1, 24)
+    assert difference.maximum == pytest.approx(0.5) and "so the checkpoint was changed, a callback" in str(result)
+
+
+def test_other_versions_and_devices_in_the_checkpoint_are_named(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "a")
+    saved = read(tmp_path / "a" / "step-00000012")
+    changed = {"versions": {**saved.meta["fingerprint"]["versions"], "jaxlib": "0.1"}, "cores": 999}
+    meta = {**saved.meta, "fingerprint": {**saved.meta["fingerprint"], **changed}}
+    jfit.checkpoint.save(tmp_path / "a", load_leaves(saved.folder), step=12, meta=meta)
+    result = jfit.verify(tmp_path / "a", (x, y))
+    assert result.same and "versions: jaxlib was 0.1" in str(result) and "cores was 999" in str(result)
+
+
+def loss(output, label):
+    return (output - label) ** 2
+
+
+def model(rate):
+    def apply(params, rows, key):
+        kept = jax.random.bernoulli(key, 1 - rate, rows.shape)
+        return jnp.where(kept, rows, 0) @ params["w"]
+
+    return apply
+
+
+def test_a_function_has_the_same_bits_and_another_dropout_rate_is_named(tmp_path):
+    options = {"loss": loss, "params": {"w": jnp.zeros(4)}}
+    jfit.fit(model(0.2), (x, y), batch_size=10, num_epoch=2, checkpoint=tmp_path, progress=False, **options)
+    assert jfit.verify(tmp_path, (x, y), model(0.2), **options).same
+    result = jfit.verify(tmp_path, (x, y), model(0.5), **options)
+    assert result.differences[0].name == "params/w" and result.settings[0].startswith("model was function ")
+    with pytest.raises(ValueError, match="the checkpoint has only a digest of loss; pass what was passed to fit, as in"):
+        jfit.verify(tmp_path, (x, y), model(0.2), params=options["params"])
+    with pytest.raises(ValueError, match="model of this run was a function or a module, which is not in its checkpoints"):
+        jfit.verify(tmp_path, (x, y))
+
+
+def test_verify_needs_two_checkpoints_with_a_fingerprint(runs, tmp_path):
+    with pytest.raises(ValueError, match=r"found 0 checkpoints in .*, expected at least 2"):
+        jfit.verify(tmp_path, (x, y))
+    with pytest.raises(FileNotFoundError, match="has no checkpoint of step 3; its steps are: 6, 12"):
+        jfit.verify(runs / "a", (x, y), steps=[3, 6])
+    jfit.checkpoint.save(tmp_path, {"step": 1})
+    jfit.checkpoint.save(tmp_path, {"step": 2})
+    with pytest.raises(ValueError, match="has no fingerprint of its run"):
+        jfit.verify(tmp_path, (x, y))
+
+
+def test_list_shows_steps_best_epoch_and_state_of_each_run(runs, tmp_path, capsys):
+    shutil.copytree(runs, tmp_path / "all")
+    (tmp_path / "all" / "group" / "b" / "step-00000010" / "meta.json").write_text("{}")
+    owner = threading.Event()
+    locks.acquire(tmp_path / "all" / "a", owner)
+    before = listing(tmp_path)
+    assert main(["list", str(tmp_path / "all")]) == 0
+    locks_line, other = capsys.readouterr().out.splitlines()[1:]
+    assert locks_line.split()[:2] == ["a", "12"] and "locked by process" in locks_line
+    assert other.split()[:2] == ["group/b", "5"] and other.endswith("epoch 1 of 2")
+    assert listing(tmp_path) == before
+    locks.release(owner)
+    assert main(["list", str(runs)]) == 0
+    assert "finished" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_show_and_diff(runs, capsys):
+    a, b = str(runs / "a"), str(runs / "group" / "b")
+    assert main(["show", a, "--rows", "1"]) == 0
+    text = capsys.readouterr().out
+    for part in ("epoch 2 of 3, step 12", "optimizer_params.momentum  0.9", "versions.jax", "step 6   ", "last 1 of 2 epochs"):
+        assert part in text
+    assert main(["diff", a, b]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["seed", "0", "1"] in lines and ["num_epoch", "3", "2"] in lines and not any("batch_size" in line for line in lines)
+    assert main(["diff", a, b, "--all"]) == 0 and "batch_size" in capsys.readouterr().out
+    assert main(["show", str(runs)]) == 2 and "has no checkpoint" in capsys.readouterr().err
+
+
+def test_the_verify_command(runs, tmp_path, capsys):
+    script = tmp_path / "train_script.py"
+    script.write_text(ARGUMENTS)
+    assert main(["verify", str(runs / "a"), "--with", f"{script}:arguments"]) == 0
+    assert "same bits in all 15 arrays" in capsys.readouterr().out
+    assert main(["verify", str(runs / "a")]) == 2 and "it needs the data of the run: --with" in capsys.readouterr().err
+    assert main(["verify", str(runs / "a"), "--with", f"{script}:nothing"]) == 2
+    assert "returned a int, expected a dict" in capsys.readouterr().err
+    assert main(["verify", str(runs / "a"), "--with", f"{script}:other"]) == 2
+    assert "has no function 'other'" in capsys.readouterr().err
