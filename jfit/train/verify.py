@@ -272,7 +272,10 @@ def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mappin
             progress=False,
         )
     except (ValueError, TypeError) as error:
-        error.add_note(f"jfit: verify trained from step {start['position']['step']} with the arguments {sorted(arguments)}")
+        error.add_note(
+            f"jfit: raised while verify trained from step {start['position']['step']} with settings from the checkpoint "
+            f"({', '.join(sorted(arguments))}); pass what was an object, such as an optimizer, as to fit"
+        )
         raise
 
 
