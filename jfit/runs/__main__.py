@@ -16,9 +16,9 @@ from jfit.runs.text import diff_text, list_text, show_text
 from jfit.train.verify import verify
 
 _WITH = (
-    "verify trains again, so it needs the data of the run: --with FILE.py:FUNCTION or --with MODULE:FUNCTION, a function without "
-    "arguments that returns the arguments of jfit.fit as a dict, such as {'model': net, 'train_data': (x, y)}; settings that "
-    "are in the checkpoints may be left out"
+    "verify trains again, so it needs the data of the run: --with FILE.py:FUNCTION or --with MODULE:FUNCTION, a function "
+    "without arguments that returns the arguments of jfit.fit as a dict, such as {'model': net, 'train_data': (x, y)}; "
+    "settings that are in the checkpoints may be left out"
 )
 
 
