@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -39,6 +40,16 @@ def hold(folder: Path, **fields) -> Path:
 
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+def test_a_folder_that_is_deleted_during_training_is_made_again(tmp_path):
+    folder = tmp_path / "run"
+    locks.acquire(folder, OWNER)
+    shutil.rmtree(folder)
+    checkpoint.save(folder, {"step": 3})
+    assert names(folder) == [".run.lock", "step-00000003"]
+    locks.release(OWNER)
+    assert names(folder) == ["step-00000003"]
 
 
 def test_a_second_process_is_refused_with_the_first_ones_pid_host_and_age_until_it_has_ended(tmp_path, caplog):

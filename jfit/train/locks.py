@@ -157,7 +157,8 @@ def check(directory: str | os.PathLike[str]) -> bool:
         if lock is not None and holder is not None and holder.token == lock.token:
             os.utime(path)
         elif lock is not None and holder is None:
-            _locks[str(path)] = lock._replace(token=_take(path))  # somebody deleted the file
+            path.parent.mkdir(parents=True, exist_ok=True)  # somebody deleted the file, perhaps with its folder
+            _locks[str(path)] = lock._replace(token=_take(path))
         elif holder is not None and _is_alive(holder, path, time.time()):
             raise FolderInUse(_message(directory, holder, path))
         return lock is not None
