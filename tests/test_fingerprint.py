@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from typing import Any
@@ -79,6 +80,11 @@ def test_equal_settings_written_in_another_way_and_more_epochs_continue_without_
         again = train(resume=folder, optimizer_params=params, steps_per_call=1, data=(x.astype("float64"), y))
         assert same(again, train())
     assert not caplog.records
+
+
+def test_frozen_names_have_no_order(tmp_path):
+    train(num_epoch=1, checkpoint=tmp_path, frozen=["fc1_weight", "fc1_bias"])
+    assert train(num_epoch=1, resume=tmp_path, frozen=("fc1_bias", "fc1_weight")).position["step"] == 7
 
 
 def loss(output, label):
@@ -160,6 +166,47 @@ def test_digests_do_not_depend_on_the_process_and_see_what_is_closed_over():
     loop: list[Any] = []
     loop.append(loop)
     assert len(fingerprint.digest(loop)) == 12
+
+
+def read_globals(source, **values):
+    names = {"__name__": "user", **values}
+    exec(source, names)
+    return fingerprint.digest(names["f"])
+
+
+class Hashed:
+    """Caches what differs between processes, or is there only after the first use."""
+
+    def __init__(self, hashed):
+        self._hash = hashed
+
+    @functools.cached_property
+    def double(self):
+        return 2
+
+
+class Slots:
+    __slots__ = ("__weakref__", "rate")
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+def test_digests_see_what_functions_and_objects_read_and_nothing_else():
+    inner = "def f(x):\n    def g(y):\n        return y * k\n    return g(x)"
+    for source in ("def f(x): return x * k", inner):
+        assert read_globals(source, k=2.0) == read_globals(source, k=2.0) != read_globals(source, k=3.0)
+        assert read_globals(source, k=np.ones(3)) == read_globals(source, k=np.ones(3)) != read_globals(source, k=np.zeros(3))
+    assert read_globals("def f(x): return x.step", step=1) == read_globals("def f(x): return x.step", step=2)
+    assert fingerprint.digest(Slots(1)) == fingerprint.digest(Slots(1)) != fingerprint.digest(Slots(2))
+    used = Hashed(1)
+    assert used.double == 2 and fingerprint.digest(used) == fingerprint.digest(Hashed(7))
+
+
+def test_large_arrays_are_sampled(monkeypatch):
+    monkeypatch.setattr(fingerprint, "MOST_BYTES", 64)
+    assert fingerprint.digest(np.ones((50, 2))) == fingerprint.digest(np.ones((50, 2))) != fingerprint.digest(np.zeros((50, 2)))
+    assert fingerprint.digest(jnp.ones(50)) == fingerprint.digest(jnp.ones(50)) != fingerprint.digest(jnp.ones(51))
 
 
 def test_a_checkpoint_without_a_fingerprint_resumes(folder, tmp_path):

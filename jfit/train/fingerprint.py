@@ -8,6 +8,7 @@ reduce="ordered" promised the same bits.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import json
@@ -32,6 +33,7 @@ from jfit.programs.keys import ByIdentity
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
 SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data
+MOST_BYTES = 64 << 20  # of an array that a function uses; of larger ones a sample is compared
 _MAX_DEPTH = 40
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "jfit")
 ENVIRONMENT = ("versions", "devices", "cores")
@@ -54,6 +56,8 @@ def fingerprint(
     optimizer = settings["optimizer"]
     described = {name: describe(value) for name, value in settings.items() if name != "optimizer"}
     rate = described.pop("learning_rate", None)
+    if isinstance(described.get("frozen"), list) and all(isinstance(name, str) for name in described["frozen"]):
+        described["frozen"] = sorted(set(described["frozen"]))  # names, in any order
     for name in ("optimizer_params", "schedule_params"):  # the learning rate may change, see `Run.resume_from`
         rates = ("learning_rate", "base_lr")
         described[name] = {k: v for k, v in (described.get(name) or {}).items() if k not in rates}
@@ -229,7 +233,8 @@ def describe(value: Any) -> Any:
 def digest(value: Any, numbers: bool = True) -> str:
     """Return 12 hexadecimal digits of a value: of the code of functions and all that they close over, of arrays the bytes.
 
-    Equal digests of two processes mean equal values, unless a value has parts that Python cannot read, such as C code.
+    Equal digests of two processes mean equal values, unless a value has parts that Python cannot read, such as C code.  Of an
+    array of more than `MOST_BYTES` only a sample of the elements is part of the digest.
 
     Args:
         value: any value.
@@ -260,8 +265,8 @@ def _walk(x: Any, add: Callable[[bytes], None], seen: dict[int, Any], depth: int
 def _parts(x: Any) -> list[Any]:
     """The values that decide what an object does."""
     if isinstance(x, (np.ndarray, np.generic, jax.Array)):
-        array = np.asarray(counters.read(_plain(x)))  # sync: once per run
-        return [str(array.dtype), array.shape, array.tobytes() if array.dtype != object else ""]
+        array = np.asarray(counters.read(_sampled(_plain(x))))  # sync: once per run
+        return [str(array.dtype), x.shape, array.tobytes() if array.dtype != object else ""]
     if isinstance(x, (types.BuiltinFunctionType, type, types.ModuleType)):
         return [getattr(x, "__module__", ""), getattr(x, "__qualname__", x.__name__)]
     if isinstance(x, types.CodeType):
@@ -294,23 +299,50 @@ def _fields(x: Any) -> list[Any]:
     if dataclasses.is_dataclass(x):
         return [getattr(x, field.name) for field in dataclasses.fields(x) if field.name != "base_lr"]
     wrapped = getattr(x, "__wrapped__", None)
-    return [wrapped] if wrapped is not None else [dict(getattr(x, "__dict__", {}))]
+    return [wrapped if wrapped is not None else _attributes(x)]
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """The attributes of an object, and its public `__slots__`, without what it has cached."""
+    slots = [name for kind in type(x).__mro__ for name in np.atleast_1d(kind.__dict__.get("__slots__", ())).tolist()]
+    values = {name: getattr(x, name) for name in slots if not str(name).startswith("_") and hasattr(x, name)}
+    values |= getattr(x, "__dict__", {})
+    # hashes of strings differ between processes
+    is_cached = {n: n == "_hash" or isinstance(getattr(type(x), n, None), functools.cached_property) for n in values}
+    return {name: value for name, value in values.items() if not is_cached[name]}
 
 
 def _globals(fn: types.FunctionType) -> list[Any]:
-    """The numbers, strings and functions of its own module that a function reads."""
-    values = [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    """The numbers, strings and arrays that a function reads, and the functions of its own module."""
+    values = [fn.__globals__[name] for name in _global_names(fn.__code__) if name in fn.__globals__]
     module = fn.__globals__.get("__name__")
     return [
         value
         for value in values
-        if isinstance(value, (bool, int, float, str)) or (isinstance(value, types.FunctionType) and value.__module__ == module)
+        if isinstance(value, (bool, int, float, str, np.ndarray, jax.Array))
+        or (isinstance(value, types.FunctionType) and value.__module__ == module)
     ]
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    """The global names that code and the functions in it read; `co_names` has those of attributes, too."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    for constant in code.co_consts:
+        names += _global_names(constant) if isinstance(constant, types.CodeType) else []
+    return list(dict.fromkeys(names))
 
 
 def _plain(x: Any) -> Any:
     is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
+
+
+def _sampled(x: Any) -> Any:
+    """An array, or elements at equal distances of one that is too large to be read whole."""
+    if x.nbytes <= MOST_BYTES:
+        return x
+    every = -(-x.nbytes // MOST_BYTES)
+    return x.flat[::every] if isinstance(x, np.ndarray) else x.reshape(-1)[::every]
 
 
 def _has_contents(cell: Any) -> bool:
