@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
-WAIT_SECONDS = 0.1  # time between two calls of `check` by functions that wait
-_STOPPED = "stopped by {}; the state is that of the last finished step"
+WAIT_SECONDS = 0.1  # functions that wait call `check` this often, to notice Ctrl-C or SIGTERM
+_STOPPED = "stopped by {signal}; the training state is that of the last finished step"
 
 
 class Stopped(KeyboardInterrupt):
@@ -106,11 +106,11 @@ class StopFlag:
         """Raise `Stopped` if the flag is set; only once, so that code that ends the training can wait."""
         if self.set and self.may_raise:
             self._raised = True
-            raise Stopped(_STOPPED.format("SIGTERM" if self.signal is signal.SIGTERM else "Ctrl-C"))
+            raise Stopped(_STOPPED.format(signal="SIGTERM" if self.signal is signal.SIGTERM else "Ctrl-C"))
 
     @property
     def may_raise(self) -> bool:
-        """Whether `check` raises `Stopped` once the flag is set: in `watching(raises=True)`, and only once."""
+        """Whether `check` raises `Stopped` if a signal arrived: in a `watching(raises=True)` block, unless it did so before."""
         return self._raises and not self._raised
 
     def _on_interrupt(self, previous: Any) -> None:
@@ -185,11 +185,11 @@ def check() -> None:
         ...         check()
         ...     except Stopped as stopped:
         ...         print(stopped)
-        stopped by Ctrl-C; the state is that of the last finished step
+        stopped by Ctrl-C; the training state is that of the last finished step
     """
     if threading.current_thread() is threading.main_thread():
         if _deferred and _deferred[-1]:
-            raise Stopped(_STOPPED.format("Ctrl-C"))
+            raise Stopped(_STOPPED.format(signal="Ctrl-C"))
         if _flags:
             _flags[-1].check()
 

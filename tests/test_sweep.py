@@ -238,6 +238,8 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
     weighted = result.predict(X, members=[0, 2], weights=[3, 1])
     np.testing.assert_allclose(weighted, 0.75 * parts[0] + 0.25 * parts[2], rtol=1e-5)
     np.testing.assert_array_equal(result.predict(X, members=1), result.best.run.predict(X))
+    with pytest.raises(ValueError, match=r"no members to average: members is \[\], and the score of 0 of 3 members is NaN"):
+        result.predict(X, members=[])
     assert result.best.run.score(EVAL)["accuracy"] == pytest.approx(result.best.score)
     assert "seed" in str(result) and "<table>" in result._repr_html_() and list(result.to_pandas()["seed"]) == [0, 1, 2]
     result.plot(tmp_path / "sweep.png")

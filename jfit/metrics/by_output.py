@@ -71,12 +71,12 @@ class OutputMetric(NamedTuple):
 
     @property
     def packed(self) -> Any:
-        """As `HostMetric.packed`; metrics on the devices have none."""
+        """Method of the metric that converts its running sums to arrays for a checkpoint; None if it runs on the devices."""
         return getattr(self.metric, "packed", None)
 
     @property
     def unpacked(self) -> Any:
-        """As `HostMetric.unpacked`."""
+        """Method of the metric that converts arrays of `packed` back to running sums; None if it runs on the devices."""
         return getattr(self.metric, "unpacked", None)
 
     def compute(self, sums: Any) -> dict[str, Any]:

@@ -36,17 +36,20 @@ def group_devices(graph: Graph, groups: Any, home: Any) -> dict[str, Any]:
 
 
 def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return `ctx_group` -> device for each context; an empty list if the whole graph runs on each of the contexts.
+    """Return a dict of `ctx_group` -> JAX device for each context: the devices of the replica that computes its rows.
 
     Args:
         graph: the network.
-        groups: name of a group -> a context or device for all of `contexts`, or a list with one for each; or a list with a
-            dict of group -> context for each; or None.
-        contexts: the contexts or devices over which batches are split.
+        groups: a dict, name of a group -> context or device, or a list with 1 of them (for all of `contexts`) or with one per
+            context; or a list with one dict of name -> context or device per context; or None.
+        contexts: the contexts or devices over which the rows of a batch are split.
+
+    Returns:
+        List of dicts, one per context; [] if no group is on a device other than its context.
 
     Raises:
-        ValueError: a list has a length other than 1 (of a group) and the number of contexts.
-        TypeError: `groups` is neither a dict nor a list of dicts.
+        ValueError: the list of a group has neither 1 entry nor one per context, or the list of dicts has not one per context.
+        TypeError: `groups` is not None, a dict or a list of dicts.
         NotImplementedError: there are several contexts, and the network has a SyncBatchNorm.
 
     Example:

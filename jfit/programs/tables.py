@@ -393,7 +393,8 @@ class Program:
         entries = (shared if prepared.is_shared else self._unshared).prepared
         if prepared.compiled.cancelled() and interrupts.is_watched():
             prepared = entries[call.signature] = prepared._replace(compiled=_compile_in_thread(prepared.lowered))
-        interrupts.wait_for(prepared.compiled)  # after Ctrl-C this raises; a later call waits for the same compilation
+        # Ctrl-C raises here, but does not stop the compilation: the next call with such arguments waits for the same one
+        interrupts.wait_for(prepared.compiled)
         entries.pop(call.signature)
         result = prepared.run(*call.args, *call.table)
         if prepared.text is not None:

@@ -186,7 +186,17 @@ class _Derived(NamedTuple):
 
 
 def _kind(eqn: Any, derived: Sequence[bool]) -> str:
-    """How an equation is evaluated; `derived`: for each input, whether it is a `_Derived`."""
+    """Return how `_evaluate` computes an equation of a jaxpr.
+
+    Args:
+        eqn: the equation.
+        derived: for each input, whether it is a `_Derived`, an array that is computed from parameters not gathered yet.
+
+    Returns:
+        "plain": no input is a `_Derived`, the equation is computed as it is.  "call": it calls a jaxpr, whose equations are
+        evaluated one by one.  "derived": a cheap operation on such inputs only, which is not computed yet: its result is a
+        `_Derived`, too.  "use": all others; the parameters are gathered to compute it.
+    """
     if not any(derived):
         return "plain"
     if eqn.primitive.name in CALLS:

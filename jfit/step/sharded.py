@@ -174,8 +174,8 @@ class Split(NamedTuple):
             whole, split = "whole", "split over devices"
             actual, expected = (split, whole) if name in self.shapes else (whole, split)
             raise ValueError(
-                f"the parameter {name!r} is {actual} in the state, but this step needs it {expected}; call place(state) of "
-                "jfit.data_parallel before the first step"
+                f"the parameter {name!r} is {actual} in the state, but this step needs it {expected}; call "
+                "state = step.place(state) before the first step, where step is the result of jfit.data_parallel(...)"
             )
 
     def check_state(self, opt_state: Any) -> None:
@@ -195,7 +195,7 @@ class Split(NamedTuple):
     def _not_split(self, name: str) -> ValueError:
         return ValueError(
             f"the optimizer state of {name!r} is whole, but with reduce='sharded' each of {self.count} devices has a part of "
-            "it; call place(state) of jfit.data_parallel before the first step"
+            "it; call state = step.place(state) before the first step, where step is the result of jfit.data_parallel(...)"
         )
 
     def whole_sum(self, name: str, x: Array) -> Array:
@@ -245,21 +245,25 @@ def check_whole(state: State) -> State:
     """
     if is_sharded(state):
         raise ValueError(
-            "the state is split over devices by reduce='sharded', but this step needs whole arrays: call place(state) of "
-            "jfit.data_parallel, or jfit.step.sharded.whole_state(state), before the first step"
+            "the state is split over devices by reduce='sharded', but this step needs whole arrays; before the first step, "
+            "call step.place(state), where step is the result of jfit.data_parallel(...), or "
+            "jfit.step.sharded.whole_state(state)"
         )
     return state
 
 
 def joined(state: Any, axis_name: str) -> tuple[Any, Split]:
-    """Replace the `Shard`s of a state by the chunks of this device, inside a step.
+    """Replace the `Shard`s of a state, placeholders of arrays that are split over devices, by the chunks of this device.
+
+    A step calls this inside the function that is mapped over the devices; `parted` is the inverse.
 
     Args:
-        state: `TrainState` of one device, whose `local` has arrays (chunk,).
+        state: `TrainState` of one device; `state.local` has the chunks of this device, arrays (chunk,).
         axis_name: name of the device axis.
 
     Returns:
-        (`TrainState` without `local`, whose chunks have the shape (1, ..., 1, chunk); the `Split` of its parameters).
+        (`TrainState` with local=None, in which each split array is its chunk of shape (1, ..., 1, chunk), with as many axes as
+        the whole array; the `Split`, which has the names and whole shapes of the split parameters).
     """
 
     def chunk(x: Any) -> Any:

@@ -89,7 +89,8 @@ def _model(model: Model, state: tuple[Any, Any], inputs: Any) -> str:
         closed = jax.make_jaxpr(lambda *a: model.apply(*a[:3], key=a[3], train=True))(*state, dict(inputs), key)
     except Exception:  # for example because it reads the axis of the devices: then it is not compared
         return "function"
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))  # names of functions in parameters have addresses
+    # functions among the parameters of equations are printed with their addresses, which differ from process to process
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
     return "function " + digest([text, [describe(x) for x in closed.consts]])
 
 
@@ -313,7 +314,10 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 
 def _globals(fn: types.FunctionType) -> list[Any]:
-    """The numbers, strings and arrays that a function reads, and the functions of its own module."""
+    """Return the values of the global names that a function reads: numbers, strings, arrays, and functions of its module.
+
+    All other values are left out, such as modules, other objects and functions of libraries.
+    """
     values = [fn.__globals__[name] for name in _global_names(fn.__code__) if name in fn.__globals__]
     module = fn.__globals__.get("__name__")
     return [

@@ -334,7 +334,7 @@ class History:
             axes: sequence of matplotlib axes to draw into: for the loss, the metrics, the learning rate.  None: new ones.
 
         Returns:
-            The matplotlib figure.  Notebooks show it once.
+            The matplotlib figure.  As the last value of a notebook cell it is displayed once, not twice.
 
         Raises:
             ImportError: matplotlib is not installed.

@@ -287,7 +287,7 @@ def _started(pid: int) -> int | None:
     except (ProcessLookupError, OverflowError):
         return _ENDED
     except OSError:
-        pass  # a process of another user
+        pass  # no permission to send signals: the process exists, but belongs to another user
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return _ENDED if fields[0] in "ZX" else int(fields[19])  # Z: ended, but its parent has not noticed yet

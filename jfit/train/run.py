@@ -648,7 +648,7 @@ class Run:
             path: image file to write.  Default: no file.
 
         Returns:
-            The matplotlib figure.  Notebooks show it once.
+            The matplotlib figure.  As the last value of a notebook cell it is displayed once, not twice.
         """
         return self.history.plot(path)
 

@@ -161,7 +161,7 @@ def read(folder: Path) -> Saved:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise FormatError(file, "content", f"it cannot be read ({error})", REMEDY) from error
+            raise FormatError(file, "content", f"the file cannot be read ({error})", REMEDY) from error
         _check_crc(file, expected, content)
         arrays[name] = load_tensors(file, content)[0]
     return Saved(folder, record, arrays)
@@ -190,10 +190,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """Return the fields of meta.json, after checking its seal and its types.
+    """Return the fields of meta.json in a folder, after checking its checksum and the types of the fields.
 
     Raises:
-        FormatError: it is missing or damaged, or a newer jfit wrote it.
+        FormatError: meta.json is missing or damaged, or was written by a newer jfit.
     """
     file = folder / META
     record, problem = load_sealed(file, REMEDY)
@@ -214,7 +214,7 @@ def record_of(folder: Path) -> dict[str, Any]:
         if Path(name).name != name or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
             raise FormatError(file, f"field 'files', entry {name!r}", "expected a file name with its bytes and crc32", REMEDY)
     if TENSORS not in record["files"]:
-        raise FormatError(file, "field 'files'", f"{TENSORS} is missing", REMEDY)
+        raise FormatError(file, "field 'files'", f"it has no entry for {TENSORS}", REMEDY)
     return record
 
 
@@ -236,7 +236,7 @@ def _check_size(file: Path, expected: dict[str, Any]) -> None:
     except FileNotFoundError:
         raise FormatError(file.parent, file.name, "the file is missing", REMEDY) from None
     except OSError as error:
-        raise FormatError(file, "size", f"it cannot be read ({error})", REMEDY) from error
+        raise FormatError(file, "size", f"the size of the file cannot be read ({error})", REMEDY) from error
     if size != expected["bytes"]:
         raise FormatError(file, "size", f"found {size} bytes, expected {expected['bytes']} according to {META}", REMEDY)
 

@@ -12,8 +12,8 @@ import numpy as np
 from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
-# Limit on width * height in the header, because a file of a few kilobytes may decode to gigabytes.  Worker processes inherit
-# the environment variable.
+# Largest width * height, according to the header, of images that are decoded: a file of kilobytes may decode to gigabytes.
+# It is set by an environment variable because worker processes, which decode images too, inherit it.
 MOST_PIXELS = int(os.environ.get("JFIT_MOST_PIXELS", 1 << 26))
 # Formats that Pillow may open.  Some others run external programs, which a file from an untrusted source must not.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000")

@@ -77,7 +77,7 @@ class Pool:
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._unread: dict[int, bytearray] = {}  # bytes that were read after the last line, by process id
+        self._unread: dict[int, bytearray] = {}  # process id -> bytes that its pipe sent, but `_line` has not returned yet
         self.owner = os.getpid()  # a forked copy of this process must not use the workers
         self._finalizer = weakref.finalize(self, _stop, self._processes, os.getpid())
         handle = _shared_file(total)

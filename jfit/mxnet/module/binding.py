@@ -31,7 +31,7 @@ PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
 
 
 class Binding:
-    """A graph with the input names, devices and shapes of a module.
+    """The graph of a module with the names of its inputs, its devices, and, after `bind`, its shapes and its JAX function.
 
     Attributes:
         symbol: the graph.
@@ -41,9 +41,10 @@ class Binding:
         aux: names of the auxiliary states.
         context: the devices as passed by the user.
         devices: the same, as JAX devices.
-        groups: for each of `devices`, `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
-        data_shapes, label_shapes: descriptions of whole batches; empty before `bind`.
-        model: the lowered graph; like the attributes below, set by `bind`.
+        groups: for each of `devices`, a dict of `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
+        data_shapes, label_shapes: `DataDesc` (name, shape, dtype, layout) of each input, for a batch before it is split over
+            `devices`; empty before `bind`.
+        model: the `Model`, the graph as a JAX function; like the attributes below, set by `bind`.
         replicas: the models of a graph with `groups`, one for each of `devices`; None without groups.
         grad_reqs: "write" or "add" for each parameter and input that gets a gradient.
         trainable: names of the parameters that updates change.

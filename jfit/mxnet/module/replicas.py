@@ -105,7 +105,15 @@ class Replicas:
 
 
 def _each(steps: Sequence[Callable[..., Any]], split: bool, params: Any, aux: Any, batch: Any, *rest: Any) -> list[Any]:
-    """Return the result of each step for its slice of the batch; the arguments are those of `Replicas.gradients`."""
+    """Call the step of each replica with its slice of the batch, and return the results.
+
+    Args:
+        steps: the function of each replica, called with (params, aux, batch, key, step, number[, head gradients], axis_name=).
+        split: whether `params` have a leading axis with the values of each replica; otherwise all replicas share them.
+        params, aux: parameters and auxiliary states by name.
+        batch: the batch, whose arrays have a leading replica axis.
+        rest: key, step, number and, if there are any, head gradients with a leading replica axis.
+    """
     results = []
     for index, step in enumerate(steps):
         part, heads = jax.tree.map(lambda x, i=index: x[i], (batch, rest[3:]))

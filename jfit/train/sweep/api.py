@@ -1,4 +1,4 @@
-"""`sweep`: trains many runs with other settings as one program."""
+"""`sweep`: trains many runs with different settings, in as few compiled programs as possible."""
 
 from __future__ import annotations
 
@@ -45,18 +45,21 @@ def sweep(
     progress: bool | str = "auto",
     **settings: Any,
 ) -> Sweep:
-    """Train many runs with other settings, as one compiled program, and return a `Sweep`.
+    """Train many runs (members) with different settings, in as few compiled programs as possible, and return a `Sweep`.
 
-    Each member gives the numbers of its own `jfit.fit`, up to rounding.  Members that differ only in numbers of the program
-    train together: learning rate, weight decay, momentum, decay rates and other numbers of jfit's optimizers, limits of
-    gradients, seed (initial values, random operators and the order of the rows), initializer, initial parameters, folds.
-    Members that differ in anything else (batch size, widths, optimizer, a number that is 0 or 1 in one of them) are grouped:
-    one program per group.  The program is `jax.vmap` over the training states; on a CPU, where that is not faster, it is a loop
-    over them.  The data is held once.
+    Each member has the losses, metrics and parameters that `jfit.fit` with its settings computes, up to rounding.  Members that
+    differ only in values that a compiled program takes as arguments train together: learning rate, weight decay, momentum,
+    decay rates such as beta1 and other numbers of jfit's optimizers, gradient clipping (clip_norm, clip_value), seed (initial
+    values, dropout and other random operators, order of the rows), initializer, initial parameters, folds.  Members that differ
+    in anything else (batch size, widths, optimizer) are grouped, one program per group.  A number of the optimizer other than
+    the learning rate, or a clipping limit, is a constant of the program if it is 0 or 1: members with momentum=0 are not in a
+    group with members with momentum=0.9.  The program is `jax.vmap` over the training states; on a CPU, where that is not
+    faster, it is a loop over them.  All members read one copy of the data on each device.
 
     Args:
-        model: a model of `jfit.fit`; or a function of swept settings that returns one, such as `lambda width: make_net(width)`
-            with over={"width": [64, 128]} (for pure functions, a pair (function, initial parameters)).
+        model: a model as for `jfit.fit`; or a function of swept settings that returns one, such as
+            `lambda width: make_net(width)` with over={"width": [64, 128]}.  To sweep settings of a pure function, it returns a
+            pair (function, initial parameters).
         train_data: training data in arrays, in the forms of `jfit.fit`: `(x, y)`, `(x, y, weight)`, a dict or a DataFrame.
         eval_data: evaluation data in arrays, likewise.  Default: no evaluation.
         over: what the members differ in: a dict name -> list of values, of which all combinations train; a dict of lists and
@@ -66,16 +69,19 @@ def sweep(
         n: number of random combinations of `over`, in which each value of a list has the same probability.
         sample_seed: seed of the random combinations.
         folds: number of folds of a cross-validation, or a list of (training row indices, evaluation row indices).  Every
-            combination is trained once per fold, and evaluated on the other rows; not with `eval_data`.
+            combination is trained once per fold, and evaluated on the other rows; not with `eval_data`.  Each pair of a
+            combination and a fold is a member; `best` is a member of the combination with the best mean score over folds.
         monitor: name of the logged value that is the score, such as "val_accuracy".  Default: "val_loss", without evaluation
-            "loss".  Larger is better for names such as accuracies.
+            "loss".  Larger is better if the name contains acc, f1, mcc, pcc, auc, precision, recall, top_k, pearson or r2 and
+            does not end like a loss or an error ("acc_loss"); for all other names, smaller is better.
         patience: number of epochs without a better `monitor` after which a member ends; each member then has the state of its
             best epoch, as with `jfit.callbacks.early_stopping`.  Default: all train to the end.
         halving: successive halving, (metric, factor) or (metric, factor, first): after first, first * factor,
-            first * factor ** 2, ... epochs (default of first: 1), the best 1 / factor of the members train on.
-        members_per_call: maximum number of members of a program call.  Default: from an estimate of the memory.  Networks with
-            convolutions on CPU train one member after the other.
-        devices: None (the default device), a number, "all" or a list of devices, over which the members are split.
+            first * factor ** 2, ... epochs (default of first: 1), the best 1 / factor of the members train on.  `metric` is the
+            name of a logged value, such as "val_accuracy"; which values are better is as for `monitor`.
+        members_per_call: maximum number of members that one call of a program trains.  Default: from an estimate of the
+            memory; for networks with convolutions on CPU, one per device.
+        devices: None (the default device), the number of devices, "all" or a list of devices.  The members are split over them.
         progress: "auto" writes a line per epoch if standard error is a terminal, True always, False never.
         **settings: arguments of `jfit.fit` that all members share, such as batch_size, num_epoch, optimizer, loss, params.
 

@@ -105,7 +105,11 @@ class Chunk:
         self._stack = self._best = None
 
     def end(self, numbers: set[int]) -> None:
-        """Store the states of members that end, and make the stack smaller if at most half of its slots are used then."""
+        """Copy the states of the members `numbers`, which end, to `final`, and remove these members from the stack.
+
+        With `keep_best`, these are their best states.  The next `load` makes the stack smaller if the other members use at most
+        half of its slots.
+        """
         ended = [i for i, m in enumerate(self.members) if m.member.number in numbers]
         if not ended:
             return
@@ -209,7 +213,10 @@ class Chunk:
         return totals
 
     def _slot_members(self, axis: int | None) -> list[Prepared]:
-        """The member of each slot, or one member if all share the rows."""
+        """Return the member of each slot of the stack of states, in order.
+
+        axis: 0 if each member reads its own rows; None if all read the same rows: the result is then a list of one member.
+        """
         return [self.members[i % len(self.members)] for i in range(1 if axis is None else self._size)]
 
     def _epoch_data(self) -> dict[str, Any]:
@@ -219,7 +226,18 @@ class Chunk:
         return self._data(train, orders, self._order_axis)
 
     def _data(self, rows: RowSet, orders: Sequence[tuple[np.ndarray, BatchLayout]], axis: int | None) -> dict[str, Any]:
-        """Put row indices on the devices; result as that of `DeviceBatches.epoch_data`."""
+        """Put the row indices of the batches of an epoch or an evaluation on the devices.
+
+        Args:
+            rows: the arrays from which the batches are read.
+            orders: (row indices in the order of reading, sizes of the batches) for each slot of the stack, or only one such
+                pair if all members read the same rows.
+            axis: 0 if each slot has its own row indices; None if all share them.
+
+        Returns:
+            dict of "arrays", "weight", "order" and "numbers", as `DeviceBatches.epoch_data` returns it, with first = 0 in
+            "numbers"; "order" and "numbers" have a leading slot axis unless `axis` is None.
+        """
         tables = [order_table(order, layout) for order, layout in orders]
         sizes = [np.asarray([0, layout.batch_size, layout.last_size], np.int32) for _, layout in orders]
         put = place if axis is None else place_members
@@ -252,9 +270,10 @@ class Chunk:
 
 
 def in_turn(device: Any) -> bool:
-    """Whether a program trains its members one after the other: on a CPU, where batched matrix products are not faster.
+    """Return whether programs loop over their members instead of using `jax.vmap`: on CPU, where batching is not faster.
 
-    The program is then compiled in half the time, and its members run as fast as alone, without the time between dispatches.
+    The loop compiles in half the time that the vmapped program takes.  A step of a member takes as long as in a run that trains
+    this member only, but one dispatch serves all members.
     """
     return device.platform == "cpu"
 

@@ -17,7 +17,7 @@ _LOG_RATIO = 30  # numbers are on a logarithmic axis if the largest one is so ma
 def draw_coordinates(
     settings: Sequence[Mapping[str, Any]], scores: Sequence[float], monitor: str, path: str | Path | None
 ) -> Any:
-    """Draw `Sweep.plot`, which describes the result.
+    """Draw the figure of `Sweep.plot`, and return it.
 
     Args:
         settings: the settings of each member by name.

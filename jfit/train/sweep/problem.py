@@ -187,12 +187,13 @@ def fold_rows(folds: Any, rows: int) -> Folds:
     """Return (row indices to train with, row indices to evaluate) of each fold.
 
     Args:
-        folds: number of folds, from 2 to `rows`: the rows are permuted, always in the same way, and cut into as many parts of
-            equal size, up to one row; or a list of pairs of index arrays, such as scikit-learn's `KFold(5).split(x)` yields.
+        folds: number of folds, from 2 to `rows`: the rows are permuted with a fixed seed and cut into this number of parts,
+            whose sizes differ by at most one row; each part is evaluated by one fold, which trains with the other rows.  Or an
+            iterable of pairs of index arrays (training rows, evaluation rows), such as scikit-learn's `KFold(5).split(x)`.
         rows: number of rows of the data.
 
     Raises:
-        ValueError: the number of folds or a row index is out of range, or a fold has no rows.
+        ValueError: the number of folds or a row index is out of range, or an index array of a fold is empty.
     """
     if isinstance(folds, int):
         if not 2 <= folds <= rows:
@@ -423,7 +424,7 @@ def _program_key(member: MemberSettings, optimizer: Optimizer, schedule: Any) ->
 
 
 def _group(member: MemberSettings, problem: Problem, recipe: Recipe, state: TrainState, layout: BatchLayout) -> Any:
-    """Members with equal results train in one program."""
+    """Return a key: members of the sweep (runs) whose keys are equal train together in one compiled program."""
     shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves(state))
     evaluation = problem.evaluation
     batches = _batches(layout), None if evaluation is None else _batches(evaluation.of_fold(member.fold)[1])

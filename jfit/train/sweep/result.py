@@ -191,7 +191,11 @@ class Sweep(Sequence[Member]):
         """
         chosen = self._chosen(members)
         if not chosen:
-            raise ValueError("sweep: predict has no members; expected at least one with a score that is a number")
+            nans = sum(math.isnan(m.score) for m in self)
+            raise ValueError(
+                f"sweep: predict has no members to average: members is {members!r}, and the score of {nans} of {len(self)} "
+                "members is NaN; expected at least one member, by default those whose score is not NaN"
+            )
         shares = np.ones(len(chosen)) if weights is None else np.asarray(weights, np.float64)
         if shares.shape != (len(chosen),) or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
             raise ValueError(
@@ -233,7 +237,7 @@ class Sweep(Sequence[Member]):
             path: image file to write.  Default: no file.
 
         Returns:
-            The matplotlib figure.  Notebooks show it once.
+            The matplotlib figure.  As the last value of a notebook cell it is displayed once, not twice.
 
         Raises:
             ValueError: there are no members.

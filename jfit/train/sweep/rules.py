@@ -88,7 +88,7 @@ class Patience:
         return False
 
     def is_over(self, number: int) -> bool:
-        """Whether a member ends."""
+        """Return whether a member ends now, because its last `patience` evaluated epochs were not better than its best one."""
         return self.patience is not None and self._waited.get(number, 0) >= self.patience
 
 

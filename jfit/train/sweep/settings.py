@@ -10,7 +10,7 @@ from jfit import optim
 from jfit.ops import nearest
 from jfit.train.fit import fit
 
-# arguments of `fit` that all members and single members may have
+# arguments of `fit` that `sweep` accepts, as keyword arguments for all members or as names in over= for each member
 FIT = (
     *("batch_size", "num_epoch", "optimizer", "optimizer_params", "eval_metric", "initializer", "label", "sample_weight"),
     *("class_weight", "steps_per_epoch", "validation_split", "eval_every", "shuffle", "seed", "steps_per_call", "schedule"),
@@ -68,7 +68,7 @@ def member_settings(
     defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
     for name in common:
         if name not in FIT:
-            raise ValueError(f"sweep: {_unknown(name, defaults)}")
+            raise ValueError(f"sweep: found {_unknown(name, defaults)}")
     made: dict[Any, Any] = {}
     result = []
     for values in members:
@@ -118,7 +118,7 @@ def _optimizer_parameters(optimizer: Any) -> Sequence[str] | None:
 def _accepted_name(name: str, accepted: Sequence[str] | None, optimizer: Any, defaults: Mapping[str, Any]) -> str:
     """Return the name of an optimizer parameter; raise a ValueError if there is none."""
     if name in defaults:
-        raise ValueError(f"sweep: over has {_unknown(name, defaults)}")
+        raise ValueError(f"sweep: over has the name {_unknown(name, defaults)}")
     if accepted is None or name in accepted:
         return name
     if name == "weight_decay" and "wd" in accepted:
@@ -137,6 +137,7 @@ def _accepted_name(name: str, accepted: Sequence[str] | None, optimizer: Any, de
 
 
 def _unknown(name: str, defaults: Mapping[str, Any]) -> str:
+    """Return the end of an error message: the name, and why it is not in `FIT`; `defaults` has all arguments of `fit`."""
     if name not in defaults:
         near = nearest(name, FIT)
         return f"{name!r}, which is no argument of fit; " + (f"the nearest names are {near}" if near else f"they are {FIT}")

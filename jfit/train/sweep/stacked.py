@@ -125,7 +125,22 @@ def evaluate_batches(
     count: Any,
     axis_name: Any,
 ) -> Any:
-    """Add evaluation batches `first`, ..., `first + count - 1` to the running sums of all members; arguments as above."""
+    """Evaluate all members of a stack on batches `first`, ..., `first + count - 1`.
+
+    Args:
+        spec: what is computed.
+        loop: whether `count` may be above 1.
+        stack: states of the members.
+        totals: running sums of the loss and the metrics, with a leading member axis.
+        data: "arrays", "weight", "order" ([members,] batches, rows) and "numbers" ([members,] 3) of the evaluation rows, as of
+            `DeviceBatches.epoch_data`.
+        first: index of the first batch.
+        count: number of batches.
+        axis_name: unused; every device has its own members.
+
+    Returns:
+        `totals` with these batches added.
+    """
     layout = spec.layout
 
     def evaluate_one(state: TrainState, totals: Any, order: Array, sizes: Array) -> Any:
