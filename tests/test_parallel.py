@@ -417,3 +417,10 @@ def test_a_fence_that_the_caller_donates_is_not_waited_for():
         state, out = parallel(state, batch)
         out.fence.delete()
     assert int(state.step) == 17
+
+
+def test_a_batch_without_rows_raises_a_sentence():
+    model, batch = jfit.lower(sym.LinearRegressionOutput(sym.Variable("data"), name="out")), np.ones((0, 2), "float32")
+    state = jfit.init_state(model, "sgd", {"data": batch, "out_label": batch})
+    with pytest.raises(ValueError, match="the batch has 0 rows"):
+        jfit.data_parallel(jfit.train_step(model), 1)(state, {"data": batch, "out_label": batch})

@@ -188,6 +188,9 @@ class DataParallel:
 
         Returns:
             (new `TrainState`, `StepOut`); the call returns before the devices are done.
+
+        Raises:
+            ValueError: the batch has no rows, or rows that affect each other and must be padded.
         """
         state, whole = self._prepared(state, batch)
         size = rows(whole, self._axes)
@@ -242,9 +245,11 @@ class DataParallel:
         return self._program.lower(state, split_batch(whole, self._parts, self._axes, self._multiple))
 
     def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
-        """Raise an error if a batch must be padded whose rows affect each other; warn once if such rows are split."""
+        """Raise an error for batches without rows, or if rows that affect each other must be padded; warn if they are split."""
         model, unit = self._model, self._parts * self._multiple
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
+        if model is not None and size == 0:
+            raise ValueError("the batch has 0 rows, so it has no loss; pass batches of at least one row, or skip this one")
         if model is None or model.verify is None or key in self._checked:
             return
         plan = verified_plan(model, whole_params(state), state.aux, batch.inputs)

@@ -185,7 +185,7 @@ def penalty_and_chunks(
 ) -> Any:
     """As `penalty_and_gradients` for parameters of which this device has chunks: they are gathered one after the other.
 
-    The gradients are those of the chunks.
+    The gradients are those of the chunks.  XLA may keep the whole gradients of a penalty until the update.
     """
     total, gradients, before = jnp.float32(0), {}, list[Array]()
     for name, functions in regularized(regularizers, list(trainable), tables).items():
