@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.programs import clear_programs
     from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
+    from jfit.train.cost import Cost, cost
     from jfit.train.evaluate import predict, score
     from jfit.train.fit import fit
     from jfit.train.lr_find import lr_find
@@ -80,6 +81,7 @@ __all__ = [
     "Batch",
     "BucketingModule",
     "Context",
+    "Cost",
     "FeedForward",
     "KVStore",
     "Loaded",
@@ -107,6 +109,7 @@ __all__ = [
     "choice",
     "clear_programs",
     "compile_cache",
+    "cost",
     "counters",
     "cpu",
     "data",
@@ -163,6 +166,7 @@ _HOMES = {
     "jfit.programs": "clear_programs",
     "jfit.step": "StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
+    "jfit.train.cost": "Cost cost",
     "jfit.train.evaluate": "predict score",
     "jfit.train.fit": "fit",
     "jfit.train.lr_find": "lr_find",

@@ -51,10 +51,10 @@ def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> 
     model, params, aux = split_trained(model, params, aux)
     symbol = model if isinstance(model, Symbol) else getattr(model, "symbol", None)
     if isinstance(symbol, Symbol):
-        specs = _specs(inputs, lower(symbol).inputs)
+        specs = input_specs(inputs, lower(symbol).inputs)
         return symbol.summary(**{name: s.shape for name, s in specs.items() if name in symbol.list_inputs()})
     lowered = as_model(model, params=params, aux=aux, predict=True)
-    specs = specs_of(_specs(inputs, lowered.inputs))
+    specs = specs_of(input_specs(inputs, lowered.inputs))
     bound = lowered.bound(specs)
     values = jax.eval_shape(lambda: bound.init(jax.random.key(0), specs))
     trees = (bound.structure.params, bound.structure.aux)
@@ -65,10 +65,10 @@ def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> 
     return "\n".join([*_table([COLUMNS, *rows]), *totals, *(f"{o.name}: {_shape(s)} {s.dtype}" for o, s in outputs)])
 
 
-def _specs(inputs: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Shapes and dtypes by input name."""
-    if isinstance(inputs, tuple) and not _is_shape(inputs) and not hasattr(inputs, "_fields"):
-        return _specs(inputs[0], names)  # (x, y)
+def input_specs(inputs: Any, names: Sequence[str], caller: str = "summary") -> dict[str, Any]:
+    """Shapes and dtypes by input name of the argument `inputs` of `summary`; `caller` begins the error message."""
+    if isinstance(inputs, tuple) and not is_shape(inputs) and not hasattr(inputs, "_fields"):
+        return input_specs(inputs[0], names, caller)  # (x, y)
     if isinstance(inputs, Mapping) and (len(names) > 1 or any(n in inputs for n in names)):
         named = dict(inputs)
     elif isinstance(inputs, list) and len(names) > 1:
@@ -78,19 +78,19 @@ def _specs(inputs: Any, names: Sequence[str]) -> dict[str, Any]:
     missing = [n for n in names if n not in named]
     if missing:
         raise ValueError(
-            f"summary: the input {missing[0]!r} is missing; found {list(named)}, expected {list(names)}; pass a dict of arrays "
-            "or shapes by input name"
+            f"{caller}: the input {missing[0]!r} is missing; found {list(named)}, expected {list(names)}; pass a dict of "
+            "arrays or shapes by input name"
         )
-    leaves = jax.tree.map(_spec, named, is_leaf=lambda x: _is_shape(x) or hasattr(x, "shape"))
+    leaves = jax.tree.map(_spec, named, is_leaf=lambda x: is_shape(x) or hasattr(x, "shape"))
     return flatten_names(leaves)[0]
 
 
-def _is_shape(x: Any) -> bool:
+def is_shape(x: Any) -> bool:
     return isinstance(x, tuple) and all(isinstance(n, (int, np.integer)) for n in x)
 
 
 def _spec(x: Any) -> jax.ShapeDtypeStruct:
-    if _is_shape(x):
+    if is_shape(x):
         return jax.ShapeDtypeStruct(x, np.float32)
     x = x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x)
     return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,0 +1,136 @@
+"""`jfit.cost`: memory as of the real training step, operations as counted by hand, from shapes only."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jfit
+from jfit import sym
+from jfit.train.flops import count_flops
+
+
+def mlp():
+    net = sym.Activation(sym.FullyConnected(sym.Variable("data"), num_hidden=64), act_type="relu")
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=10), name="softmax"), (32, 100)
+
+
+def lenet():
+    net = sym.Variable("data")
+    for filters in (4, 8):
+        net = sym.Activation(sym.Convolution(net, kernel=(5, 5), num_filter=filters), act_type="tanh")
+        net = sym.Pooling(net, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=10), name="softmax"), (8, 1, 28, 28)
+
+
+def resnet():
+    net = sym.Convolution(sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=8)
+    for _ in range(2):
+        new = sym.Activation(sym.BatchNorm(net, fix_gamma=False), act_type="relu")
+        net = net + sym.Convolution(new, kernel=(3, 3), pad=(1, 1), num_filter=8)
+    net = sym.Pooling(net, global_pool=True, kernel=(1, 1), pool_type="avg")
+    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=10), name="softmax"), (8, 3, 12, 12)
+
+
+def lstm():
+    states = [sym.Variable(name, shape=(1, 8, 16)) for name in ("state", "state_cell")]
+    net = sym.RNN(
+        sym.Variable("data", layout="TNC"), sym.Variable("rnn_weight"), *states, state_size=16, num_layers=1, mode="lstm"
+    )
+    net = sym.FullyConnected(sym.SwapAxis(net, dim1=0, dim2=1), num_hidden=10)
+    return sym.SoftmaxOutput(net, name="softmax"), {"data": (6, 8, 12), "state": (1, 8, 16), "state_cell": (1, 8, 16)}
+
+
+def attention(p, x):
+    q, k, v = (x @ p[name] for name in "qkv")
+    h = x + jax.nn.softmax(q @ k.swapaxes(1, 2) / 4, axis=-1) @ v
+    return (h + jax.nn.gelu(h @ p["up"]) @ p["down"]).mean(axis=1) @ p["out"]
+
+
+SHAPES = {"q": (16, 16), "k": (16, 16), "v": (16, 16), "up": (16, 32), "down": (32, 16), "out": (16, 10)}
+TRANSFORMER = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def zeros(specs):
+    return {n: np.zeros(s if isinstance(s, tuple) else s.shape, "float32") for n, s in specs.items()}
+
+
+def accounted(model, batch, optimizer, devices=1):
+    """Bytes of the program of the real step, with real arrays."""
+    parallel = jfit.data_parallel(jfit.train_step(model, optimizer), devices)
+    used = parallel.lower(jfit.init_state(model, optimizer, batch), batch).compile().memory_analysis()
+    return used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes - used.alias_size_in_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [lenet, resnet, lstm])
+def test_memory_is_that_of_the_real_step(make):
+    net, shape = make()
+    batch = zeros(shape if isinstance(shape, dict) else {"data": shape})
+    model = jfit.lower(net)
+    known = {n: x.shape for n, x in batch.items()}
+    names = dict(zip(net.list_arguments(), net.infer_shape(**known)[0], strict=True))
+    batch |= zeros({n: names[n] for n in model.labels})
+    cost = jfit.cost(net, shape, optimizer="adam", measure=False)
+    assert cost.memory.total == pytest.approx(accounted(model, batch, "adam"), rel=0.02)
+    assert sum(cost.memory) == cost.memory.total and min(cost.memory) > 0
+
+
+@pytest.mark.slow
+def test_memory_of_a_transformer_from_shapes_is_that_of_the_real_step():
+    labels = jax.ShapeDtypeStruct((8,), np.int32)
+    cost = jfit.cost(attention, ((8, 5, 16), labels), params=TRANSFORMER, loss="cross_entropy", optimizer="adam", measure=False)
+    model = jfit.Model.from_function(attention, loss="cross_entropy", params=zeros(TRANSFORMER))
+    batch = {"x": np.zeros((8, 5, 16), "float32"), "label": np.zeros(8, "int32")}
+    assert cost.memory.total == pytest.approx(accounted(model, batch, "adam"), rel=0.02)
+    assert cost.flops_forward == pytest.approx(2 * 8 * (5 * 16 * (3 * 16 + 2 * 32) + 2 * 5 * 5 * 16 + 160), rel=0.2)
+
+
+@pytest.mark.slow
+def test_cost_of_a_dense_network_is_that_of_the_real_step_and_of_hand_counts():
+    net, shape = mlp()
+    cost = jfit.cost(net, shape, optimizer="adam", measure=False)
+    batch = zeros({"data": shape, "softmax_label": (32,)})
+    assert cost.memory.total == pytest.approx(accounted(jfit.lower(net), batch, "adam"), rel=0.02)
+    count = 100 * 64 + 64 + 64 * 10 + 10
+    assert cost.parameters == count and cost.memory.parameters == 4 * count
+    assert cost.memory.optimizer == pytest.approx(8 * count, abs=100) and cost.memory.data == 4 * 32 * 101
+    assert cost.flops_forward == pytest.approx(2 * 32 * (100 * 64 + 640), rel=0.05)
+    assert cost.reduced_bytes == 0 and cost.largest_batch is None and "pass memory=" in str(cost)
+    assert "<td>memory: gradients</td>" in cost._repr_html_()
+
+
+@pytest.mark.slow
+def test_several_devices_send_their_gradients_and_the_largest_batch_fits():
+    net, shape = mlp()
+    cost = jfit.cost(net, shape, optimizer="sgd", devices=2, memory=1_000_000)
+    assert cost.memory.total == pytest.approx(
+        accounted(jfit.lower(net), zeros({"data": shape, "softmax_label": (32,)}), "sgd", 2), rel=0.02
+    )
+    assert cost.reduced_bytes == pytest.approx(4 * cost.parameters, abs=100) and cost.seconds > 0
+    fits, more = (jfit.cost(net, shape, size, devices=2, measure=False).memory.total for size in (cost.largest_batch, 4000))
+    assert 0.8e6 < fits <= 1_000_000 < more
+
+
+def test_errors_name_the_batch_size_and_the_rule():
+    net, shape = mlp()
+    with pytest.raises(ValueError, match="the batch size is 33, expected a positive multiple of 2"):
+        jfit.cost(net, shape, 33, micro_batches=2)
+    with pytest.raises(ValueError, match="reduce='sharded' is not supported"):
+        jfit.cost(net, shape, reduce="sharded")
+
+
+def test_operations_of_loops_and_convolutions_are_those_of_hand_counts():
+    def loop(w, x):
+        return jax.lax.scan(lambda h, _: (h @ w, None), x, None, length=7)[0]
+
+    counted = count_flops(jax.make_jaxpr(loop)(jnp.ones((4, 4)), jnp.ones((3, 4))))
+    assert counted.count == 7 * 2 * 3 * 4 * 4 and counted.loops and not counted.unbounded
+
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID")
+
+    x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((5, 3, 3, 3))
+    forward = 2 * 2 * 5 * 6 * 6 * 27
+    assert count_flops(jax.make_jaxpr(conv)(x, w)).count == forward
+    assert count_flops(jax.make_jaxpr(lambda x, w: jax.vjp(conv, x, w)[1](conv(x, w))[1])(x, w)).count >= 2 * forward
