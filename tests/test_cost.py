@@ -109,6 +109,7 @@ def test_several_devices_send_their_gradients_and_the_largest_batch_fits():
     )
     assert cost.reduced_bytes == pytest.approx(4 * cost.parameters, abs=100) and cost.seconds > 0
     fits, more = (jfit.cost(net, shape, size, devices=2, measure=False).memory.total for size in (cost.largest_batch, 4000))
+    assert jfit.cost(net, shape, policy="bfloat16").seconds > 0
     assert 0.8e6 < fits <= 1_000_000 < more
 
 

@@ -221,7 +221,7 @@ def cost(
     largest, reason = _largest(problem, program, memory, chosen[0])
     seconds = None
     if measure:
-        rate, bandwidth = _rates(chosen[0], str(jnp.dtype(policy.compute_dtype)) if policy else "float32")
+        rate, bandwidth = _rates(chosen[0], policy.compute if policy else "float32")
         seconds = max(program.flops.count / rate, (traffic or 0) / bandwidth)
     return Cost(
         size,
@@ -428,7 +428,7 @@ def _largest(problem: _Problem, program: _Program, limit: int | None, device: An
 def _rates(device: Any, dtype: str) -> tuple[float, float]:
     """Measured (operations per second of a matrix product, bytes per second of reading and writing an array)."""
     n = 512 if device.platform == "cpu" else 4096
-    x = jax.device_put(np.ones((n, n), dtype), device)
+    x = jax.device_put(np.ones((n, n), jnp.dtype(dtype)), device)
     y = jax.device_put(np.ones(4 * n * n, np.float32), device)
     return 2 * n**3 / _fastest(jax.jit(lambda a: a @ a), x), 2 * y.nbytes / _fastest(jax.jit(lambda a: a + 1), y)
 
