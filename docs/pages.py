@@ -5,6 +5,7 @@ examples of docstrings.  `api_pages` and `public_names` need jfit only, so that 
 """
 
 import importlib
+import importlib.util
 import inspect
 import json
 import posixpath
@@ -37,7 +38,7 @@ STAGES = (
     ("data", "Data", "Batches of arrays, files, iterators and loaders. The guides are [Data](../data.md) and "
      "[Images](../images.md).", ("jfit.data", "jfit.data.images"), ("data",)),
     ("fit", "Training runs", "Train with one call: epochs, evaluation, callbacks, checkpoints.",
-     ("jfit.callbacks", "jfit.checkpoint"), ("train", "interrupts")),
+     ("jfit.callbacks", "jfit.checkpoint", "jfit.runs"), ("train", "interrupts")),
     ("files", "Files and export", "Read and write model files. The guides are [Model files](../files.md) and "
      "[Export](../export.md).", ("jfit.formats", "jfit.export"), ("load",)),
     ("mxnet", "MXNet's classes on JAX arrays", "The classes of MXNet with JAX arrays as inputs and outputs. The guide is "
@@ -153,7 +154,7 @@ def public_names() -> dict[str, list[Namespace]]:
             pages[page] = [namespace("jfit", [], jfit, sorted(top, key=str.lower))]
     for page, _, _, modules, _ in STAGES:
         for name in modules:
-            module = importlib.import_module(name) if name in sys.modules else getattr(jfit, name.split(".")[1])
+            module = importlib.import_module(name) if importlib.util.find_spec(name) else getattr(jfit, name.split(".")[1])
             # Longer spellings first: `Variable` documents `var`, `Zero` documents `zero`.
             children = sorted(names_of(module), key=lambda child: (child.lower(), child))
             pages.setdefault(page, []).append(namespace(name, [], module, children))

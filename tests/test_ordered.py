@@ -177,7 +177,7 @@ def test_a_state_that_another_rule_split_is_refused(rule):
     step = jfit.train_step(model, "adam")
     state = jfit.data_parallel(step, 2, reduce=rule).place(jfit.init_state(model, "adam"))
     other = jfit.data_parallel(step, 2, reduce=ordered(2))
-    with pytest.raises(ValueError, match="but this step needs whole arrays: call place"):
+    with pytest.raises(ValueError, match=r"but this step needs whole arrays; before the first step, call step\.place\(state\)"):
         other(state, batch)
     assert int(other(other.place(state), batch)[0].step) == 1
 

@@ -107,8 +107,17 @@ def settings_of(
 
     Args:
         model: the `Model`, for `devices="auto"`: the functions of JAX frameworks get one device on a CPU.
-        devices, batch_size, eval_batch_size, num_epoch, eval_metric, policy, directory, checkpoint, label, eval_every,
-            data_timeout: see `jfit.fit`.
+        devices: see `jfit.fit`, as for all of the following.
+        batch_size: rows of a training batch.
+        eval_batch_size: rows of an evaluation batch; default: `batch_size`.
+        num_epoch: the number of epochs.
+        eval_metric: names, functions or objects of metrics.
+        policy: the dtypes of the computation.
+        directory: the folder of the run's files.
+        checkpoint: the folder of the checkpoints.
+        label: the column of the labels.
+        eval_every: epochs between two evaluations.
+        data_timeout: seconds to wait for a batch.
 
     Raises:
         ValueError: an invalid list of devices, metric or policy.
