@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.step.slices import select
-
 
 def unless_bad(after: Any, before: Any, loss: Array, count: Array, step: Array, axis_name: str | None) -> Any:
     """Return the state after a step, or that before it if the loss or a new array is nan or infinite.
@@ -31,4 +29,5 @@ def unless_bad(after: Any, before: Any, loss: Array, count: Array, step: Array, 
         good = lax.pmin(good.astype(jnp.int32), axis_name) > 0
     first = before[4].first_bad_step
     skipped = *before[:4], before[4]._replace(first_bad_step=jnp.where(first < 0, step, first))
-    return select(good, after, skipped)
+    # A select would be compiled into the update, which then rounds differently than without `skip_nonfinite`.
+    return lax.cond(good, lambda: after, lambda: skipped)
