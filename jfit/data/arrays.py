@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jfit.data.batch import Batch, check_weights
+from jfit.data.masked import unmasked
 from jfit.data.shuffle import block_permutation, permutation
 
 # Memory maps of more bytes than this stay on the disk, and their rows are read and converted batch by batch.
@@ -66,14 +67,14 @@ def host_array(value: Any, name: str) -> np.ndarray:
         NumPy array, a view of `value` where possible.
 
     Raises:
-        ValueError: a list whose rows have different lengths.
+        ValueError: a list whose rows have different lengths, or a masked array with masked values.
 
     Example:
         >>> host_array([1, 2], "data").dtype
         dtype('int64')
     """
     if isinstance(value, np.ndarray):
-        return value
+        return value if type(value) is np.ndarray else unmasked(value, name)
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # torch
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # torch's numpy() does not support bfloat16
@@ -85,6 +86,8 @@ def host_array(value: Any, name: str) -> np.ndarray:
         return np.asarray(value.todense())
     if hasattr(value, "asnumpy"):  # NDArray
         return np.asarray(value.asnumpy())
+    if isinstance(value, (list, tuple)) and value and hasattr(value[0], "filled"):
+        value = [unmasked(row, name) for row in value]
     try:
         return np.asarray(value)
     except ValueError as err:
@@ -189,6 +192,7 @@ class ArrayData:
         weight: Any | None = None,
         steps_per_epoch: int | None = None,
     ):
+        arrays = {name: unmasked(value, name) for name, value in arrays.items()}
         self.mapped = {name for name, value in arrays.items() if is_mapped(value)}
         self.arrays: dict[str, np.ndarray] = {}
         self.private: set[str] = set()

@@ -9,6 +9,7 @@ import numpy as np
 
 from jfit.data.arrays import empty_aligned
 from jfit.data.batch import Names, quoted
+from jfit.data.masked import unmasked
 from jfit.ops.registry import nearest
 
 _NO_NUMBERS = (
@@ -214,7 +215,7 @@ def _column(data: Any, name: str) -> Any:
     """Return one column; for a DataFrame, as a NumPy array of numbers."""
     column = data[name]
     if not is_frame(data):
-        return column
+        return unmasked(column, name)
     if is_frame(column):
         raise ValueError(f"the DataFrame has several columns {name!r}; rename them so that each name occurs once.")
     dtype = str(column.dtype)

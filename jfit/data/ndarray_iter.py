@@ -365,7 +365,7 @@ def _array(value: Any, name: str) -> Any:
     lazy = as_lazy(value)
     if lazy is not None:
         return lazy
-    array = to_array(value, name)
+    array = to_array(np.asarray(value) if isinstance(value, np.ndarray) else value, name)  # without a mask, as in MXNet
     # MXNet keeps the dtype of NDArrays and converts all other arrays to float32.
     keep_dtype = hasattr(value, "asnumpy") or hasattr(value, "addressable_shards")
     return array if keep_dtype else array.astype(np.float32, copy=False)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit.data.masked import unmasked
 from jfit.lowering.model import flatten_names
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
@@ -137,7 +138,7 @@ def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight:
     if structure is None or weight is None or np.ndim(weight) < 2:
         return dict(arrays), weight
     if not hasattr(weight, "addressable_shards"):  # reading a jax.Array would block the host
-        weight = np.asarray(weight, np.float32)
+        weight = np.asarray(unmasked(weight, "weight"), np.float32)
         valid = np.isfinite(weight) & (weight >= 0)
         if not valid.all():
             at = tuple(int(k) for k in np.argwhere(~valid)[0])

@@ -33,6 +33,7 @@ from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.contexts import Device, resolve
 from jfit.parallel.devices import place_shared
 from jfit.parallel.mesh import device_count
+from jfit.step.totals import Totals
 from jfit.train.auto_devices import is_auto, model_devices
 from jfit.train.labels import BatchLabels
 
@@ -442,6 +443,7 @@ class HostBatches:
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
         self.reason, self.values, self._announced = reason, values, False
+        self.weighted = False  # whether a batch of a stream had row weights
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
         self._thread: threading.Thread | None = None  # that of the last `read`
@@ -493,6 +495,7 @@ class HostBatches:
             batch = batch._replace(inputs=_to_batch_axes(batch.inputs, self.model))
         else:  # copy the batch, because the iterator may write the next one into the same buffers
             batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
+            self.weighted |= batch.weight is not None or batch.metric_weight is not None
         if self._labels is not None:
             self._labels.check(batch, f"batch {number} of epoch {epoch}")
         filled = 0
@@ -527,6 +530,23 @@ class HostBatches:
         plan = self.plans[key].in_evaluation
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
         warn_per_device(plan, self.devices)
+
+
+def check_counted(batches: Any, totals: Totals, what: str) -> None:
+    """Raise a ValueError if the batches of a stream had row weights, and no row of them counted in the loss.
+
+    Args:
+        batches: `HostBatches` or `DeviceBatches` that were read; the weights of the latter were checked before.
+        totals: running sums over these batches, on the host.
+        what: name of the data for the message, such as "epoch 0".
+    """
+    if not isinstance(batches, HostBatches) or not batches.weighted or int(totals.first_bad_step) >= 0 or totals.loss[2] > 0:
+        return
+    if batches.model.joint_loss is not None or any(o.loss is not None for o in batches.model.outputs):
+        raise ValueError(
+            f"{what}: no row of the data has a weight above 0 in the loss, so the mean loss is undefined; expected at least "
+            "one positive row weight (without weights every row has weight 1), and a label that is not ignored."
+        )
 
 
 def _after(thread: threading.Thread | None, source: Iterable[Batch]) -> Iterator[Batch]:

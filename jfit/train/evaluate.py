@@ -38,6 +38,7 @@ from jfit.train.batches import (
     DeviceBatches,
     HostBatches,
     Settings,
+    check_counted,
     data_of,
     first_batch,
     fits_on_device,
@@ -121,9 +122,10 @@ class Scorer:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
+        totals, rest = counters.read((totals, () if host is None else host.pop(0)))  # sync: once, at the end of the pass
+        check_counted(batches, totals, "evaluation")
         if host is None:
-            return values(self.metrics, counters.read(totals))
-        totals, rest = counters.read((totals, host.pop(0)))  # sync: once, at the end of the pass
+            return values(self.metrics, totals)
         host.update(rest)
         return joined(values(self.metrics, totals), host.values())
 

@@ -47,7 +47,7 @@ from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
 from jfit.train.ahead import compiling_ahead
-from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, fits_on_device
+from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, check_counted, fits_on_device
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
 from jfit.train.history import History
@@ -250,6 +250,7 @@ class Loop:
         totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
         seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
         self.nan.report(self, int(totals.first_bad_step))
+        check_counted(self.dispatcher.batches, totals, f"epoch {self.epoch}")
         speed = {"samples_per_second": samples / seconds, "time": seconds}
         return self._metric_values(totals) | speed | reported_lr(report)
 
