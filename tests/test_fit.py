@@ -289,10 +289,24 @@ def test_one_two_and_eight_devices_agree(devices):
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_micro_batches_give_the_same_update(resident):
-    whole = train()
-    parts = train(micro_batches=4, data_on_device=resident)
+    whole = train(mlp(dropout=0.5))
+    parts = train(mlp(dropout=0.5), micro_batches=4, data_on_device=resident)
     for name, value in whole.params.items():
         np.testing.assert_allclose(parts.params[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.repetitions(1)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
+    def dropped(params, x, *, key=None, row_ids):
+        if key is not None:
+            x = jax.vmap(lambda i, row: row * jax.random.bernoulli(jax.random.fold_in(key, i), 0.5, row.shape))(row_ids, x)
+        return linear(params, x)
+
+    whole, parts = (
+        train(dropped, params=start(), loss=cross_entropy, devices=devices, micro_batches=count) for count in (1, 4)
+    )
+    np.testing.assert_allclose(parts.params["layer"]["w"], whole.params["layer"]["w"], rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ settings

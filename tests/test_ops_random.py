@@ -102,6 +102,12 @@ def test_randint():
     assert counts.size == 5 and stats.chisquare(counts).pvalue > 1e-3
 
 
+def test_draws_without_rows_differ_between_micro_batches():
+    op = lookup("_random_uniform")
+    draws = [op.fn(Ctx(key=jax.random.key(0), micro_batch=n), op.parse({"shape": (3,)})) for n in (0, 1)]
+    assert not np.array_equal(*draws)
+
+
 def test_multinomial():
     p = jnp.array([[0.1, 0.2, 0.7], [0.0, 1.0, 0.0]])
     ids = np.asarray(run("_sample_multinomial", p, shape=COUNT))

@@ -207,6 +207,7 @@ def model_and_values(model: Any, loss: Any, params: Any, aux: Any, **options: An
 def _traits(operators: Sequence[Node]) -> frozenset[str]:
     ops = [n.op for n in operators if n.op]
     traits = {"convolution": any(op.family == "conv" for op in ops), "draws": any(op.needs_rng for op in ops)}
+    traits["row_keys"] = traits["draws"]
     return frozenset(name for name, present in traits.items() if present)
 
 

@@ -48,7 +48,8 @@ def from_function(
             that the function excludes padding rows itself; so does a keyword-only `mask` without default (bool (batch,)).  With
             `sync_batch_stats=True` a keyword `axis_name` is passed, the name of the device axis or None.  On several devices,
             each folds its number into `key`, but a function with a keyword `row_ids` (int32 (batch,), the number of each row in
-            the batch over all devices) gets the same key on all, from which it can derive one for each row.
+            the whole batch) gets the same key on all devices and in all micro-batches, `part_key(state.key, step)`, from which
+            it can derive one for each row.
         loss: one of these.
 
             - `loss(output, label) -> (batch, ...)`, one value per example, or one per value of an example (these are
@@ -150,8 +151,9 @@ def from_adapted(
 
 
 def _model_of(adapter: _Adapter) -> Model:
-    per_batch, names = adapter.terms.per_batch, adapter.names
-    rows = FunctionRows(adapter)
+    names, rows = adapter.names, FunctionRows(adapter)
+    traits = {"loss_per_batch": adapter.terms.per_batch, "batch_means": adapter.terms.batch_means}
+    traits["row_keys"] = "row_ids" in adapter.keywords
     return Model(
         adapter.init,
         adapter.apply,
@@ -159,7 +161,7 @@ def _model_of(adapter: _Adapter) -> Model:
         names,
         adapter.terms.labels(),
         rows.plan,
-        traits=frozenset(("loss_per_batch",) * per_batch + ("batch_means",) * adapter.terms.batch_means),
+        traits=frozenset(name for name, present in traits.items() if present),
         structure=adapter.structure,
         verify=rows.verify,
         bind=adapter.bind,
@@ -212,6 +214,7 @@ class _Adapter:
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
+        micro_batch: Any = None,
     ) -> tuple[tuple[Array, ...], Aux]:
         """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
         options = (key, train, weight, axis_name, policy, sync_batch_stats, row_ids)

@@ -345,4 +345,4 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
         apply = make_grouped_apply(topological(heads), heads, names, numbers)
         if key is not None:
             _grouped[key] = apply
-    return model._replace(apply=functools.partial(apply, devices))
+    return model._replace(apply=functools.partial(apply, devices), traits=model.traits - {"row_keys"})

@@ -105,6 +105,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
+        micro_batch: Any = None,
         table_rows: Mapping[str, Array] | None = None,
         _rows_out: list[MaybeLayout] | None = None,
         _stage: StageInput | None = None,
@@ -128,7 +129,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         else:
             attributes = _stage.attributes
         new_aux = dict(aux)
-        base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats)
+        base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats, micro_batch=micro_batch)
 
         def run(node: Node, ins: Sequence[Value | None], name_hash: Any = None) -> list[Value | None]:
             if isinstance(name_hash, jax.Array) and node.op.needs_rng and not _draws_alike(key):  # type: ignore[union-attr]

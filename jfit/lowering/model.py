@@ -156,6 +156,8 @@ class ApplyFn(Protocol):
             Default: `arange(batch)`, plus the offset of the device.
         policy: mixed-precision policy; None: no casts.
         sync_batch_stats: compute batch statistics over all devices of `axis_name` and not per device.
+        micro_batch: number of the micro-batch, int or int32 scalar, for random numbers that do not belong to rows.  None: the
+            batch is not divided.
     """
 
     def __call__(
@@ -171,6 +173,7 @@ class ApplyFn(Protocol):
         row_ids: Array | None = None,
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
+        micro_batch: Any = None,
     ) -> tuple[tuple[Array, ...], Aux]: ...
 
 
@@ -187,9 +190,10 @@ class Model(NamedTuple):
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws", "loss_per_batch", "batch_means"}: the graph contains convolutions; it
-            contains operators that draw random numbers, some of them in evaluation too; the loss is one scalar for the batch;
-            it is a sum of means over different positions of the batch.
+        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means"}: the graph contains
+            convolutions; it contains operators that draw random numbers, some of them in evaluation too; random numbers of a
+            row depend on its `row_ids`, so that all micro-batches get the same key; the loss is one scalar for the batch; it
+            is a sum of means over different positions of the batch.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.

@@ -38,6 +38,8 @@ class Ctx:
             the full table is passed.
         plain: True: convolutions are computed by `lax.conv_general_dilated` even where another form is faster, so that the
             operations of their definition can be counted.
+        micro_batch: number of the micro-batch, int or int32 scalar, into which random numbers of unknown rows are folded; None:
+            the batch is not divided.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,6 +60,7 @@ class Ctx:
     sync_batch_stats: bool = False
     table_rows: Array | None = None
     plain: bool = False
+    micro_batch: Any = None
 
     def row_weight(self, ndim: int, which: int = 0) -> Array | None:
         """Return the row weights, reshaped to broadcast against an input.
@@ -89,10 +92,10 @@ class Ctx:
         return None if weight is None else (weight > 0).astype(jnp.float32)
 
     def random(self, draw: Callable[[Array, tuple[int, ...]], Array], shape: tuple[int, ...], which: int | None = 0) -> Array:
-        """Draw random numbers that do not depend on how the batch is split over devices.
+        """Draw random numbers that do not depend on how the batch is split over devices and micro-batches.
 
         Every row draws with the key fold_in(self.key, row_ids[row]).  If the rows are unknown, all numbers are drawn with one
-        key, into which the device index is folded.
+        key, into which the numbers of the micro-batch and of the device are folded.
 
         Args:
             draw: function (key, shape) -> array, such as `jax.random.normal`.
@@ -110,6 +113,7 @@ class Ctx:
             raise ValueError(f"{self.node}: this operator draws random numbers; pass key= to apply")
         rows: Any = self.rows[which] if which is not None and which < len(self.rows) else None
         if not isinstance(rows, RowLayout) or self.row_ids is None:
+            key = key if self.micro_batch is None else jax.random.fold_in(key, self.micro_batch)
             return draw(key if self.axis_name is None else jax.random.fold_in(key, axis_index(self.axis_name)), shape)
         rest = (rows.before, rows.after, *shape[: rows.axis], *shape[rows.axis + 1 :])
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(self.row_ids)

@@ -234,7 +234,8 @@ def gradients_of(
     trainable, tables = table_rows(settings.model, trainable, shard, settings.policy)
 
     def part(aux: Aux, number: Any, shard: BatchShard):
-        key = part_key(state.key, state.step, number)
+        # a key for the whole batch, if each row derives its own from it: then micro-batches draw what the whole batch does
+        key = part_key(state.key, state.step, 0 if "row_keys" in settings.model.traits else number)
         return _micro_batch_gradients(settings, trainable, frozen, tables, aux, shard, number, key, axis_name, stored)
 
     gradients, aux, sums = (
@@ -270,6 +271,8 @@ def _micro_batch_gradients(
         "policy": settings.policy,
     }
     apply_args |= tables.apply_args
+    if settings.micro_batches > 1 and "row_keys" in model.traits:
+        apply_args["micro_batch"] = number
 
     def loss_of(trainable: Params):
         params = {**frozen, **trainable}

@@ -150,8 +150,9 @@ def train_step(
             None uses `state.base_lr`.
         frozen: names or glob patterns of parameters that are not trained.
         micro_batches: number of parts of the batch whose gradients are computed one after the other and summed.  It saves
-            memory and does not change the update, except for layers that use the whole batch: batch normalization, and loss
-            heads that normalize by the batch.
+            memory and does not change the update, up to rounding, except for layers that use the whole batch: batch
+            normalization, and loss heads that normalize by the batch.  Random numbers of rows (dropout) are those of the whole
+            batch in graphs, Equinox modules, and functions that take `row_ids`; in others, each part has its own `key`.
         clip_norm: maximum global L2 norm of the rescaled gradients; None: no limit.
         clip_value: maximum absolute value of each element of the rescaled gradients; None: no limit.
         policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.

@@ -176,9 +176,11 @@ def fit(
             run (0.5), or `jfit.optim.epochs(n)`; with {"unit": "epoch"} numbers are epochs.
         frozen: names or glob patterns (such as "conv*") of parameters to keep at their initial values.
         micro_batches: number of equal parts of a batch whose gradients are computed one after the other and summed, to save
-            memory.  The update is the same, except for models with batch statistics (BatchNorm) or with loss heads
-            that normalize over the batch (normalization="batch" or "valid"): they see one part at a time.  In a function,
-            each part has its own `key`, and updates `aux`.
+            memory.  The update is the same up to rounding, except for models with batch statistics (BatchNorm) or with loss
+            heads that normalize over the batch (normalization="batch" or "valid"): they see one part at a time.  Dropout and
+            other random numbers of rows are those of the whole batch in graphs, Equinox modules, and functions that take
+            `row_ids`.  Other modules and functions have another `key`, and so other masks, in each part.  Each part updates
+            `aux`.
         clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
