@@ -19,7 +19,7 @@ MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "lazy", "disk_cache", "interrupts", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim",
+    "lazy", "disk_cache", "forks", "interrupts", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim",
     "metrics", "data", "step", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
     "bench", "runs",  # commands

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from jfit.forks import check_not_forked
+
 Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 
 
@@ -158,7 +160,7 @@ def cores() -> int:
 
 
 def require_one_process(entry: str) -> None:
-    """Raise an error if JAX runs in several processes (`jax.distributed`), which `entry` does not support.
+    """Raise an error if JAX runs in several processes (`jax.distributed`), which `entry` does not support, or was forked.
 
     Each process would train a model of its own on its own data, without an exchange of gradients.
 
@@ -167,10 +169,12 @@ def require_one_process(entry: str) -> None:
 
     Raises:
         NotImplementedError: `jax.process_count()` is greater than 1.
+        RuntimeError: this process was forked from one in which JAX ran.
 
     Example:
         >>> require_one_process("jfit.fit")
     """
+    check_not_forked(entry)
     count = jax.process_count()
     if count > 1:
         raise NotImplementedError(

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfit import counters, interrupts
+from jfit import counters, forks, interrupts
 from jfit.programs.constants import Constants, bound, table_of, tracing
 from jfit.programs.keys import key_of, read_function
 
@@ -278,6 +278,8 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; returns what `fn` returns."""
+        if forks.is_forked:
+            forks.check_not_forked(f"the program {self._name!r}")
         known = self._only
         if known is None:
             known = self._by_shape.get(args)

@@ -56,6 +56,7 @@ from jfit.train.nonfinite import NanPolicy, NonFiniteLoss  # noqa: F401 (the war
 from jfit.train.profiling import StepProfiler
 from jfit.train.saving import save_now, savers
 from jfit.train.step_log import StepLog, StepRow
+from jfit.train.threads import TrainingThread
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 
@@ -90,6 +91,7 @@ class Loop:
         interrupted: True if Ctrl-C or SIGTERM ended training.
         exit_code: 143 if SIGTERM ended training and the process is to end, else None.
         report: (loss, learning rate) of the last dispatch, float32 array of shape (2,) on the devices, or None.
+        thread: `TrainingThread`, in whose context the dispatches run.
     """
 
     def __init__(
@@ -108,11 +110,10 @@ class Loop:
         profiler: StepProfiler | None = None,
         nan: str = "warn",
     ) -> None:
-        self.nan = NanPolicy(nan)
+        self.nan, self.thread = NanPolicy(nan), TrainingThread()
         self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, devices, on_devices(metrics)
         host = on_host(metrics)
-        parts = slices_of(dispatcher.spec.step) or len(self.devices)
-        self.host_metrics = HostMetrics(host, parts) if host else None
+        self.host_metrics = HostMetrics(host, slices_of(dispatcher.spec.step) or len(self.devices)) if host else None
         names = dispatcher.spec.step_names
         self.log_every, intervals = log_every, [c.every for c in callbacks if "step_log" in c.events and c.every]
         intervals += [log_every] if log_every else []
@@ -198,7 +199,9 @@ class Loop:
             self._evaluate_epoch(flag, *self._trained[1:])
             return
         if self.batch == 0:
-            self.state = self.state._replace(metrics=place(zero_totals(self.metrics, self.state.metrics.logged), self.devices))
+            zeros = place(zero_totals(self.metrics, self.state.metrics.logged), self.devices)
+            with self.thread:  # another thread may set the learning rate
+                self.state = self.state._replace(metrics=zeros)
             if self.host_metrics is not None:
                 self.host_metrics.reset()
         if self.nan.keeps:
@@ -212,7 +215,8 @@ class Loop:
                 if self.profiler is not None:
                     self.profiler.before(self.step, self.report)
                 flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
-                self.state, report = dispatch.run(self.state)
+                with self.thread:
+                    self.state, report = dispatch.run(self.state)
                 if self.step_log is not None:
                     report = self.step_log.push(report, dispatch.steps, self.position)
                 self.report = report = report if self.host_metrics is None else self.host_metrics.push(report)

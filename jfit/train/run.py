@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data.columns import Columns
+from jfit.forks import check_not_forked
 from jfit.graph import Symbol, load_json
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
@@ -34,6 +36,7 @@ from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
 from jfit.train.plotting import TIMES
 from jfit.train.saved import META, Saved, newest, read, warn_of_traces
+from jfit.train.threads import copied
 from jfit.train.train_data import data_position, set_data_position
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -89,12 +92,16 @@ class Run:
     def state(self) -> TrainState:
         """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy.
 
+        While another thread trains this run, it is a copy on the devices, made between two dispatches.
         With reduce="sharded" or "sharded_parameters", arrays are split over the devices; `snapshot()`, checkpoints and
         `jfit.step.sharded.whole_state(run.state)` have the whole arrays.
         """
-        state = self._loop.state if self._loop is not None else self._state
-        assert state is not None
-        return state
+        if self._loop is None:
+            assert self._state is not None
+            return self._state
+        loop = self._loop
+        with loop.thread.reading(lambda: loop.state) as state:
+            return state
 
     @property
     def model(self) -> Any:
@@ -104,7 +111,8 @@ class Run:
         """
         if self.functions.module is None:
             return self.functions
-        arrays = counters.read((averaged(self.state).params, self.state.aux))  # sync: for the user
+        state = self.state
+        arrays = counters.read((averaged(state).params, state.aux))  # sync: for the user
         params, aux = (jax.tree.map(jnp.array, tree) for tree in arrays)
         return self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
 
@@ -211,13 +219,17 @@ class Run:
         Raises:
             ValueError: the optimizer has its own learning rate (an optax instance).
         """
-        state = self.state
-        if state.base_lr is None:
+        if self.state.base_lr is None:
             raise ValueError(
                 "the optimizer is an optax instance and has its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
-        self._set_state(state._replace(base_lr=place(jnp.asarray(rate, jnp.float32), self.settings.devices)))
+        base_lr, loop = place(jnp.asarray(rate, jnp.float32), self.settings.devices), self._loop
+        if loop is None:
+            self._set_state(self.state._replace(base_lr=base_lr))
+            return
+        with loop.thread.exclusive():  # another thread may be training
+            loop.state = loop.state._replace(base_lr=base_lr)
 
     set_lr = set_base_lr  # deprecated alias
 
@@ -324,6 +336,13 @@ class Run:
             )
         return self._loop
 
+    def _refuse_elsewhere(self, method: str, remedy: str) -> None:
+        if self._loop is not None and self._loop.thread.is_elsewhere:
+            raise RuntimeError(
+                f"Run.{method}: thread {self._loop.thread.name!r} trains this run, so that its state, position and history "
+                f"could be of different steps; {remedy}"
+            )
+
     # -------------------------------------------------------------------------------- training
     def attach(
         self,
@@ -388,6 +407,7 @@ class Run:
                 learning rate than that of the earlier run was passed, but the optimizer keeps the learning rate in its state.
         """
         loop = self._require_loop("resume_from")
+        self._refuse_elsewhere("resume_from", "wait until that training has ended")
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
@@ -454,14 +474,29 @@ class Run:
 
         Raises:
             ValueError: the run was loaded from files and has no training data.
+            RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
-        self.settings = replace(self.settings, num_epoch=self._require_loop("train").epoch + num_epoch)
-        return self.go()
+        return self.go(num_epoch)
 
-    def go(self) -> Run:
-        """Train from the current position to epoch `num_epoch` and return this run; called by `fit` and `train`."""
+    def go(self, more: int | None = None) -> Run:
+        """Train from the current position and return this run; called by `fit` and `train`.
+
+        Args:
+            more: number of further epochs.  Default: up to epoch `num_epoch`.
+
+        Raises:
+            RuntimeError: a thread trains this run already.
+        """
+        check_not_forked("Run.train")
+        loop = self._require_loop("train")
+        with loop.thread.training(lambda: setattr(loop, "state", copied(loop.state))):
+            if more is not None:
+                self.settings = replace(self.settings, num_epoch=loop.epoch + more)
+            return self._train(loop)
+
+    def _train(self, loop: Loop) -> Run:
         global _last_run
-        loop, _last_run = self._require_loop("go"), self
+        _last_run = self
         loop.stop_reason, loop.interrupted, loop.exit_code = None, False, None
         try:
             loop.train(self.num_epoch)
@@ -511,6 +546,8 @@ class Run:
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
         """Compute loss and metrics over a data set.  Padding rows are excluded.
 
+        While another thread trains this run, the parameters are those between two of its steps, for all rows the same.
+
         Args:
             data: data with labels, in the forms of `train_data` of `jfit.fit`.
             eval_metric: metrics as in `jfit.fit`.  Default: the metrics of the run.
@@ -527,10 +564,13 @@ class Run:
             >>> sorted(run.score((x, y), "acc"))
             ['accuracy', 'loss']
         """
-        return self._evaluator.score(self.state, data, eval_metric, batch_size)
+        with self._evaluated() as state:
+            return self._evaluator.score(state, data, eval_metric, batch_size)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """Compute the outputs of the model for every row.
+
+        While another thread trains this run, the parameters are those between two of its steps, for all rows the same.
 
         Args:
             data: inputs without labels (labels are ignored), in the forms of `train_data` of `jfit.fit`.  Arrays are read in
@@ -552,7 +592,15 @@ class Run:
             >>> run.predict(x[:3]).shape
             (3, 2)
         """
-        return self._evaluator.predict(self.state, data, batch_size)
+        with self._evaluated() as state:
+            return self._evaluator.predict(state, data, batch_size)
+
+    def _evaluated(self) -> contextlib.AbstractContextManager[TrainState]:
+        """Context manager whose value is the state for scores and predictions, which no other thread deletes in the block."""
+        if self._loop is None:
+            return contextlib.nullcontext(self.state)
+        loop = self._loop
+        return loop.thread.reading(lambda: averaged(loop.state)._replace(opt_state=(), metrics=(), local=None))
 
     # -------------------------------------------------------------------------------- saving and loading
     def save(self, directory: str | Path) -> Path:
@@ -563,7 +611,11 @@ class Run:
 
         Returns:
             Path: the new subfolder `step-<number>`.
+
+        Raises:
+            RuntimeError: another thread trains this run.
         """
+        self._refuse_elsewhere("save", "call event.run.save(folder) in a callback, or pass checkpoint= to fit")
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None, extra=self.extra())
 
     @classmethod

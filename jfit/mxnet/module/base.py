@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -56,6 +57,7 @@ class BaseModule:
         self.optimizer_initialized = False
         self._symbol: Any = None
         self._flag: StopFlag | None = None  # set while fit runs: Ctrl-C was pressed
+        self._fit_thread: threading.Thread | None = None  # the thread that runs fit
 
     # -------------------------------------------------------------------------------- defined by subclasses
     @property
@@ -305,9 +307,11 @@ class BaseModule:
         Raises:
             AssertionError: num_epoch is None.
             KeyboardInterrupt: training was stopped by Ctrl-C.
+            RuntimeError: another thread is in fit of this module.
         """
         if num_epoch is None:
             raise AssertionError("please specify number of epochs: num_epoch=")
+        require(self, "fit")
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
@@ -351,11 +355,13 @@ class BaseModule:
     @contextlib.contextmanager
     def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
         """Context manager in which `score` and `fit` raise KeyboardInterrupt between two batches once `flag` is set."""
-        self._flag = flag
+        require(self, "fit")
+        before = self._flag, self._fit_thread
+        self._flag, self._fit_thread = flag, threading.current_thread()
         try:
             yield
         finally:
-            self._flag = None
+            self._flag, self._fit_thread = before
 
     def _stop_if(self, flag: StopFlag | None) -> None:
         if flag is not None and flag.set:
@@ -450,6 +456,7 @@ def require(module: Any, method: str, *steps: str) -> None:
 
     Raises:
         AssertionError: one of them is false (the exception type that MXNet raises).
+        RuntimeError: another thread is in `fit` of the module.
 
     Example:
         >>> import jfit
@@ -460,6 +467,13 @@ def require(module: Any, method: str, *steps: str) -> None:
         AssertionError: Module.update: it is not bound, its parameters have no values, it has no optimizer; call \
 bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     """
+    thread = getattr(module, "_fit_thread", None)
+    if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
+        raise RuntimeError(
+            f"{type(module).__name__}.{method}: thread {thread.name!r} is in fit of this module, which has the inputs, outputs "
+            "and parameters of one batch at a time; wait until fit has ended, or call it in an epoch_end_callback, whose "
+            "arguments are copies of the parameters, for another module"
+        )
     missing = [step for step in steps if not getattr(module, step)]
     if not missing:
         return
