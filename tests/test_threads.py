@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from fit_support import blobs, mlp, same, train
 
 import jfit
-from jfit.callbacks import lambda_callback
 
 ROWS = np.ones((40, 1), "float32")
 
@@ -30,7 +29,7 @@ def twins(**options: Any) -> jfit.Run:
 class Elsewhere:
     """Train a run in another thread until `stop` is called."""
 
-    def __init__(self, run: jfit.Run, **calls: Any) -> None:
+    def __init__(self, run: jfit.Run) -> None:
         self.run, self.error = run, None
         self.thread = threading.Thread(target=self._train, name="trainer")
 
@@ -230,9 +229,6 @@ if __name__ == "__main__":
 @needs_fork
 @pytest.mark.slow  # starts processes that import jax
 def test_a_process_that_forks_before_jax_runs_trains_and_one_that_spawns_too(tmp_path):
-    import subprocess
-    import sys
-
     (tmp_path / "child.py").write_text(CHILD)
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "child.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
