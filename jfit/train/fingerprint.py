@@ -32,7 +32,7 @@ from jfit.programs.constants import Constants
 from jfit.programs.keys import ByIdentity
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
-SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data
+SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data; arrays of at most SAMPLE_BYTES are compared whole
 MOST_BYTES = 64 << 20  # of an array that a function uses; of larger ones a sample is compared
 _MAX_DEPTH = 40
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "jfit")
@@ -105,7 +105,8 @@ def _data(data: ArrayData | StreamData, inputs: Any) -> dict[str, Any]:
 def _sample(array: Any) -> str:
     rows = len(array)
     row_bytes = max(int(np.prod(array.shape[1:])) * array.dtype.itemsize, 1)
-    count = min(rows, max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes)))
+    sampled = max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
+    count = rows if rows * row_bytes <= SAMPLE_BYTES else min(rows, sampled)
     chosen = np.ascontiguousarray(np.asarray(array[np.unique(np.linspace(0, rows - 1, count).astype(int))]))
     return f"{array.dtype} {tuple(array.shape[1:])}, sample {digest(chosen)}"
 

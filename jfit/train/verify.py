@@ -105,8 +105,9 @@ class Verification:
             return ["  the base learning rate differs; a callback may have changed it, and verify runs no callbacks"]
         if not self.settings and not self.environment:
             return [
-                "  settings, data, versions, devices and cores are those of the checkpoint; so the checkpoint was changed, a "
-                "callback changed the state, compiler options (XLA_FLAGS) differ, or a computation was not deterministic"
+                "  settings, versions, devices, cores, and the data as far as it was compared (of arrays above 4 MB 64 rows), "
+                "are those of the checkpoint; so the checkpoint or other data was changed, a callback changed the state, "
+                "compiler options (XLA_FLAGS) differ, or a computation was not deterministic"
             ]
         return []
 
