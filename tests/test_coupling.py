@@ -374,6 +374,7 @@ def flax_net():
     return apply, params, rest
 
 
+@pytest.mark.slow
 def test_batch_norm_of_flax_trains_with_the_true_number_of_rows():
     apply, params, rest = flax_net()
     runs = [fitted(apply, cross_entropy, FLAT, b, params=params, aux=rest, eval_data=(FLAT, LABELS)) for b in (64, 40)]

@@ -129,9 +129,9 @@ def test_rows_that_can_neither_be_padded_nor_divided_raise(resident):
         train(rowmixer(), blobs(21), devices=2, data_on_device=resident)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 # ------------------------------------------------------------------------------------------------ positions
-@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_training_continues_identically_from_any_batch(resident):
     whole = one_by_one("dropout", resident)

@@ -31,7 +31,7 @@ import jfit.mx as mx
 from jfit import optim
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "fixed_gammas.npz")
-QUICK = {"nadam", "nadam_store", "lars", "lars_store", "lbsgd", "lbsgd_lars", "adam"}
+QUICK = {"nadam", "nadam_store", "lars_store", "lbsgd"}
 NADAM = CASES["nadam"]
 
 
@@ -129,7 +129,7 @@ def test_a_user_optimizer_class_receives_fixed_gammas_and_cannot_change_them():
     close(own_rule(mx), GOLDEN["own"])
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nadam_store", "lbsgd"])
 def test_a_training_resumed_from_its_states_continues_bit_for_bit(name, tmp_path):
     case, path = CASES[name], str(tmp_path / "x.states")

@@ -76,14 +76,14 @@ KINDS = [(name, ["float32", "float16", "bfloat16"][at % 3]) for at, name in enum
 KINDS += [(name, dtype) for name in ("uniform", "normal", "orthogonal") for dtype in ("float32", "float16", "bfloat16")]
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.optimized
-@pytest.mark.repetitions(4)
 @pytest.mark.parametrize("name, dtype", dict.fromkeys(KINDS))
 def test_values_have_the_bits_of_a_program_of_each_initializer(name, dtype):
     assert_same_bits(STARTS[name], described(SHAPES, dtype))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("start", [init.Uniform(1 / 3), init.Normal(0.02)], ids=["uniform", "normal"])
 def test_bits_hold_for_arrays_below_at_and_above_the_size_of_the_program(start):

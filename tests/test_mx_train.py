@@ -31,7 +31,7 @@ def clear_gradients(module):
                 gradient[:] = 0
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(3)
 @pytest.mark.filterwarnings("ignore:Optimizer created manually outside Module")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_recorded_training_is_reproduced(case, tmp_path, monkeypatch):

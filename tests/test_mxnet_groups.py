@@ -95,7 +95,7 @@ def fitted(net, groups, **options):
     return module, (scores, [{n: v.asnumpy() for n, v in part.items()} for part in module.get_params()])
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "nadam"])
 def test_a_module_with_groups_trains_to_the_parameters_of_one_device(optimizer):
     one, several = (fitted(perceptron, groups, optimizer=optimizer) for groups in (None, GROUPS))

@@ -150,7 +150,7 @@ CASES = {
 }
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_work_again_traces_and_compiles_nothing(case):
     CASES[case]()

@@ -74,6 +74,7 @@ def assert_same(one, other):
         jax.tree.map(np.testing.assert_array_equal, dict(a), dict(b))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [ROWS, pytest.param(6, marks=pytest.mark.slow)])  # 6 rows are padded to 4 slices of 2 rows
 def test_fit_has_the_same_bits_on_any_number_of_contexts_and_as_data_parallel(rows):
     modules = {n: ready(n, rows=rows) for n in (1, 2)}

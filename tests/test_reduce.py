@@ -199,6 +199,7 @@ def elements(tree) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize("case", ["mlp", "batch norm", "batch norm, weights", "micro-batches"])
 def test_psum_is_one_all_reduce_of_the_gradients_and_a_few_scalars(case):
@@ -222,7 +223,7 @@ def test_sharded_sums_losses_and_integer_metrics_in_one_all_reduce():
     assert traffic.all_reduce.operand_bytes <= 4 * 11
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("spmd", ["pmap", "shard_map"])
 @pytest.mark.parametrize("devices", [2, 8])

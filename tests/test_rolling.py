@@ -97,7 +97,7 @@ def test_any_recurrent_network_computes_the_same_rolled_up(seed):
     check(net, shapes)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
 def test_dropout_masks_are_the_same_bits_in_a_loop(generator):
     x = sym.Variable("data")
