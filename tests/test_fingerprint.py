@@ -7,6 +7,7 @@ import json
 import logging
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -143,10 +144,22 @@ def test_other_versions_devices_and_cores_are_logged_in_one_line(folder, tmp_pat
     assert "cores was 999" in record.message
 
 
+def test_other_flags_and_settings_of_jax_are_named_in_the_line(folder, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_cpu_ftz=false --xla_force_host_platform_device_count=8 --xla_a")
+    monkeypatch.setenv("PJRT_NPROC", "3")
+    with caplog.at_level(logging.WARNING, "jfit"), jax.default_matmul_precision("float32"):
+        train(num_epoch=1, resume=folder)
+    (record,) = caplog.records
+    for name, value in (("--xla_cpu_ftz", "false"), ("--xla_a", "true"), ("jax_default_matmul_precision", "float32")):
+        assert f"flags: {name} was not set and is {value}" in record.message
+    assert "and is 3" in record.message and "dump" not in record.message and "count" not in record.message
+
+
 def test_ordered_refuses_what_changes_its_bits(folder):
     now = jfit.checkpoint.load_meta(folder)["fingerprint"] | {"reduce": "ordered"}
     versions = {"versions": now["versions"] | {"jaxlib": "0"}}
-    for earlier, name in ((versions, "versions"), ({"cores": 999}, "cores"), ({"devices": "1 x TPU"}, "devices")):
+    others = [(versions, "versions"), ({"cores": 999}, "cores"), ({"devices": "1 x TPU"}, "devices")]
+    for earlier, name in [*others, ({"flags": {"--xla_cpu_ftz": "false"}}, "flags")]:
         with pytest.raises(ValueError, match=rf"so reduce='ordered' could not keep the bits: {name}.*resume_with=\['{name}'"):
             fingerprint.check(now | earlier, now, (), folder)
         fingerprint.check(now | earlier, now, [name], folder)

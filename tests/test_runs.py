@@ -39,7 +39,8 @@ def runs(tmp_path_factory):
 
 
 def listing(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    # the owner of a lock touches it now and then
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK_FILE}
 
 
 # without "bit" in its name, because the fixture compiles as tests without it do
@@ -137,8 +138,9 @@ def test_show_and_diff(runs, capsys):
     a, b = str(runs / "a"), str(runs / "group" / "b")
     assert main(["show", a, "--rows", "1"]) == 0
     text = capsys.readouterr().out
-    for part in ("epoch 2 of 3, step 12", "optimizer_params.momentum  0.9", "versions.jax", "step 6   ", "last 1 of 2 epochs"):
+    for part in ("epoch 2 of 3, step 12", "versions.jax", "step 6   ", "last 1 of 2 epochs"):
         assert part in text
+    assert ["optimizer_params.momentum", "0.9"] in [line.split() for line in text.splitlines()]
     assert main(["diff", a, b]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["seed", "0", "1"] in lines and ["num_epoch", "3", "2"] in lines and not any("batch_size" in line for line in lines)

@@ -1,8 +1,8 @@
 """The fingerprint of a run: all that decides its results, saved in checkpoints and compared when a run is resumed.
 
 A resumed run has the results of the uninterrupted one only with the same model, optimizer, settings and data.  Differences in
-these raise an error, unless the user allows them.  Other versions and devices are logged; they raise an error only if
-reduce="ordered" promised the same bits.
+these raise an error, unless the user allows them.  Other versions, devices, CPU cores and compiler flags are logged; they raise
+an error only if reduce="ordered" promised the same bits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 from jfit import counters
 from jfit.data import ArrayData, StreamData
 from jfit.lowering.model import Model
+from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import device_count
 from jfit.programs.constants import Constants
 from jfit.programs.keys import ByIdentity
@@ -36,7 +37,16 @@ SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data; arrays of 
 MOST_BYTES = 64 << 20  # of an array that a function uses; of larger ones a sample is compared
 _MAX_DEPTH = 40
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "jfit")
-ENVIRONMENT = ("versions", "devices", "cores")
+ENVIRONMENT = ("versions", "devices", "cores", "flags")
+# settings of jax with which equal programs, or the same function, can give other numbers, and their defaults
+_CONFIG: dict[str, Any] = {"enable_x64": False, "default_matmul_precision": None, "threefry_partitionable": True}
+_CONFIG |= {"default_prng_impl": "threefry2x32", "random_seed_offset": 0, "numpy_dtype_promotion": "standard"}
+_CONFIG |= {"disable_jit": False, "disable_most_optimizations": False, "optimization_level": "UNKNOWN"}
+_CONFIG |= {"exec_time_optimization_effort": 0.0, "softmax_custom_jvp": False, "use_shardy_partitioner": True}
+_CONFIG |= {"high_dynamic_range_gumbel": False}
+_VARIABLES = ("JFIT_ROLL", "JFIT_CONV_FORMS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+# parts of names of XLA's flags without effect on bits
+_NO_EFFECT = ("dump", "host_platform_device_count", "_log", "split_count", "parallelism", "profile", "timeout")
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -69,8 +79,25 @@ def fingerprint(
         "learning_rate": rate,
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "devices": f"{device_count(devices)} x {devices[0].device_kind}",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": _threads(),
+        "flags": _flags(),
     }
+
+
+def _threads() -> int:
+    """The number of threads that XLA divides sums over on a CPU: the cores of the process, or what these variables say."""
+    values = [os.environ.get(name, "") for name in ("PJRT_NPROC", "NPROC")]
+    return next((int(value) for value in values if value.isdigit() and int(value)), cores())
+
+
+def _flags() -> dict[str, Any]:
+    """The flags of XLA, settings of jax other than the defaults, and environment variables that can change bits, by name."""
+    flags = [flag.partition("=") for flag in os.environ.get("XLA_FLAGS", "").split()]
+    values = {name: value or "true" for name, _, value in flags if not any(part in name for part in _NO_EFFECT)}
+    values |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    settings = {f"jax_{name}": default for name, default in _CONFIG.items()}
+    settings = {name: (getattr(jax.config, name, default), default) for name, default in settings.items()}
+    return values | {name: describe(value) for name, (value, default) in settings.items() if value != default}
 
 
 def _optimizer(optimizer: Any) -> str:
@@ -170,7 +197,8 @@ def changes_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
             changes += _parameters(name, earlier, now)
         elif isinstance(old, dict) and isinstance(new, dict):
             keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            changes += [(name, f"{name}: {key} was {old.get(key)} and is {new.get(key)}") for key in keys]
+            missing = "not set" if name == "flags" else None
+            changes += [(name, f"{name}: {key} was {old.get(key, missing)} and is {new.get(key, missing)}") for key in keys]
         else:
             changes.append((name, f"{name} was {_short(old)} and is {_short(new)}"))
     if earlier.get("schedule") == now.get("schedule"):
@@ -198,7 +226,9 @@ def _differs_in_numbers(old: str, new: str) -> bool:
 
 
 def _changes_bits(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a difference of versions, devices or cores changes the bits of a run with reduce="ordered"."""
+    """Whether a difference of versions, devices, cores or flags changes the bits of a run with reduce="ordered"."""
+    if name == "flags":
+        return True
     if name == "versions":
         return any(earlier[name].get(library) != now[name].get(library) for library in ("jax", "jaxlib"))
     old, new = (fields["devices"].partition(" x ")[2] for fields in (earlier, now))

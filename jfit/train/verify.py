@@ -63,7 +63,7 @@ class Verification:
         differences: the arrays that differ at the end of the last interval, a list of `LeafDifference` sorted by name,
             parameters first.
         settings: sentences about settings, model and data that differ from those in the checkpoint.
-        environment: sentences about versions of libraries, devices and CPU cores that differ.
+        environment: sentences about versions of libraries, devices, CPU cores, and flags of XLA and jax that differ.
         unreached: whether training ended before the step of the last interval.
 
     Example:
@@ -105,9 +105,9 @@ class Verification:
             return ["  the base learning rate differs; a callback may have changed it, and verify runs no callbacks"]
         if not self.settings and not self.environment:
             return [
-                "  settings, versions, devices, cores, and the data as far as it was compared (of arrays above 4 MB 64 rows), "
-                "are those of the checkpoint; so the checkpoint or other data was changed, a callback changed the state, "
-                "compiler options (XLA_FLAGS) differ, or a computation was not deterministic"
+                "  settings, versions, devices, cores, flags, and the data as far as it was compared (of arrays above 4 MB 64 "
+                "rows), are those of the checkpoint; so the checkpoint or other data was changed, a callback changed the "
+                "state, or a computation was not deterministic"
             ]
         return []
 
