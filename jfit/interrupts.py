@@ -87,11 +87,9 @@ class StopFlag:
                 stack.enter_context(_handled(signal.SIGINT, self._on_interrupt))
             if terminate and _is_free(signal.SIGTERM):
                 stack.enter_context(_handled(signal.SIGTERM, self._on_terminate))
+            stack.callback(_remove, self)
             _flags.append(self)
-            try:
-                yield self
-            finally:
-                _flags.remove(self)
+            yield self
 
     @contextlib.contextmanager
     def anywhere(self) -> Iterator[None]:
@@ -302,6 +300,11 @@ def _is_free(number: signal.Signals) -> bool:
     return handler is signal.SIG_DFL or isinstance(getattr(handler, "jfit_flag", None), StopFlag)
 
 
+def _remove(flag: StopFlag) -> None:
+    with contextlib.suppress(ValueError):
+        _flags.remove(flag)
+
+
 @contextlib.contextmanager
 def _handled(number: signal.Signals, on_signal: Callable[[Any], None]) -> Iterator[None]:
     """Handle a signal in the block by `on_signal(previous handler)`.
@@ -320,10 +323,16 @@ def _handled(number: signal.Signals, on_signal: Callable[[Any], None]) -> Iterat
             return
         on_signal(previous)
 
-    handler.__dict__["jfit_flag"] = getattr(on_signal, "__self__", None)
-    signal.signal(number, handler)
-    try:
-        yield
-    finally:
+    def restore() -> None:
         if signal.getsignal(number) is handler:  # else it was handled, or the user has installed another one
             signal.signal(number, previous)
+
+    handler.__dict__["jfit_flag"] = getattr(on_signal, "__self__", None)
+    try:
+        signal.signal(number, handler)
+        yield
+    finally:
+        try:
+            restore()
+        finally:
+            restore()  # Ctrl-C may have ended the first call

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from jfit import interrupts
 from jfit.interrupts import StopFlag, defer_interrupts
 
 
@@ -64,3 +65,21 @@ def test_without_a_settable_handler_signals_are_left_alone(monkeypatch):
     blocks()
     monkeypatch.undo()
     assert entered == [False, False]
+
+
+def test_ctrl_c_while_a_handler_is_removed_leaves_none(monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    getsignal, calls = signal.getsignal, []
+
+    def interrupted(number):
+        if number == signal.SIGTERM:
+            calls.append(number)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+        return getsignal(number)
+
+    with pytest.raises(KeyboardInterrupt), StopFlag().watching(terminate=True):
+        monkeypatch.setattr(signal, "getsignal", interrupted)
+    monkeypatch.undo()
+    assert calls and [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert not interrupts.is_watched()

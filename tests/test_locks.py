@@ -253,3 +253,22 @@ def test_a_folder_that_cannot_be_written_and_a_state_that_cannot_be_saved_raise_
     with pytest.raises(TypeError, match=r"callback mine: its state is not JSON-serializable \(.*set.*\), so it could not be"):
         train(checkpoint=tmp_path / "a", callbacks=[watch, unsaved])
     assert steps == [] and names(tmp_path / "a") == []
+
+
+def test_temporary_lock_files_of_ended_processes_are_deleted(tmp_path, monkeypatch):
+    ended, alive = hold(tmp_path, pid=2**22 + 1), hold(tmp_path / "b", pid=os.getppid())
+    ended.rename(tmp_path / f"{locks.LOCK_FILE}.1")
+    alive.rename(tmp_path / f"{locks.LOCK_FILE}.2")
+    (tmp_path / "b").rmdir()
+    locks.acquire(tmp_path, OWNER)
+    locks.release(OWNER)
+    assert names(tmp_path) == [f"{locks.LOCK_FILE}.2"]
+    write = Path.write_text
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", lambda *args, **kwargs: (write(*args, **kwargs), interrupt()))
+        locks.acquire(tmp_path, OWNER)
+    assert names(tmp_path) == [f"{locks.LOCK_FILE}.2"]
+
+
+def interrupt():
+    raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import jfit
 from jfit import counters
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
+from jfit.mxnet.module.epochs import EpochRunner
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.module.parameters import Parameters
 
@@ -268,3 +269,28 @@ def test_missing_optimizer_parameters_or_gradients_raise_with_the_call_to_make()
     other = modules()[0]
     with pytest.raises(AssertionError, match=r"^Module\.borrow_optimizer: it has no optimizer"):
         module.borrow_optimizer(other)
+
+
+@pytest.mark.parametrize("at", ["_store_sums", "_load_sums"])
+def test_two_ctrl_c_while_sums_of_metrics_are_exchanged_leave_a_module_that_goes_on(at, monkeypatch):
+    exchange = getattr(EpochRunner, at)
+
+    def interrupted(self, *args, **kwargs):
+        if at == "_load_sums":
+            exchange(self, *args, **kwargs)
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        exchange(self, *args, **kwargs)
+
+    module = Module(network())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores the signal
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(EpochRunner, at, interrupted)
+            module.fit(jfit.NDArrayIter(X, Y, 8), num_epoch=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    done = int(module.state.step)
+    one_step(module)
+    assert int(module.state.step) == done + 1 == module._optimizer.num_update

@@ -128,6 +128,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (broken(put(["nodes", 3, "attrs", "kernel"], "(3")), r"attribute kernel is '\(3', expected a tuple of ints"),
         (broken(put(["nodes", 3, "attrs", "num_filter"], "(" * 3000)), "attribute num_filter is"),
         (broken(put(["heads"], [["0", 0]])), "field 'heads': an input is"),
+        (broken(put(["nodes", 3, "attrz"], {})), r"node 3 \('c'\), field 'attrz': a node has no such field"),
     ],
 )
 def test_a_broken_file_raises(text, message):

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
+from jfit.data.positions import checks_position
 
 
 def position_of(source: Any) -> Any:
@@ -74,6 +75,7 @@ class ResizeIter(WholeBatches):
         """Position: number of batches read in this epoch, and the state of the inner iterator."""
         return {"cur": self.cur, "inner": position_of(self.data_iter)}
 
+    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same data."""
         self.data_iter.load_state_dict(state["inner"])
@@ -182,6 +184,7 @@ class PrefetchingIter(WholeBatches):
         """
         return {"iters": self._positions or [position_of(it) for it in self.iters]}
 
+    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of iterators over the same data."""
         wait(self._ahead)

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 import sys
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
+Load = TypeVar("Load", bound=Callable[..., None])
+
 _ARRAY, _BYTES = "__array__", "__bytes__"
+
+
+def checks_position(load: Load) -> Load:
+    """Decorate the method `load_state_dict(self, state)` of an iterator: a damaged state raises a ValueError that says so.
+
+    Example:
+        >>> class Rows:
+        ...     @checks_position
+        ...     def load_state_dict(self, state):
+        ...         self.batch = int(state["batch"])
+        >>> Rows().load_state_dict({"bitch": 4})
+        Traceback (most recent call last):
+            ...
+        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch'); restore an older one.
+    """
+
+    @functools.wraps(load)
+    def checked(self: Any, state: Any) -> None:
+        try:
+            load(self, state)
+        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(
+                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({type(error).__name__}: "
+                f"{error}); restore an older one."
+            ) from error
+
+    return checked  # type: ignore[return-value]
 
 
 def encode(state: Any) -> Any:

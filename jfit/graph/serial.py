@@ -32,6 +32,8 @@ RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 # Limits, so that a damaged or malicious file cannot exhaust the memory
 MAX_NESTING = 20  # loops within loops
 MAX_NAME = 4096  # characters of a name
+# The fields that MXNet's versions 0.7 to 1.9 write and accept; another one is a damaged name, whose value would be lost.
+NODE_FIELDS = frozenset(["op", "name", "inputs", "attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"])
 MAX_OUTPUT_NAMES = 10_000_000  # characters of the names of all outputs
 MAX_COPIED_ATTRS = 500_000  # attributes copied from nodes of an old file to the variables created for their missing inputs
 _INSIDE = " >> "  # in error messages, separates a node from a place in its subgraph
@@ -283,6 +285,8 @@ def _record(number: int, item: Any, at: str) -> Record:
     if not isinstance(item, dict) or not isinstance(item.get("op"), str) or not isinstance(item.get("name"), str):
         _fail(f"{at}node {number}", f"expected an object with the strings 'op' and 'name', found {_short(item)}")
     where = f"{at}node {number} ({item['name'][:80]!r})"
+    for field in sorted(item.keys() - NODE_FIELDS):
+        _fail(f"{where}, field {_short(field)}", "a node has no such field, neither in jfit nor in MXNet")
     if len(item["name"]) > MAX_NAME:
         _fail(where, f"the name has {len(item['name'])} characters, the maximum is {MAX_NAME}")
     attrs: dict[str, str] = {}

@@ -178,11 +178,12 @@ def _take(path: Path) -> str:
     token = uuid.uuid4().hex
     holder = Holder(os.getpid(), platform.node(), _machine(), _started(os.getpid()), time.time(), token)
     candidate = path.with_name(f"{path.name}.{token}")
-    candidate.write_text(json.dumps(holder._asdict()), encoding="utf-8")
     try:
+        candidate.write_text(json.dumps(holder._asdict()), encoding="utf-8")
         now = candidate.stat().st_mtime  # the clock of the file system, which all machines share
         for _ in range(100):
             if _create(candidate, path):
+                _sweep(path, candidate, now)
                 return token
             other = _read(path)
             if other is None:
@@ -193,6 +194,14 @@ def _take(path: Path) -> str:
         raise FolderInUse(f"checkpoint: {path} is created and deleted again and again; do several runs use this folder?")
     finally:
         candidate.unlink(missing_ok=True)
+
+
+def _sweep(path: Path, candidate: Path, now: float) -> None:
+    """Delete the temporary files of processes that ended while they took the lock."""
+    for other in path.parent.glob(f"{path.name}.*"):
+        holder = _read(other)
+        if other != candidate and holder is not None and not _is_alive(holder, other, now):
+            other.unlink(missing_ok=True)
 
 
 def _create(candidate: Path, path: Path) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataDesc, DataIter
+from jfit.data.positions import checks_position
 
 
 class Positioned(DataIter):
@@ -184,6 +185,7 @@ class FileIter(Positioned):
         sizes = [reader.files.size for reader in self._readers]
         return {"batch": self.batches_read, "before": self._before, "ended": self._ended, "bytes": sizes}
 
+    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same files.
 

@@ -89,9 +89,10 @@ class EpochRunner:
                     on_batch(at - 1)
                     self._load_sums(leaves)
         finally:
-            self._store_sums(leaves, copy=False)
-            assert parameters.state is not None
-            parameters.state = parameters.state._replace(metrics=place(zero_totals(), parameters.devices))
+            with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
+                self._store_sums(leaves, copy=False)
+                assert parameters.state is not None
+                parameters.state = parameters.state._replace(metrics=place(zero_totals(), parameters.devices))
         return at
 
     def _steps_to_boundary(self, at: int) -> int:

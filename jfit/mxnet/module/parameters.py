@@ -224,6 +224,8 @@ class Parameters:
         """
         state = self.state
         assert state is not None
+        if state.metrics.metrics:  # of an EpochRunner that two Ctrl-C ended
+            self.state = state = state._replace(metrics=self.place(zero_totals()))
         rate = self._count_update(trainable, updated)
         if not np.array_equal(rate, self._rate):
             self._rate = rate
