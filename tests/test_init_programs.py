@@ -245,3 +245,22 @@ def test_a_traced_or_committed_key_draws_the_same_values():
         assert on_second[name].devices() == {devices[1]} and (np.asarray(on_second[name]) == np.asarray(value)).all()
     with jax.default_device(devices[2]):
         assert draw_all(init.Normal(), jax.random.key(1), parameters)["a_weight"].devices() == {devices[2]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31 - 1))
+def test_the_keys_of_an_integer_seed_are_those_of_jax_and_nothing_is_compiled(seed):
+    first, second = jax.random.split(jax.random.key(seed))
+    with counters.counted() as counts:
+        keys = sampling.split_seed(seed)
+    assert keys is not None and counts["compiles"] == 0
+    key, data = keys
+    assert key.dtype == first.dtype
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(first))
+    np.testing.assert_array_equal(data, jax.random.key_data(second))
+
+
+def test_other_seeds_and_generators_are_left_to_jax():
+    assert [sampling.split_seed(seed) for seed in (-1, 2**31, True, np.arange(2), jax.random.key(0))] == [None] * 5
+    with jax.default_prng_impl("rbg"):
+        assert sampling.split_seed(0) is None

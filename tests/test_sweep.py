@@ -149,7 +149,7 @@ def test_settings_that_change_the_program_are_grouped():
 def test_another_sweep_of_the_same_network_compiles_nothing():
     swept(over={"learning_rate": [0.1, 0.2], "momentum": [0.5]}, num_epoch=1)
     with counters.counted() as counts:
-        swept(over={"learning_rate": [0.3, 0.4], "momentum": [0.7]}, num_epoch=1)
+        swept(over={"learning_rate": [0.3, 0.4, 0.5], "momentum": [0.7]}, num_epoch=1)  # on a CPU any number of members
     assert counts["traces"] == 0 and counts["compiles"] == 0
 
 

@@ -205,6 +205,22 @@ def drawable(key: Any) -> bool:
     return not isinstance(data, jax.core.Tracer) and len(data.devices()) == 1  # type: ignore[attr-defined]
 
 
+def split_seed(seed: Any) -> tuple[Array, np.ndarray] | None:
+    """`jax.random.split(jax.random.key(seed))`, computed on the host, which compiles nothing.
+
+    Returns:
+        (first key, data of the second key), or None if the seed is not an integer from 0 to 2^31 - 1, or the default generator
+        of JAX is another one.
+    """
+    integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**31
+    config: Any = jax.config
+    if not integer or config.jax_default_prng_impl != "threefry2x32" or not config.jax_threefry_partitionable:
+        return None
+    words = np.array([0, seed], np.uint32)
+    first, second = _fold(words, 0), _fold(words, 1)
+    return jax.random.wrap_key_data(jax.device_put(first)), second
+
+
 def draw_arrays(key: Array, parameters: Specs, folds: Mapping[str, int]) -> dict[str, Array]:
     """Draw arrays with the bits that `Distribution.draw` has in a compiled program; nothing is compiled after the first call.
 

@@ -16,7 +16,7 @@ from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
-from jfit.init.sampling import Fixed
+from jfit.init.sampling import Fixed, split_seed
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.ops import nearest
@@ -155,7 +155,7 @@ def init_state(
         (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
     """
     optimizer = in_structure(get_optimizer(optimizer), model.structure)
-    init_key, run_key = jax.random.split(_key_of(seed))
+    init_key, run_key = _split_keys(seed)
     inputs = flat_inputs(inputs or {})
     specs = specs_of(inputs)
     if model.symbol is not None:
@@ -177,7 +177,7 @@ def init_state(
         opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
         metrics=zero_totals(metrics, model.bound(inputs).logged if inputs else ()),
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
-        key=jax.random.key_data(run_key),
+        key=run_key,
     )
 
 
@@ -211,6 +211,15 @@ def own_buffer(x: Array | np.ndarray) -> Array:
 def typed_key(key: Array) -> Array:
     """Convert PRNG key data to a typed key; a typed key is returned unchanged."""
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+
+
+def _split_keys(seed: Any) -> tuple[Array, Array]:
+    """Return (typed key of the initial values, key data of the run)."""
+    keys = split_seed(seed)
+    if keys is not None:
+        return keys[0], own_buffer(keys[1])
+    init_key, run_key = jax.random.split(_key_of(seed))
+    return init_key, jax.random.key_data(run_key)
 
 
 def _key_of(seed: Any) -> Array:

@@ -15,6 +15,7 @@ from jfit.interrupts import StopFlag, Stopped
 from jfit.parallel import require_one_process, resolve
 from jfit.step import unrolls
 from jfit.step.state import TrainState
+from jfit.train.ahead import compiling_ahead
 from jfit.train.batches import RESIDENT_SHARE
 from jfit.train.history import History
 from jfit.train.sweep.chunk import Chunk
@@ -54,7 +55,7 @@ def sweep(
     in anything else (batch size, widths, optimizer) are grouped, one program per group.  A number of the optimizer other than
     the learning rate, or a clipping limit, is a constant of the program if it is 0 or 1: members with momentum=0 are not in a
     group with members with momentum=0.9.  The program is `jax.vmap` over the training states; on a CPU, where that is not
-    faster, it is a loop over them.  All members read one copy of the data on each device.
+    faster, it trains one member per call.  All members read one copy of the data on each device.
 
     Args:
         model: a model as for `jfit.fit`; or a function of swept settings that returns one, such as
@@ -177,10 +178,11 @@ class _Trainer:
     def train(self) -> Sweep:
         last = max(m.member.arguments["num_epoch"] for m in self.prepared)
         rungs = [] if self.halving is None else self.halving.epochs(last)
-        with StopFlag().watching() as flag, counters.explained(), contextlib.suppress(Stopped):
+        stop = StopFlag().watching()
+        with stop as flag, compiling_ahead() as ahead, counters.explained(), contextlib.suppress(Stopped):
             for end in [*rungs, last]:
                 for chunk in self.chunks:
-                    self._train_chunk(chunk, end, lambda: flag.set)
+                    self._train_chunk(chunk, end, lambda: flag.set, ahead)
                     if len(self.chunks) > 1:
                         chunk.unload()
                 if end != last and not flag.set:
@@ -192,12 +194,12 @@ class _Trainer:
             print(file=sys.stderr)
         return self._result()
 
-    def _train_chunk(self, chunk: Chunk, end: int, stopped: Any) -> None:
+    def _train_chunk(self, chunk: Chunk, end: int, stopped: Any, ahead: Any) -> None:
         given = chunk.members[0].member.arguments if chunk.members else {}
         last = given.get("num_epoch", 0)
         while chunk.members and chunk.epoch < min(end, last) and not stopped():
             evaluate = (chunk.epoch + 1) % given["eval_every"] == 0 or chunk.epoch + 1 == last
-            logs = chunk.train_epoch(stopped, evaluate)
+            logs = chunk.train_epoch(stopped, evaluate, ahead)
             if logs is None:
                 return
             self._record(chunk, logs)

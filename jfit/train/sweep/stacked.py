@@ -1,4 +1,4 @@
-"""Programs that train and evaluate many members of a sweep at once: `jax.vmap` over their states.
+"""Programs that train and evaluate the members of a sweep at once: `jax.vmap` over their states.
 
 The state of all members is one `TrainState`, a stack, whose arrays have a leading member axis; only `step` is shared.  With
 several devices, there is a device axis before it, and each device has its part of the members.
@@ -6,7 +6,6 @@ several devices, there is a device axis before it, and each device has its part 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ class TrainSpec(NamedTuple):
         metrics: training metrics.
         logged: names of the values that the loss logs.
         order_axis: 0 if every member has its own order of the rows; None if they share it.
-        in_turn: whether a program trains one member after the other instead of all at once.
     """
 
     step: Any
@@ -50,7 +48,6 @@ class TrainSpec(NamedTuple):
     metrics: tuple[Any, ...]
     logged: tuple[str, ...]
     order_axis: int | None
-    in_turn: bool
 
 
 class EvalSpec(NamedTuple):
@@ -59,7 +56,6 @@ class EvalSpec(NamedTuple):
     step: Any
     layout: BatchLayout
     order_axis: int | None
-    in_turn: bool
 
 
 def data_axes(order_axis: int | None) -> dict[str, Any]:
@@ -111,7 +107,7 @@ def train_batches(
         return lax.fori_loop(0, count, step, start) if loop else step(0, start)
 
     axes = (STACK_AXES, 0, spec.order_axis, spec.order_axis)
-    train_all = over_members(train_one, axes, (STACK_AXES, 0), len(numbers), spec.in_turn)
+    train_all = over_members(train_one, axes, (STACK_AXES, 0), len(numbers))
     return train_all(stack, numbers, data["order"], data["numbers"])
 
 
@@ -154,44 +150,34 @@ def evaluate_batches(
 
     axes = (STACK_AXES, 0, spec.order_axis, spec.order_axis)
     members = len(jax.tree.leaves(totals)[0])
-    return over_members(evaluate_one, axes, 0, members, spec.in_turn)(stack, totals, data["order"], data["numbers"])
+    return over_members(evaluate_one, axes, 0, members)(stack, totals, data["order"], data["numbers"])
 
 
-def over_members(
-    fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, members: int, in_turn: bool
-) -> Callable[..., Any]:
-    """Map a function of one member over the member axis of a stack.
+def over_members(fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, members: int) -> Callable[..., Any]:
+    """Map a function of one member over the member axis of a stack by `jax.vmap`; for one member, without batching.
 
     Args:
         fn: function of the state and other arrays of one member.
         in_axes, out_axes: as of `jax.vmap`, with `STACK_AXES` for a state.
         members: length of the member axis.
-        in_turn: whether to run the members one after the other, in a loop, instead of `jax.vmap`.
     """
-    if members > 1 and not in_turn:
+    if members > 1:
         return jax.vmap(fn, in_axes, out_axes)
-    out = out_axes if isinstance(out_axes, tuple) and out_axes is not STACK_AXES else (out_axes,)
-
-    def of_member(arguments: Sequence[Any], parts: Sequence[Any]) -> Any:
-        whole = zip(arguments, parts, in_axes, strict=True)
-        results = fn(*[x._replace(**part) if axes is STACK_AXES else x if axes is None else part for x, part, axes in whole])
-        return results if out is out_axes else (results,)
 
     def run(*arguments: Any) -> Any:
-        parts = [_parts(x, axes) for x, axes in zip(arguments, in_axes, strict=True)]
-        if members == 1:  # without a loop, because XLA compiles convolutions in loops to slow code on CPU
-            results = jax.tree.map(lambda x: x[None], of_member(arguments, jax.tree.map(lambda x: x[0], parts)))
-        else:
-            results = lax.map(functools.partial(of_member, arguments), parts)
-        shared = tuple(x._replace(step=x.step[0]) if axes is STACK_AXES else x for x, axes in zip(results, out, strict=True))
-        return shared if out is out_axes else shared[0]
+        results = fn(*[_each(lambda x: x[0], x, axes) for x, axes in zip(arguments, in_axes, strict=True)])
+        if isinstance(out_axes, tuple) and out_axes is not STACK_AXES:
+            return tuple(_each(lambda x: x[None], x, axes) for x, axes in zip(results, out_axes, strict=True))
+        return _each(lambda x: x[None], results, out_axes)
 
     return run
 
 
-def _parts(x: Any, axes: Any) -> Any:
-    """The arrays of an argument that have a member axis."""
-    return {name: getattr(x, name) for name in _STACKED} if axes is STACK_AXES else None if axes is None else x
+def _each(fn: Callable[[Any], Any], x: Any, axes: Any) -> Any:
+    """Map a function over the arrays of an argument that have a member axis."""
+    if axes is STACK_AXES:
+        return x._replace(**{name: jax.tree.map(fn, getattr(x, name)) for name in _STACKED})
+    return x if axes is None else jax.tree.map(fn, x)
 
 
 # ------------------------------------------------------------------------------------------------ stacks on the host
@@ -230,12 +216,24 @@ def place_members(tree: Any, devices: Sequence[Any]) -> Any:
     return place_split(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else x.copy(), cut), devices)
 
 
-def read_stack(stack: TrainState, devices: int) -> TrainState:
-    """Copy a stack to the host, with one member axis."""
-    on_host = counters.read(stack)  # sync: when members end or move, at the end of an epoch
-    return on_host._replace(**{name: merge_members(getattr(on_host, name), devices) for name in _STACKED})
+def read_stacks(stacks: Sequence[TrainState], devices: int) -> TrainState:
+    """Copy stacks to the host, as one stack with one member axis."""
+    on_host = counters.read(list(stacks))  # sync: when members end or move, at the end of an epoch
+    parts = {name: join_members([getattr(stack, name) for stack in on_host], devices) for name in _STACKED}
+    return on_host[0]._replace(**parts)
 
 
-def merge_members(tree: Any, devices: int) -> Any:
-    """Merge the device axis and the member axis of arrays on the host: (devices, members, ...) -> (members, ...)."""
-    return tree if devices == 1 else jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+def join_members(trees: Sequence[Any], devices: int) -> Any:
+    """Concatenate arrays of several stacks on the host, after merging their axes of devices and members to one."""
+
+    def join(*xs: Any) -> Any:
+        merged = xs if devices == 1 else [x.reshape(-1, *x.shape[2:]) for x in xs]
+        typed = isinstance(xs[0], jax.Array)  # a typed key, which NumPy does not have
+        return merged[0] if len(merged) == 1 else jnp.concatenate(merged) if typed else np.concatenate(merged)
+
+    return jax.tree.map(join, *trees)
+
+
+def member_of(tree: Any, i: int) -> Any:
+    """Element `i` of the member axis of all arrays."""
+    return jax.tree.map(lambda x: x[i], tree)
