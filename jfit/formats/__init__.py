@@ -1,7 +1,18 @@
 """File formats: atomic writes, safetensors, MXNet's array files (.params) and optimizer states (.states)."""
 
 from jfit import lazy as _lazy
-from jfit.formats.atomic import FormatError, atomic_dir, atomic_path, atomic_write, leftovers, replaced_folders, sweep, trash
+from jfit.formats.atomic import (
+    FormatError,
+    atomic_dir,
+    atomic_path,
+    atomic_together,
+    atomic_write,
+    complete_file,
+    leftovers,
+    replaced_folders,
+    sweep,
+    trash,
+)
 from jfit.formats.manifest import dump_sealed, load_sealed
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
@@ -14,8 +25,10 @@ __all__ = [
     "States",
     "atomic_dir",
     "atomic_path",
+    "atomic_together",
     "atomic_write",
     "bounded_dense",
+    "complete_file",
     "dump_sealed",
     "dump_states",
     "leftovers",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jfit import counters
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, atomic_together, complete_file, sweep
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import SparseArray, bounded_dense
 from jfit.graph import load
@@ -27,7 +29,7 @@ def save_checkpoint(
     aux_params: Mapping[str, Any],
     remove_amp_cast: bool = True,
 ) -> None:
-    """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`; each file is replaced atomically.
+    """Write a graph to `prefix-symbol.json` and its parameters to `prefix-%04d.params`, which replace existing files together.
 
     Args:
         prefix: path and first part of the file names.
@@ -45,10 +47,34 @@ def save_checkpoint(
 
     Source: mxnet.model.save_checkpoint of Apache MXNet 1.9.1.
     """
-    if symbol is not None:
-        symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
-    save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
+    with replaced_together(prefix):
+        if symbol is not None:
+            symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+        save_params(f"{prefix}-{epoch:04d}.params", arg_params, aux_params)
     logging.info('Saved checkpoint to "%s"', f"{prefix}-{epoch:04d}.params")
+
+
+@contextlib.contextmanager
+def replaced_together(prefix: str) -> Iterator[None]:
+    """Context manager in which the files of a checkpoint are written: they replace existing files at its end, all or none.
+
+    A file whose process was killed in the meantime is found by `jfit.formats.complete_file` under its temporary name.  Temporary
+    files of killed processes are deleted.
+
+    Args:
+        prefix: path and first part of the file names.
+
+    Example:
+        >>> with replaced_together("note"):
+        ...     save_params("note-0007.params", {}, {})
+        >>> os.path.exists("note-0007.params")
+        True
+    """
+    folder, name = os.path.split(os.fspath(prefix))
+    with contextlib.suppress(OSError):
+        sweep(folder or ".", prefix=name)
+    with atomic_together():
+        yield
 
 
 def save_params(path: str, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]) -> None:
@@ -90,7 +116,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Arrays, Arrays]:
         >>> symbol.name, args, list(auxs)
         ('x', {}, ['mean'])
     """
-    symbol = load(f"{prefix}-symbol.json")
+    symbol = load(complete_file(f"{prefix}-symbol.json"))
     return symbol, *load_params(prefix, epoch)
 
 
@@ -129,7 +155,7 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
         >>> read_params("s.params")[1]["var"].tolist()
         [1.0]
     """
-    arrays = load_arrays(path)
+    arrays = load_arrays(complete_file(path))
     if not arrays:
         logging.warning("Params file '%s' is empty", path)
         return {}, {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jfit.formats import complete_file
 from jfit.mxnet import files, initializer
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.context import current_context
@@ -198,7 +199,7 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Symbol, dict[str, NDArray]
         >>> load_checkpoint("nets", 1)[1]["w"].shape
         (2,)
     """
-    return load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
+    return load(complete_file(f"{prefix}-symbol.json")), *load_params(prefix, epoch)
 
 
 def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
