@@ -15,6 +15,8 @@ import numpy as np
 Load = TypeVar("Load", bound=Callable[..., None])
 
 _ARRAY, _BYTES = "__array__", "__bytes__"
+MAX_LEVELS = 150  # maximum nesting of a state; `jfit.formats.manifest` allows some more, for what is around it
+_DEEP = f"lists and dicts are nested more than {MAX_LEVELS} levels deep."
 
 
 def checks_position(load: Load) -> Load:
@@ -55,12 +57,21 @@ def encode(state: Any) -> Any:
         {"__bytes__": base64}.
 
     Raises:
-        TypeError: the state contains a value of any other type.
+        TypeError: the state contains a value of any other type, or is nested too deep.
 
     Example:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
         {'order': array([2, 0, 1]), 'batch': 4}
     """
+    try:
+        return _encoded(state, 0)
+    except RecursionError:
+        raise TypeError(_DEEP) from None
+
+
+def _encoded(state: Any, level: int) -> Any:
+    if level > MAX_LEVELS:
+        raise TypeError(_DEEP)
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     if isinstance(state, np.generic):
@@ -73,9 +84,9 @@ def encode(state: Any) -> Any:
         packed = base64.b64encode(zlib.compress(np.ascontiguousarray(state).tobytes(), 1)).decode("ascii")
         return {_ARRAY: state.dtype.str, "shape": list(state.shape), "data": packed}
     if isinstance(state, Mapping) and all(isinstance(key, str) for key in state):
-        return {key: encode(value) for key, value in state.items()}
+        return {key: _encoded(value, level + 1) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return [encode(value) for value in state]
+        return [_encoded(value, level + 1) for value in state]
     raise TypeError(
         f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store; expected numbers, "
         "strings, bytes, arrays, lists and dicts with string keys."
@@ -86,16 +97,23 @@ def decode(value: Any) -> Any:
     """Invert `encode`; tuples come back as lists, torch tensors as NumPy arrays unless torch has been imported.
 
     Raises:
-        ValueError: an array or bytes value is damaged.
+        ValueError: an array or bytes value is damaged, or values are nested too deep.
     """
+    try:
+        return _decoded(value)
+    except RecursionError:
+        raise ValueError(f"a saved position is damaged: {_DEEP}") from None
+
+
+def _decoded(value: Any) -> Any:
     if isinstance(value, Mapping) and _ARRAY in value:
         array, torch = _array(value), sys.modules.get("torch")
         return torch.from_numpy(array) if torch is not None and value.get("tensor") else array
     if isinstance(value, Mapping) and set(value) == {_BYTES}:
         return _bytes(value[_BYTES])
     if isinstance(value, Mapping):
-        return {key: decode(inner) for key, inner in value.items()}
-    return [decode(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _decoded(inner) for key, inner in value.items()}
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _bytes(text: Any) -> bytes:

@@ -284,7 +284,8 @@ def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False, prefix: st
     Args:
         folder: folder in which `atomic_write`, `atomic_path`, `atomic_dir` or `trash` were used.  Temporary files of running
             processes are not touched, nor those of other machines that changed within the last hour.
-        exclusive: whether no other process writes into the folder, so that everything of other processes is left over.
+        exclusive: whether this process has the lock of the folder: files of other machines are left over then, and those of
+            running processes of this machine if they have not changed for an hour.
         prefix: first characters of the names of the files whose temporary files are looked at.  Default: all.
 
     Returns:
@@ -299,7 +300,7 @@ def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False, prefix: st
     # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.  Temporary files last:
     # without them, a '.new' file would be taken for complete.
     for entry in sorted(leftovers(folder), key=lambda entry: (_OLD, _NEW, _TMP).index(entry.suffix)):
-        if entry.name in _ACTIVE or not entry.name[1:].startswith(prefix) or (not exclusive and _in_use(entry)):
+        if entry.name in _ACTIVE or not entry.name[1:].startswith(prefix) or _in_use(entry, exclusive):
             continue
         target = entry.with_name(_target(entry.name))
         if (entry.suffix == _OLD and not target.exists()) or (entry.suffix == _NEW and _is_complete(entry)):
@@ -417,10 +418,13 @@ def _owner(name: str) -> int | None:
     return int(pid) if dash and pid.isdecimal() and len(token) in (8, 12) else None
 
 
-def _in_use(entry: Path) -> bool:
+def _in_use(entry: Path, exclusive: bool = False) -> bool:
     """Whether the process of a temporary name may still be running."""
     token = entry.name.rsplit(".", 2)[1].partition("-")[2]
-    if len(token) == 12 and token[:4] != _machine():
+    is_foreign = len(token) == 12 and token[:4] != _machine()
+    if is_foreign and exclusive:
+        return False
+    if is_foreign or (exclusive and _alive(_owner(entry.name))):  # a save without a lock, or the id of another process since
         try:
             return time.time() - entry.lstat().st_mtime < _FOREIGN_SECONDS
         except OSError:

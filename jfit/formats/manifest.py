@@ -18,6 +18,8 @@ from jfit.formats.atomic import FormatError
 
 _BEGIN, _END = ',\n "sha256": "', b'"\n}\n'
 _DIGEST_LENGTH = 64
+MAX_LEVELS = 200  # maximum nesting of lists and dicts
+_TOO_DEEP = f"lists and dicts are nested more than {MAX_LEVELS} levels deep"
 
 
 def dump_sealed(record: Mapping[str, Any]) -> bytes:
@@ -31,14 +33,23 @@ def dump_sealed(record: Mapping[str, Any]) -> bytes:
 
     Raises:
         TypeError: a value is not JSON-serializable.
-        ValueError: a value refers to itself.
+        ValueError: a value refers to itself, or is nested more than `MAX_LEVELS` levels deep.
 
     Example:
         >>> b'"sha256": "' in dump_sealed({"step": 3})
         True
     """
+    try:
+        return _sealed(record)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
     checksums = {name: _crc(value) for name, value in _parts(record).items()}
     text = json.dumps({**record, "checksums": checksums}, indent=1)
+    if _is_too_deep(record):
+        raise ValueError(_TOO_DEEP)
     head = (text.removesuffix("\n}") + _BEGIN).encode()
     return head + hashlib.sha256(head).hexdigest().encode() + _END
 
@@ -55,7 +66,7 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, An
         names the first changed field).  The caller raises it, unless the file was written before there were seals.
 
     Raises:
-        FormatError: the file is missing, cannot be read, or is no JSON object.
+        FormatError: the file is missing, cannot be read, is no JSON object, or is nested more than `MAX_LEVELS` levels deep.
 
     Example:
         >>> import tempfile
@@ -79,11 +90,25 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, An
         raise FormatError(path, "content", f"it is not valid JSON ({error})", remedy) from error
     if not isinstance(record, dict):
         raise FormatError(path, "content", f"found a JSON {type(record).__name__}, expected an object", remedy)
+    for name, value in _parts(record).items():
+        if _is_too_deep(value):
+            raise FormatError(path, f"field {name[:80]!r}", _TOO_DEEP, remedy)
     digest_at = len(content) - len(_END) - _DIGEST_LENGTH
     head, digest, end = content[: max(digest_at, 0)], content[max(digest_at, 0) : -len(_END)], content[-len(_END) :]
     if end == _END and hashlib.sha256(head).hexdigest().encode() == digest:
         return record, None
     return record, FormatError(path, *_damage(record), remedy)
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether lists and dicts are nested more than `MAX_LEVELS` levels deep; functions that call themselves would fail then."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        containers = [entry for entry in level if isinstance(entry, (dict, list, tuple))]
+        if not containers:
+            return False
+        level = [entry for outer in containers for entry in (outer.values() if isinstance(outer, dict) else outer)]
+    return True
 
 
 def _parts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 
 from jfit.forks import check_not_forked
 
@@ -170,11 +171,19 @@ def require_one_process(entry: str) -> None:
     Raises:
         NotImplementedError: `jax.process_count()` is greater than 1.
         RuntimeError: this process was forked from one in which JAX ran.
+        ValueError: a mesh of several devices with axes of type Explicit is in effect (`jax.set_mesh`).
 
     Example:
         >>> require_one_process("jfit.fit")
     """
     check_not_forked(entry)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            f"{entry} is called within jax.set_mesh of a mesh with the axes {dict(mesh.shape)} of type Explicit, in which JAX "
+            "does not run programs for other devices; call it outside of that block, and pass the mesh as mesh= of jfit.fit "
+            "to split parameters over it"
+        )
     count = jax.process_count()
     if count > 1:
         raise NotImplementedError(

@@ -19,8 +19,8 @@ leaves no incomplete checkpoint under its final name.  If a process dies while i
 earlier one has a temporary name, under which it is found.  Functions that read never delete or rename anything.
 """
 
+import logging
 import os
-import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +40,7 @@ from jfit.train.saved import FORMAT, META, REMEDY, STEP, TENSORS, Saved, check, 
 
 State = TypeVar("State")
 
+EARLIER_RUNS = 5  # number of subfolders `earlier-<n>` that are kept
 _FILE_NAMES = {"base_lr": "lr"}  # fields of TrainState -> their names in files, which keep the names of older versions
 
 
@@ -187,26 +188,30 @@ def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
     return unflatten(saved, like, name)
 
 
-def resumed(saved: Saved, like: TrainState) -> TrainState:
+def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     """As `unflatten`, for a run whose rule for the reduction of gradients may differ from that of the run that saved.
 
-    The residuals of "2bit" and "1bit" are 0 if only `like` has them, and dropped if only the checkpoint has them: with a
-    warning.
+    The residuals of "2bit" and "1bit" are 0 if only `like` has them, and dropped if only the checkpoint has them.
+
+    Returns:
+        The state, and a sentence about the residuals for a warning, or "".
     """
     local, arrays = whole_specs(like).local, saved.arrays[TENSORS]
     rest = {k: v for k, v in arrays.items() if not k.startswith("local/")}
     if (local is None) == (len(rest) == len(arrays)):
-        return unflatten(saved, like)
+        return unflatten(saved, like), ""
     if local is None:
         problem = "has residuals of reduce='2bit' or '1bit', which this run does not use: they are dropped"
     else:
         problem = "has no residuals for the reduce= of this run: they start at 0"
         like, local = like._replace(local=None), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), local)
-    warnings.warn(f"checkpoint {saved.folder} {problem}.", stacklevel=4)
-    return unflatten(saved._replace(arrays={**saved.arrays, TENSORS: rest}), like)._replace(local=local)
+    state = unflatten(saved._replace(arrays={**saved.arrays, TENSORS: rest}), like)._replace(local=local)
+    return state, f"checkpoint {saved.folder} {problem}."
 
 
-def set_aside(directory: str | os.PathLike[str]) -> Path | None:
+def set_aside(
+    directory: str | os.PathLike[str], *, keep: int | None = EARLIER_RUNS, source: str | os.PathLike[str] | None = None
+) -> Path | None:
     """Move the checkpoints of an earlier run to the subfolder `earlier-1`, or `earlier-2`, ... if that exists.
 
     A new run in the same directory needs this: checkpoints of the earlier run with higher steps would be restored instead of
@@ -214,6 +219,9 @@ def set_aside(directory: str | os.PathLike[str]) -> Path | None:
 
     Args:
         directory: checkpoint directory; it need not exist.
+        keep: number of subfolders to keep, those with the highest numbers; of the others, the checkpoints are deleted, which is
+            logged.  None keeps all.
+        source: folder or checkpoint from which the new run resumes; it is not deleted.
 
     Returns:
         pathlib.Path of the subfolder, or None if there were no checkpoints.
@@ -228,15 +236,35 @@ def set_aside(directory: str | os.PathLike[str]) -> Path | None:
     folders = folders_of(Path(directory))
     if not folders:
         return None
-    number = 1
-    while (Path(directory) / f"earlier-{number}").exists():
-        number += 1
-    target = Path(directory) / f"earlier-{number}"
+    numbers = _earlier(Path(directory))
+    target = Path(directory) / f"earlier-{max(numbers, default=0) + 1}"
     target.mkdir()
     for folder in folders:
         name = folder.name if STEP.fullmatch(folder.name) else folder.name[1:].partition(".")[0]  # ".step-....old"
         folder.rename(target / name)
+    resumed_from = Path() if source is None else Path(source).resolve()
+    surplus = 0 if keep is None else max(len(numbers) + 1 - keep, 0)
+    for number in sorted(numbers)[:surplus]:
+        earlier = numbers[number]
+        if earlier.is_dir() and earlier.resolve() not in (resumed_from, *resumed_from.parents):
+            _delete_checkpoints(earlier)
     return target
+
+
+def _earlier(directory: Path) -> dict[int, Path]:
+    """The folders of `set_aside` by number."""
+    names = [(entry.name.removeprefix("earlier-"), entry) for entry in directory.glob("earlier-*")]
+    return {int(number): entry for number, entry in names if number.isdecimal()}
+
+
+def _delete_checkpoints(folder: Path) -> None:
+    """Delete the checkpoints in a folder, and the folder, unless it has other files."""
+    for checkpoint in folders_of(folder):
+        trash(checkpoint)
+    logging.getLogger("jfit").warning("checkpoint: the checkpoints of an earlier run in %s were deleted", folder)
+    with suppress(OSError):
+        sweep(folder)
+        folder.rmdir()
 
 
 def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def fit(
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
         checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
-            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  Default: no checkpoints.
+            folder are moved to its subfolder `earlier-<n>`, of which the last five are kept, unless this run resumes from them.
+            Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
@@ -434,7 +435,9 @@ def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | S
         if resume:
             run.resume_from(source, resume_with)
         if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
-            checkpoints.set_aside(checkpoint)  # otherwise those of an earlier run with more steps would be read as the newest
+            checkpoints.set_aside(
+                checkpoint, source=source
+            )  # otherwise those of an earlier run with more steps would be read as the newest
     except BaseException:
         locks.release(run)
         raise

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 LOCK_FILE = ".run.lock"
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
+LEFT_SECONDS = 3600.0  # after which a temporary file of a lock is deleted
 _ENDED = -1
 
 
@@ -194,6 +195,15 @@ def _take(path: Path) -> str:
         raise FolderInUse(f"checkpoint: {path} is created and deleted again and again; do several runs use this folder?")
     finally:
         candidate.unlink(missing_ok=True)
+        _delete_leftovers(path)
+
+
+def _delete_leftovers(path: Path) -> None:
+    """Delete candidates of processes that were killed while they made or removed a lock."""
+    for entry in path.parent.glob(f"{path.name}.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > LEFT_SECONDS:
+                entry.unlink()
 
 
 def _sweep(path: Path, candidate: Path, now: float) -> None:

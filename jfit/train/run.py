@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
 from jfit.parallel import place, require_one_process
+from jfit.parallel.mesh import mesh_devices, mesh_of
 from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
@@ -418,7 +420,7 @@ class Run:
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
-        state = checkpoints.resumed(saved, loop.state)
+        state, difference = checkpoints.resumed(saved, loop.state)
         missing = [key for key in ("position", "history", "callbacks") if key not in meta]
         if missing:
             raise ValueError(
@@ -438,6 +440,8 @@ class Run:
             self._resume_rate(meta["learning_rate"], directory)
         if self._fingerprint is not None and meta.get("fingerprint"):
             check_fingerprint(meta["fingerprint"], self._fingerprint(), resume_with, directory)
+        if difference:
+            warnings.warn(difference, stacklevel=4)
         set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
         callback_states: dict[str, list[Any]] = {}
         for name, callback_state in meta["callbacks"]:
@@ -620,7 +624,15 @@ class Run:
 
     @classmethod
     def load(
-        cls, directory: str | Path, model: Any = None, *, devices: Any = None, which: str = "newest", **options: Any
+        cls,
+        directory: str | Path,
+        model: Any = None,
+        *,
+        devices: Any = None,
+        which: str = "newest",
+        mesh: Any = None,
+        shard: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Run:
         """Load a run that can score and predict from a folder of checkpoints (from `save` or `checkpoint=`).
 
@@ -632,6 +644,7 @@ class Run:
             model: `Model`, `Symbol`, module of a JAX framework, or function.  Default: the graph saved in the checkpoint.
             devices: devices, as for `fit`.
             which: "newest", or "best" for the checkpoint with the best monitored value (`checkpoint_best=` of `fit`).
+            mesh, shard: as for `fit`: the parameters are split over the axes of a mesh, of the same shape or another one.
             options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, `loss` for a module or function,
                 without which it can only predict, and `params` and `aux` for a function, pytrees with the structure of its
                 parameters and auxiliary states (the values are those of the checkpoint).
@@ -670,6 +683,8 @@ class Run:
                 raise ValueError(f"the checkpoint in {directory} has no graph: {reason}; pass the model as model=")
             model = load_json(meta["symbol"])
         model = as_model(model, predict=True, **{k: options.pop(k, None) for k in ("loss", "params", "aux")})
+        on_mesh = None if mesh is None and shard is None else mesh_of(mesh, shard, devices)
+        devices = devices if on_mesh is None else None
         settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
@@ -686,9 +701,11 @@ class Run:
         if passed:
             check_match(directory, model, params, aux, meta.get("inputs"))
         step = np.asarray(arrays.get("step", 0), np.int32)
-        state: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        state = TrainState(step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        if on_mesh is not None:
+            settings = replace(settings, devices=mesh_devices(on_mesh, shard, state, {}))
         history = History.from_json(meta["history"]) if "history" in meta else None
-        run = cls(model, settings, place(TrainState(*state), settings.devices), history)
+        run = cls(model, settings, place(state, settings.devices), history)
         run._position = {**run._position, "step": int(step), **meta.get("position", {})}
         return run
 

@@ -425,7 +425,9 @@ class BucketingModule(BaseModule):
         keys = load_arrays(complete_file(where))
         if not isinstance(keys, list) or len(keys) != 1 or getattr(keys[0], "ndim", 0) != 1:
             raise FormatError(where, "arrays", "expected one list of integer bucket keys", "save the checkpoint again.")
-        symbols = {int(k): cls.arrays.symbol(load_symbol(complete_file(f"{prefix}-{int(k)}-symbol.json"))) for k in np.asarray(keys[0])}
+        symbols = {
+            int(k): cls.arrays.symbol(load_symbol(complete_file(f"{prefix}-{int(k)}-symbol.json"))) for k in np.asarray(keys[0])
+        }
         return cls.load_dict(symbols, sym_gen, default_bucket_key, *files.load_params(prefix, epoch), **kwargs)
 
     @classmethod

@@ -221,7 +221,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # an incomplete line: the process was killed while it wrote
         if isinstance(row, dict):
             rows.append(row)

@@ -1,6 +1,5 @@
 """Callback that saves checkpoints during training."""
 
-import json
 import logging
 import math
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import atomic_dir
+from jfit.formats.manifest import dump_sealed
 from jfit.train import checkpoint, locks
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
@@ -224,7 +224,7 @@ def _check_states(event: Event) -> None:
     """
     for name, state in _meta(event).get("callbacks", []):
         try:
-            json.dumps(state)
+            dump_sealed({"state": state})
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"callback {name}: its state is not JSON-serializable ({error}), so it could not be saved in a checkpoint; use "

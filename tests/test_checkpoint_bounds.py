@@ -1,0 +1,197 @@
+"""Bounds of checkpoints: nested JSON, temporary files, folders of earlier runs; meshes of loaded runs; warnings of a resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from fit_support import blobs, mlp, same, train
+
+import jfit
+from jfit import checkpoint
+from jfit.data.positions import decode, encode
+from jfit.formats import FormatError, atomic, dump_sealed
+from jfit.formats.manifest import MAX_LEVELS
+from jfit.train import locks
+
+LEVELS = (199, 201, 990, 5_000, 100_000)
+
+
+def nested(levels: int, kind: str = "[]") -> str:
+    """JSON of lists or dicts within each other."""
+    begin, end = ("[", "]") if kind == "[]" else ('{"a": ', "}")
+    return begin * levels + "1" + end * levels
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+# ------------------------------------------------------------------------------------------------ deep JSON
+@pytest.fixture(scope="module")
+def stream_run(tmp_path_factory):
+    """(folder, content of meta.json) of a run on a loader whose position is in its checkpoints."""
+    folder = tmp_path_factory.mktemp("stream")
+    train(data=Loader(), num_epoch=1, checkpoint=folder)
+    file = folder / "step-00000007" / "meta.json"
+    return folder, file, file.read_bytes()
+
+
+class Loader:
+    """A loader with a position."""
+
+    def __init__(self) -> None:
+        self.position: Any = 0
+
+    def __iter__(self):
+        x, y = blobs()
+        return iter([(x[i : i + 8], y[i : i + 8]) for i in range(0, 50, 8)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("field", ["data", "callbacks", "fingerprint", "position", "history", "columns", "anything"])
+def test_deep_json_in_a_checkpoint_is_a_format_error(stream_run, field):
+    folder, file, content = stream_run
+    record = json.loads(content)
+    del record["checksums"], record["sha256"]
+    sealed = dump_sealed({**record, "meta": {**record["meta"], field: "@"}}).partition(b'"checksums"')[0]
+    for levels in LEVELS:
+        text = nested(levels, "{}" if levels % 2 else "[]").encode()
+        file.write_bytes(_seal(sealed.replace(b'"@"', text) + b'"checksums": {}'))
+        for read in (checkpoint.load_meta, jfit.Run.load, _resume)[: 3 if field == "data" else 2]:
+            try:
+                read(folder)
+            except FormatError as error:
+                assert levels > MAX_LEVELS and "200 levels deep" in str(error) or "JSON" in str(error)
+            except (ValueError, TypeError, KeyError, AttributeError):  # a wrong value, which only a forged checkpoint has
+                assert levels < MAX_LEVELS
+            else:
+                assert levels < MAX_LEVELS
+    file.write_bytes(content)
+
+
+def _seal(text: bytes) -> bytes:
+    head = text + b',\n "sha256": "'
+    return head + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+def _resume(folder: Path) -> None:
+    train(data=Loader(), num_epoch=1, checkpoint=folder, resume=True)
+
+
+def test_deep_positions_and_states_are_noticed_when_they_are_saved(tmp_path):
+    for levels in LEVELS[1:]:
+        deep: Any = 1
+        for _ in range(levels):
+            deep = [deep]
+        with pytest.raises(TypeError, match="nested more than 150 levels deep"):
+            encode({"a": deep})
+        with pytest.raises(TypeError, match="meta is not JSON-serializable .*nested more than 200 levels"):
+            checkpoint.save(tmp_path, {"step": 1}, meta={"a": deep})
+        if levels > 900:
+            with pytest.raises(ValueError, match="a saved position is damaged: lists and dicts are nested"):
+                decode(deep)
+    callback = jfit.callbacks.Callback(on=lambda event, state: state, init=lambda: deep, events=("epoch_end",))
+    with pytest.raises(TypeError, match="its state is not JSON-serializable .*nested"):
+        train(num_epoch=1, callbacks=[callback], checkpoint=tmp_path)
+    loader = Loader()
+    loader.position = deep
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert train(data=loader, num_epoch=1, checkpoint=tmp_path).position["step"] == 7  # its batches are counted
+    assert checkpoint.load_meta(tmp_path)["data"] is None
+
+
+# ------------------------------------------------------------------------------------------------ what is left on the disk
+def test_the_last_five_folders_of_earlier_runs_are_kept_and_what_else_is_in_them(tmp_path, caplog):
+    for step in range(1, 9):
+        checkpoint.save(tmp_path, {"step": step})
+        if step == 4:
+            (tmp_path / "earlier-1" / "notes.txt").write_text("mine")
+            (tmp_path / "earlier-x").mkdir()
+        with caplog.at_level(logging.WARNING, "jfit"):
+            assert checkpoint.set_aside(tmp_path, source=tmp_path / "earlier-2" / "step-00000002") is not None
+    kept = [f"earlier-{n}" for n in (1, 2, 4, 5, 6, 7, 8)]
+    assert names(tmp_path) == [*kept, "earlier-x"] and names(tmp_path / "earlier-1") == ["notes.txt"]
+    assert names(tmp_path / "earlier-2") == ["step-00000002"] and "earlier-3 were deleted" in caplog.text
+    checkpoint.save(tmp_path, {"step": 9})
+    assert checkpoint.set_aside(tmp_path, keep=None) == tmp_path / "earlier-9" and len(names(tmp_path)) == 9
+
+
+def test_a_run_resumed_from_an_earlier_run_in_its_folder_keeps_that_ones_best_checkpoint(tmp_path):
+    options = {"checkpoint_best": "loss", "num_epoch": 2, "checkpoint": tmp_path}
+    train(**options)
+    for _ in range(6):
+        train(**{**options, "num_epoch": 1})
+    oldest = min(tmp_path.glob("earlier-*"), key=lambda path: int(path.name.partition("-")[2]))
+    train(**{**options, "num_epoch": 3}, resume=oldest)
+    assert oldest.is_dir() and checkpoint.best(tmp_path).parent == tmp_path
+
+
+def test_a_save_of_another_process_without_a_lock_is_not_deleted_by_the_run_that_has_the_lock(tmp_path):
+    alive = tmp_path / f".step-00000009.{os.getppid()}-{atomic._machine()}01234567.tmp"
+    alive.mkdir()
+    assert atomic.sweep(tmp_path, exclusive=True) == []
+    os.utime(alive, (0, 0))
+    assert atomic.sweep(tmp_path, exclusive=True) == [alive.name]
+
+
+def test_temporary_files_of_locks_are_deleted_after_an_hour(tmp_path):
+    old, new = tmp_path / ".run.lock.0123.left", tmp_path / ".run.lock.4567"
+    for path, age in ((old, 4000), (new, 10)):
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    owner = type("Owner", (), {})()
+    locks.acquire(tmp_path, owner)
+    assert names(tmp_path) == [".run.lock", new.name]
+    locks.release(owner)
+
+
+# ------------------------------------------------------------------------------------------------ meshes, reduce rules
+@pytest.mark.slow  # compiles for four devices
+def test_a_loaded_run_scores_and_predicts_on_a_mesh(tmp_path):
+    mesh = {"mesh": {"data": 2, "model": 2}, "shard": {"fc1_weight": ("model", None)}}
+    run = train(num_epoch=1, **mesh)
+    run.save(tmp_path)
+    x, y = blobs()
+    loaded = jfit.Run.load(tmp_path, **mesh)
+    assert loaded.params["fc1_weight"].sharding.spec == run.params["fc1_weight"].sharding.spec
+    np.testing.assert_array_equal(loaded.predict(x), run.predict(x))
+    assert loaded.score((x, y)) == run.score((x, y))
+    with pytest.raises(ValueError, match="which matches no parameter"):
+        jfit.Run.load(tmp_path, shard={"w": ("model",)})
+
+
+def test_programs_within_a_mesh_of_explicit_axes_are_refused_with_a_sentence():
+    run, (x, y) = train(num_epoch=1), blobs()
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        for call in (train, lambda: run.score((x, y)), lambda: jfit.predict(mlp(), x, params=run.params)):
+            with pytest.raises(ValueError, match=r"jax\.set_mesh of a mesh with the axes {'rows': 2} of type Explicit"):
+                call()
+    assert same(run, train(num_epoch=1))
+
+
+@pytest.mark.slow  # compiles for two devices
+def test_the_warning_of_dropped_residuals_comes_after_a_refused_rule(tmp_path):
+    train(num_epoch=1, checkpoint=tmp_path, devices=2, reduce="2bit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="reduce"):
+            train(checkpoint=tmp_path, devices=2, resume=True)
+    with pytest.warns(UserWarning, match="they are dropped"):
+        train(checkpoint=tmp_path, devices=2, resume=True, resume_with="reduce")
