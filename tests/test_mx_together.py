@@ -11,6 +11,7 @@ import pytest
 from fit_support import blobs, mlp
 
 import jfit
+import jfit.mx as mx
 from jfit.formats import atomic_together, atomic_write, complete_file, dump_states, leftovers, load_states, sweep
 from jfit.mxnet import files
 
@@ -30,10 +31,8 @@ def values(prefix: str) -> list[int]:
     states = load_states(complete_file(f"{prefix}-0003.states")).states
     loaded = jfit.load(prefix, 3, allow_extra=True)
     assert loaded.symbol is not None
-    import jfit.mx as mx
-
     graph, arrays, _ = mx.model.load_checkpoint(prefix, 3)
-    names = [list(NET.values())[0].name, list(NET.values())[1].name]
+    names = [net.name for net in NET.values()]
     numbers = [names.index(s.name) + 1 for s in (symbol, loaded.symbol, graph)]
     return [*numbers, int(params["w"][0]), int(arrays["w"].asnumpy()[0]), int(states[0][0])]
 

@@ -297,8 +297,8 @@ def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False, prefix: st
         []
     """
     swept = []
-    # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.  Temporary files last:
-    # without them, a '.new' file would be taken for complete.
+    # Old folders first: they are complete, while the new folder of an interrupted replacement may not be.  Temporary files
+    # last: without them, a '.new' file would be taken for complete.
     for entry in sorted(leftovers(folder), key=lambda entry: (_OLD, _NEW, _TMP).index(entry.suffix)):
         if entry.name in _ACTIVE or not entry.name[1:].startswith(prefix) or _in_use(entry, exclusive):
             continue

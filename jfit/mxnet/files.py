@@ -58,8 +58,8 @@ def save_checkpoint(
 def replaced_together(prefix: str) -> Iterator[None]:
     """Context manager in which the files of a checkpoint are written: they replace existing files at its end, all or none.
 
-    A file whose process was killed in the meantime is found by `jfit.formats.complete_file` under its temporary name.  Temporary
-    files of killed processes are deleted.
+    If the process dies in the meantime, `jfit.formats.complete_file` finds the new files under their temporary names.
+    Temporary files of killed processes are deleted first.
 
     Args:
         prefix: path and first part of the file names.

@@ -701,7 +701,8 @@ class Run:
         if passed:
             check_match(directory, model, params, aux, meta.get("inputs"))
         step = np.asarray(arrays.get("step", 0), np.int32)
-        state = TrainState(step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        arrays_of_state: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
+        state = TrainState(*arrays_of_state)
         if on_mesh is not None:
             settings = replace(settings, devices=mesh_devices(on_mesh, shard, state, {}))
         history = History.from_json(meta["history"]) if "history" in meta else None
