@@ -199,9 +199,9 @@ class Loop:
             self._evaluate_epoch(flag, *self._trained[1:])
             return
         if self.batch == 0:
-            zeros = place(zero_totals(self.metrics, self.state.metrics.logged), self.devices)
             with self.thread:  # another thread may set the learning rate
-                self.state = self.state._replace(metrics=zeros)
+                zeros = zero_totals(self.metrics, self.state.metrics.logged)
+                self.state = self.state._replace(metrics=place(zeros, self.devices))
             if self.host_metrics is not None:
                 self.host_metrics.reset()
         if self.nan.keeps:

@@ -226,10 +226,7 @@ class Run:
                 "the optimizer is an optax instance and has its own learning rate; pass the optimizer by name, or wrap it in "
                 "optax.inject_hyperparams and change opt_state.hyperparams"
             )
-        base_lr, loop = place(jnp.asarray(rate, jnp.float32), self.settings.devices), self._loop
-        if loop is None:
-            self._set_state(self.state._replace(base_lr=base_lr))
-            return
+        base_lr, loop = place(jnp.asarray(rate, jnp.float32), self.settings.devices), self._require_loop("set_base_lr")
         with loop.thread.exclusive():  # another thread may be training
             loop.state = loop.state._replace(base_lr=base_lr)
 
@@ -338,13 +335,6 @@ class Run:
             )
         return self._loop
 
-    def _refuse_elsewhere(self, method: str, remedy: str) -> None:
-        if self._loop is not None and self._loop.thread.is_elsewhere:
-            raise RuntimeError(
-                f"Run.{method}: thread {self._loop.thread.name!r} trains this run, so that its state, position and history "
-                f"could be of different steps; {remedy}"
-            )
-
     # -------------------------------------------------------------------------------- training
     def attach(
         self,
@@ -409,7 +399,7 @@ class Run:
                 learning rate than that of the earlier run was passed, but the optimizer keeps the learning rate in its state.
         """
         loop = self._require_loop("resume_from")
-        self._refuse_elsewhere("resume_from", "wait until that training has ended")
+        loop.thread.check_here("Run.resume_from", "wait until that training has ended")
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
@@ -619,7 +609,8 @@ class Run:
         Raises:
             RuntimeError: another thread trains this run.
         """
-        self._refuse_elsewhere("save", "call event.run.save(folder) in a callback, or pass checkpoint= to fit")
+        if self._loop is not None:
+            self._loop.thread.check_here("Run.save", "call event.run.save(folder) in a callback, or pass checkpoint= to fit")
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None, extra=self.extra())
 
     @classmethod

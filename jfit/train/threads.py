@@ -58,6 +58,14 @@ class TrainingThread:
         """Whether another thread trains."""
         return self._id is not None and self._id != threading.get_ident()
 
+    def check_here(self, method: str, remedy: str) -> None:
+        """Raise RuntimeError if another thread trains; `remedy` is the end of the message."""
+        if self.is_elsewhere:
+            raise RuntimeError(
+                f"{method}: thread {self.name!r} trains this run, so that its state, position and history could be of different "
+                f"steps; {remedy}"
+            )
+
     @contextlib.contextmanager
     def training(self, copy_state: Callable[[], None]) -> Iterator[None]:
         """Return a context manager in which this thread trains.

@@ -603,9 +603,8 @@ class Module(BaseModule):
         with files.replaced_together(prefix):
             files.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
             if save_optimizer_states:
-                name = f"{prefix}-{epoch:04d}.states"
-                self.save_optimizer_states(name)
-                logging.info('Saved optimizer state to "%s"', name)
+                self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+                logging.info('Saved optimizer state to "%s"', f"{prefix}-{epoch:04d}.states")
 
     @classmethod
     def load(cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Any:
