@@ -255,8 +255,7 @@ class Loop:
         seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
         self.nan.report(self, int(totals.first_bad_step))
         check_counted(self.dispatcher.batches, totals, f"epoch {self.epoch}")
-        speed = {"samples_per_second": samples / seconds, "time": seconds}
-        return self._metric_values(totals) | speed | reported_lr(report)
+        return self._metric_values(totals) | {"samples_per_second": samples / seconds, "time": seconds} | reported_lr(report)
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
         """Evaluate, add the epoch to the history, and send "epoch_end"; `logs` and `compiled` as in `_trained`."""

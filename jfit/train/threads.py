@@ -62,8 +62,8 @@ class TrainingThread:
         """Raise RuntimeError if another thread trains; `remedy` is the end of the message."""
         if self.is_elsewhere:
             raise RuntimeError(
-                f"{method}: thread {self.name!r} trains this run, so that its state, position and history could be of different "
-                f"steps; {remedy}"
+                f"{method}: thread {self.name!r} trains this run, so that its state, position and history could be of "
+                f"different steps; {remedy}"
             )
 
     @contextlib.contextmanager
