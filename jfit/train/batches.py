@@ -8,7 +8,7 @@ padded: their incomplete batches keep their size.
 
 from __future__ import annotations
 
-import logging
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,6 +35,14 @@ from jfit.parallel.devices import place_shared
 from jfit.parallel.mesh import device_count
 from jfit.step.totals import Totals
 from jfit.train.auto_devices import is_auto, model_devices
+from jfit.train.batch_sizes import (
+    BatchSizes,
+    announce_size,
+    announce_varying,
+    depends_on_parts,
+    pad_to_few,
+    unpaddable_message,
+)
 from jfit.train.labels import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
@@ -423,6 +431,10 @@ class HostBatches:
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.
         plans: plans by `plan_key`, to which new ones are added; None: none yet.
+        sizes: the sizes of earlier batches that the same programs computed, see `jfit.train.batch_sizes`; None: none.
+
+    Attributes:
+        sizes: as the argument, with the batches prepared so far.
     """
 
     def __init__(
@@ -438,6 +450,7 @@ class HostBatches:
         values: tuple[Any, Any] | None = None,
         weights: bool | None = None,
         plans: dict[Any, Plan] | None = None,
+        sizes: BatchSizes | None = None,
     ) -> None:
         self.plans = {} if plans is None else plans
         self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
@@ -449,6 +462,8 @@ class HostBatches:
         self._thread: threading.Thread | None = None  # that of the last `read`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
+        self.sizes = BatchSizes() if sizes is None else sizes
+        self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
 
     def _checks_labels(self) -> bool:
         # not for prediction; labels of arrays to train with have been checked, all rows at once
@@ -466,7 +481,6 @@ class HostBatches:
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
         """
-        self._position = (epoch, start)
         if in_order and isinstance(self.data, ArrayData):
             source = _sequential(self.data, self.batch_size)
         else:
@@ -478,9 +492,29 @@ class HostBatches:
             return data.described(number, epoch) if isinstance(data, StreamData) else f"batch {number} of epoch {epoch}"
 
         patience = Patience(what, data.timeout if isinstance(data, StreamData) else None)
-        stream = prefetch(_after(self._thread, source), size=ahead, transform=self._prepare, patience=patience)
+        source = self._from((epoch, start), source, self._thread)
+        stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread
         return stream
+
+    def _from(self, position: tuple[int, int], source: Iterable[Batch], thread: threading.Thread | None) -> Iterator[Batch]:
+        """Yield the batches of a source once an earlier thread has ended, which may still read from it after Ctrl-C."""
+        if thread is not None:
+            thread.join()
+        if self.weights is None:  # training goes on at a position: the sizes are those of the batches before it
+            self.continue_with(self.sizes_at(*position))
+        self._position = position
+        yield from source
+
+    def sizes_at(self, epoch: int, batch: int) -> BatchSizes:
+        """Return `sizes` as of the batches before a position in training, without those that were prepared ahead."""
+        return next((sizes for position, sizes in reversed(self._changes) if position < (epoch, batch)), BatchSizes())
+
+    def continue_with(self, sizes: BatchSizes) -> None:
+        """Replace `sizes` by those of the batches before the one that is prepared next."""
+        self.sizes, self._changes = sizes, [((-1, 0), sizes)]
+        if isinstance(self.data, StreamData):
+            self._largest = sizes.largest
 
     def whole(self) -> tuple[Batch, int]:
         """Return all rows of an `ArrayData` as one batch, prepared by the calling thread, as `read` yields batches."""
@@ -507,6 +541,7 @@ class HostBatches:
         count = rows(batch, axes)
         if not self.paddable and count % unit:
             raise ValueError(unpaddable_message(count, unit, self.reason))
+        self._note_size(-(-count // unit) * unit, (epoch, number))
         if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
             announce_size(self.model, count, self._largest, self.reason)
             self._announced = True
@@ -514,12 +549,36 @@ class HostBatches:
         if self.paddable:
             if self.weights:
                 batch = _with_weights(batch, count)
-            if count < self._largest:
-                batch = pad_rows(batch, self._largest, axes)
+            batch = self._padded(batch, count)
         batch = split_batch(batch, self.devices, axes, self.micro_batches)
         if self.weights is False:
             batch = Batch(batch.inputs)
         return batch, count - filled * self._rows_separable
+
+    @functools.cached_property
+    def _to_few_sizes(self) -> bool:
+        """Whether batches of ever-changing size may be padded to few sizes; those of arrays have one size already."""
+        if not (self.paddable and isinstance(self.data, StreamData)):
+            return False
+        if self.weights is not None:
+            return self.weights or self._rows_separable
+        return not depends_on_parts(self.model, self.devices * self.micro_batches, self.reason)
+
+    def _note_size(self, count: int, position: tuple[int, int]) -> None:
+        sizes = self.sizes.add(count)
+        if sizes == self.sizes or (self.paddable and isinstance(self.data, ArrayData)):
+            return
+        if sizes.varies and not self.sizes.varies and (self._to_few_sizes or not self.paddable):
+            use = {None: "training", True: "scoring", False: "prediction"}[self.weights]
+            announce_varying(sizes, use, None if self.paddable else self.reason)
+        self.sizes = sizes
+        self._changes.append((position, sizes))
+
+    def _padded(self, batch: Batch, count: int) -> Batch:
+        axes = self.model.batch_axes
+        if not (self.sizes.varies and self._to_few_sizes):
+            return pad_rows(batch, self._largest, axes) if count < self._largest else batch
+        return pad_to_few(batch, self.sizes, self.devices * self.micro_batches, axes)
 
     def _read_plan(self, batch: Batch) -> None:
         if self.values is not None and self.model.verify is not None:
@@ -549,13 +608,6 @@ def check_counted(batches: Any, totals: Totals, what: str) -> None:
         )
 
 
-def _after(thread: threading.Thread | None, source: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the batches of a source once an earlier thread has ended, which may still read from it after Ctrl-C."""
-    if thread is not None:
-        thread.join()
-    yield from source
-
-
 def plan_key(inputs: Mapping[str, Any]) -> Any:
     """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
     return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
@@ -579,23 +631,3 @@ def _to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 def _copy(x: Any) -> Any:
     return np.array(x) if isinstance(x, np.ndarray) else x
-
-
-def announce_size(model: Model, count: int, size: int, reason: str) -> None:
-    """Log that an incomplete batch of a model of a function is trained with its own number of rows."""
-    if model.verify is not None:
-        logging.getLogger("jfit").warning(
-            "a batch of %d rows is not padded to %d rows but trained in a second program, because %s", count, size, reason
-        )
-
-
-def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
-    """Error message for a batch of `count` rows that cannot be padded, and not be split into `unit` equal parts.
-
-    `unit` is the number of devices (slices with `reduce="ordered"`) times the number of micro-batches.
-    """
-    return (
-        f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: "
-        f"{reason or 'the network mixes the rows of a batch before a loss head or a batch statistic'}; choose a batch size and "
-        f"data divisible by {unit}, or one device without micro-batches and without reduce='ordered'"
-    )

@@ -32,6 +32,7 @@ from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
 from jfit.step.state import TrainState, averaged
 from jfit.step.totals import Totals, joined, values, zero_totals
+from jfit.train.batch_sizes import BatchSizes
 from jfit.train.batches import (
     EPOCH_DATA_AXES,
     BatchLayout,
@@ -81,6 +82,7 @@ class Scorer:
         self.regularizers = regularizers
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
         self._program: Any = None
+        self._sizes = BatchSizes()  # of the batches of earlier calls
 
     @functools.cached_property
     def step(self) -> Any:
@@ -112,7 +114,8 @@ class Scorer:
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics, self.model.logged), self.devices)
         constants = (state.params, state.aux)
-        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=True)
+        options: dict[str, Any] = {"values": constants, "weights": True, "sizes": self._sizes}
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 interrupts.check()
@@ -122,6 +125,7 @@ class Scorer:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
+        self._sizes = batches.sizes
         totals, rest = counters.read((totals, () if host is None else host.pop(0)))  # sync: once, at the end of the pass
         check_counted(batches, totals, "evaluation")
         if host is None:
@@ -261,6 +265,7 @@ class Predictor:
         step = predict_step(on_mesh(model, devices), policy=policy)
         self._program = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
         self._plans: dict[Any, Plan] = {}
+        self._sizes = BatchSizes()  # of the batches of earlier calls
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData) -> tuple[np.ndarray, ...]:
         """Return the outputs of the model for all rows, a tuple of NumPy arrays.
@@ -287,9 +292,10 @@ class Predictor:
         """
         state = averaged(state)
         size = min(self.batch_size, 1 << (data.num_rows - 1).bit_length())
-        options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans}
+        options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans, "sizes": self._sizes}
         batches = HostBatches(self.model, data, len(self.devices), size, **options)
         batch, count = batches.whole()
+        self._sizes = batches.sizes
         return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
@@ -301,12 +307,14 @@ class Predictor:
         in_flight: deque[tuple[Any, int, Any]] = deque()
         state = averaged(state)
         constants = (state.params, state.aux)
-        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, values=constants, weights=False)
+        options: dict[str, Any] = {"values": constants, "weights": False, "sizes": self._sizes}
+        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
                 in_flight.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
                 if len(in_flight) == IN_FLIGHT:
                     yield self._unpad(*in_flight.popleft())
+        self._sizes = batches.sizes
         while in_flight:
             yield self._unpad(*in_flight.popleft())
 

@@ -31,7 +31,8 @@ from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
 from jfit.train.auto_devices import batch_sizes, is_auto, training_devices
-from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of, unpaddable_message
+from jfit.train.batch_sizes import unpaddable_message
+from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
 from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call

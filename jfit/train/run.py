@@ -28,6 +28,7 @@ from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
+from jfit.train.batch_sizes import restore_sizes, saved_sizes
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
@@ -280,6 +281,7 @@ class Run:
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
+            "batch_sizes": saved_sizes(self._loop.dispatcher, self._loop.epoch, self._loop.batch) if self._loop else None,
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
@@ -433,6 +435,7 @@ class Run:
         if difference:
             warnings.warn(difference, stacklevel=4)
         set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
+        restore_sizes(loop.dispatcher, meta.get("batch_sizes"))
         callback_states: dict[str, list[Any]] = {}
         for name, callback_state in meta["callbacks"]:
             callback_states.setdefault(name, []).append(callback_state)
