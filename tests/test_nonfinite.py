@@ -87,6 +87,16 @@ def test_warn_trains_on_and_a_finite_checkpoint_is_kept(tmp_path):
     steps = sorted(int(path.name[5:]) for path in tmp_path.glob("step-*"))
     assert steps == [2, 8, 9, 10]
     assert np.isfinite(jfit.checkpoint.load_arrays(tmp_path / "step-00000002")["params/fc_weight"]).all()
+    # a resumed run leaves out those with nan
+    with pytest.warns(UserWarning, match=r"step 10 in .* infinite values in 'params/.*; the run continues from step 2, the"):
+        run = train(X, num_epoch=1, checkpoint=tmp_path, resume=True, resume_with="data")
+    assert run.position["step"] == 5 and np.isfinite(params(run)["fc_weight"]).all()
+    earlier = tmp_path / "earlier-1"
+    assert sorted(path.name for path in earlier.glob("*")) == ["step-00000008", "step-00000009", "step-00000010"]
+    with pytest.warns(NonFiniteLoss):
+        assert train(resume=earlier / "step-00000009").position["step"] == 10
+    with pytest.warns(NonFiniteLoss), pytest.warns(UserWarning, match="no other one in this folder is finite; the run contin"):
+        train(num_epoch=3, resume=earlier)
 
 
 def test_the_cause_is_a_gradient_if_the_inputs_are_finite():

@@ -36,7 +36,7 @@ from jfit.formats.tensors import checksum, save_tensors
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
 from jfit.train.locks import check as check_lock
-from jfit.train.saved import FORMAT, META, REMEDY, STEP, TENSORS, Saved, check, folders_of, newest, path_of, present, read
+from jfit.train.saved import FORMAT, META, REMEDY, TENSORS, Saved, check, folders_of, newest, path_of, present, read
 
 State = TypeVar("State")
 
@@ -210,7 +210,11 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
 
 
 def set_aside(
-    directory: str | os.PathLike[str], *, keep: int | None = EARLIER_RUNS, source: str | os.PathLike[str] | None = None
+    directory: str | os.PathLike[str],
+    *,
+    keep: int | None = EARLIER_RUNS,
+    source: str | os.PathLike[str] | None = None,
+    after: int = -1,
 ) -> Path | None:
     """Move the checkpoints of an earlier run to the subfolder `earlier-1`, or `earlier-2`, ... if that exists.
 
@@ -222,6 +226,7 @@ def set_aside(
         keep: number of subfolders to keep, those with the highest numbers; of the others, the checkpoints are deleted, which is
             logged.  None keeps all.
         source: folder or checkpoint from which the new run resumes; it is not deleted.
+        after: only checkpoints of higher steps than this are moved.  Default: all.
 
     Returns:
         pathlib.Path of the subfolder, or None if there were no checkpoints.
@@ -233,14 +238,15 @@ def set_aside(
         >>> set_aside(folder).name, latest(folder) is None
         ('earlier-1', True)
     """
-    folders = folders_of(Path(directory))
+    # the name of one that was being replaced is ".step-....old"
+    named = {folder.name.removeprefix(".").partition(".")[0]: folder for folder in folders_of(Path(directory))}
+    folders = {name: folder for name, folder in named.items() if int(name.removeprefix("step-")) > after}
     if not folders:
         return None
     numbers = _earlier(Path(directory))
     target = Path(directory) / f"earlier-{max(numbers, default=0) + 1}"
     target.mkdir()
-    for folder in folders:
-        name = folder.name if STEP.fullmatch(folder.name) else folder.name[1:].partition(".")[0]  # ".step-....old"
+    for name, folder in folders.items():
         folder.rename(target / name)
     resumed_from = Path() if source is None else Path(source).resolve()
     surplus = 0 if keep is None else max(len(numbers) + 1 - keep, 0)

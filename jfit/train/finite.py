@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from jfit.formats.atomic import FormatError
 from jfit.step.state import TrainState
-from jfit.train.saved import folders_of, record_of
+from jfit.train.saved import TENSORS, Saved, folders_of, is_checkpoint, read, record_of
 
 
 def is_finite(tree: Any) -> bool:
@@ -38,6 +39,40 @@ def last_finite(directory: str | os.PathLike[str]) -> list[int]:
             if record["meta"].get("finite", True):
                 return [record["step"]]
     return []
+
+
+def newest_finite(saved: Saved, directory: str | os.PathLike[str]) -> Saved:
+    """Return the newest checkpoint of a directory whose parameters and auxiliary states are finite, with a warning.
+
+    Args:
+        saved: the newest checkpoint, which is returned without a warning if it is finite.
+        directory: the directory.  If it is the folder of one checkpoint, this one is returned.
+    """
+    bad = _bad_names(saved)
+    if not bad or is_checkpoint(Path(directory)):
+        return saved
+    what = f"resume: the checkpoint of step {saved.record['step']} in {directory} has nan or infinite values in {bad[0]}"
+    for folder in reversed(folders_of(Path(directory))):
+        with suppress(FormatError, OSError):
+            if folder != saved.folder and record_of(folder)["meta"].get("finite", True):
+                older = read(folder)
+                if not _bad_names(older):
+                    step = older.record["step"]
+                    warnings.warn(
+                        f"{what}; the run continues from step {step}, the newest one without. With the same arguments it gets "
+                        "there again: lower the learning rate, or pass nan='skip', or resume_with='clip_norm' and clip_norm=. "
+                        f"To continue from step {saved.record['step']}, pass the folder of that checkpoint as resume=",
+                        stacklevel=4,
+                    )
+                    return older
+    warnings.warn(f"{what}, and no other one in this folder is finite; the run continues from it", stacklevel=4)
+    return saved
+
+
+def _bad_names(saved: Saved) -> list[str]:
+    """Names of the parameters and auxiliary states of a checkpoint that are not finite."""
+    arrays = saved.arrays[TENSORS]
+    return [repr(name) for name, x in arrays.items() if name.startswith(("params/", "aux/")) and not _is_finite(x)]
 
 
 def _is_finite(x: Any) -> bool:

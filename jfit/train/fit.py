@@ -166,9 +166,10 @@ def fit(
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint.
-            If the folder has no checkpoint, training starts from the beginning.  A learning rate other than the one that the
-            earlier run was given replaces the learning rate in the checkpoint.  Other differences in model, optimizer, settings
-            or data raise an error; other versions of libraries or devices are logged.
+            If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder with nan or infinite
+            parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A learning rate other than
+            the one that the earlier run was given replaces the learning rate in the checkpoint.  Other differences in model,
+            optimizer, settings or data raise an error; other versions of libraries or devices are logged.
         resume_with: names of the arguments that may differ from those of the earlier run, such as ["batch_size", "seed"], or
             "any".  `num_epoch` and the learning rate may always differ.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
@@ -433,12 +434,12 @@ def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | S
     try:
         if checkpoint is not None:
             locks.acquire(checkpoint, run)  # `Run.go` releases it
-        if resume:
-            run.resume_from(source, resume_with)
+        left_out = run.resume_from(source, resume_with) if resume else False
         if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
-            checkpoints.set_aside(
-                checkpoint, source=source
-            )  # otherwise those of an earlier run with more steps would be read as the newest
+            # otherwise those of an earlier run with more steps would be read as the newest
+            checkpoints.set_aside(checkpoint, source=source)
+        elif checkpoint is not None and left_out:
+            checkpoints.set_aside(checkpoint, after=run.position["step"])
     except BaseException:
         locks.release(run)
         raise

@@ -34,6 +34,7 @@ from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
 from jfit.train.fingerprint import check as check_fingerprint
+from jfit.train.finite import newest_finite
 from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match
@@ -386,14 +387,18 @@ class Run:
         self._fingerprint = functools.cache(compute)
         self._arguments = None if arguments is None else functools.cache(arguments)
 
-    def resume_from(self, directory: str | Path | None, resume_with: str | Sequence[str] = ()) -> None:
+    def resume_from(self, directory: str | Path | None, resume_with: str | Sequence[str] = ()) -> bool:
         """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
 
+        If its parameters or auxiliary states are not finite, the newest checkpoint with finite ones is used, with a warning.
         Does nothing if the folder has no checkpoint.
 
         Args:
             directory: folder of checkpoints, or one checkpoint.
             resume_with: names of settings that may differ from those of the earlier run, or "any".
+
+        Returns:
+            bool: whether checkpoints of later steps are not used, because they are not finite.
 
         Raises:
             ValueError: `directory` is None, the arrays do not match the state of this run, the checkpoint has no position,
@@ -406,8 +411,9 @@ class Run:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
         if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
             warn_of_traces(directory)
-            return
-        saved = newest(directory, read)  # once: state and position are those of one checkpoint
+            return False
+        last = newest(directory, read)  # once: state and position are those of one checkpoint
+        saved = newest_finite(last, directory)
         meta = saved.meta
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
@@ -442,6 +448,7 @@ class Run:
         for i, callback in enumerate(loop.callbacks):
             if callback_states.get(callback.name):
                 loop.callback_states[i] = callback_states[callback.name].pop(0)
+        return saved is not last
 
     def _resume_rate(self, earlier: float | None, directory: str | Path) -> None:
         """Use the learning rate passed to `fit` if it is not the one that the earlier run was given.

@@ -81,6 +81,11 @@ def present(path: Path) -> Path:
     return path if path.is_dir() else replaced_folders(path.parent).get(path.name, path)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is that of one checkpoint, not of a directory of checkpoints."""
+    return bool(STEP.fullmatch(path.name)) or (path / META).is_file()
+
+
 def warn_of_traces(directory: str | os.PathLike[str]) -> None:
     """Warn that a run starts anew in a directory without checkpoints, if an earlier run left something else there."""
     directory = Path(directory)
@@ -106,7 +111,7 @@ def newest(path: str | os.PathLike[str], read: Callable[[Path], Result]) -> Resu
         FormatError: the checkpoint, or every checkpoint of the directory, is damaged.
     """
     path = Path(path)
-    is_one = bool(STEP.fullmatch(path.name)) or (path / META).is_file()
+    is_one = is_checkpoint(path)
     for attempt in range(_ATTEMPTS):
         folders = [present(path)] if is_one else folders_of(path)
         if not folders:
