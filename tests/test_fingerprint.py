@@ -121,6 +121,33 @@ def test_a_function_is_compared_by_what_it_computes(tmp_path, caplog):
             fit(lambda p, x: scale * x @ p["w"], resume=tmp_path, **change)
 
 
+class Counting:
+    """A loss that counts its calls."""
+
+    def __init__(self, scale=1.0):
+        self.calls, self.scale = 0, scale
+
+    def __call__(self, output, label):
+        self.calls += 1
+        return self.scale * (output - label) ** 2
+
+
+def test_an_object_that_changes_in_training_can_be_resumed_with_but_not_one_that_the_user_changed(tmp_path):
+    target, counting = x @ np.ones(4, "float32"), Counting()
+
+    def fit(loss, **options):
+        settings = {"loss": loss, "params": {"w": jnp.zeros(4)}, "batch_size": 10, "progress": False}
+        return jfit.fit(lambda p, x: x @ p["w"], (x, target), **settings, **options)
+
+    fit(counting, num_epoch=1, checkpoint=tmp_path)
+    assert counting.calls > 0
+    assert fit(counting, num_epoch=2, checkpoint=tmp_path, resume=True).position["step"] == 10
+    assert fit(Counting(), num_epoch=2, resume=tmp_path).position["step"] == 10
+    counting.scale = 2.0
+    with pytest.raises(ValueError, match=r"loss was Counting \w+ and is Counting \w+"):
+        fit(counting, resume=tmp_path)
+
+
 def edited(folder, target, **fields):
     """Copy the newest checkpoint with another fingerprint, as another machine would have written it."""
     source = jfit.checkpoint.latest(folder)

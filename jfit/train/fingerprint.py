@@ -7,6 +7,7 @@ an error only if reduce="ordered" promised the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -31,6 +32,7 @@ from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import device_count
 from jfit.programs.constants import Constants
 from jfit.programs.keys import ByIdentity
+from jfit.programs.tables import Recent
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
 SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data; arrays of at most SAMPLE_BYTES are compared whole
@@ -48,6 +50,8 @@ _VARIABLES = ("JFIT_ROLL", "JFIT_CONV_FORMS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_O
 # parts of names of XLA's flags without effect on bits
 _NO_EFFECT = ("dump", "host_platform_device_count", "_log", "split_count", "parallelism", "profile", "timeout")
 
+_first_descriptions = Recent(256)  # (argument, description at the end of a run) -> description at its start
+
 
 # ------------------------------------------------------------------------------------------------ what is compared
 def fingerprint(
@@ -61,7 +65,7 @@ def fingerprint(
         state: (parameters, auxiliary states), pytrees of `jax.ShapeDtypeStruct`.
         inputs: shapes and dtypes of the first batch, by input name.
         devices: the devices of the run.
-        settings: dict of the arguments of `fit` that decide what is learned.
+        settings: dict of the arguments of `fit` that decide what is learned, or their descriptions.
     """
     optimizer = settings["optimizer"]
     described = {name: describe(value) for name, value in settings.items() if name != "optimizer"}
@@ -73,7 +77,7 @@ def fingerprint(
         described[name] = {k: v for k, v in (described.get(name) or {}).items() if k not in rates}
     return {
         "model": _model(model, state, inputs),
-        "optimizer": _optimizer(optimizer),
+        "optimizer": optimizer if isinstance(optimizer, str) else describe_optimizer(optimizer),
         **described,
         **_data(data, inputs),
         "learning_rate": rate,
@@ -82,6 +86,42 @@ def fingerprint(
         "cores": _threads(),
         "flags": _flags(),
     }
+
+
+class AtStart:
+    """Descriptions of arguments before training: objects may change when they are called, such as a loss that counts its calls.
+
+    If an object has not changed since the end of an earlier run in this process, its description is that at the start of that
+    run.  So a run can be resumed in the process that trained it, with the same object, but not with one that the user changed.
+
+    Args:
+        saved: whether the run saves or reads checkpoints.  Otherwise nothing is described, which takes milliseconds.
+    """
+
+    def __init__(self, saved: bool) -> None:
+        self._saved = saved
+        self._described: list[tuple[str, Any, Callable[[Any], Any], Any]] = []
+
+    def describe(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> Any:
+        """Return the description of an argument, or the argument itself if it is not or cannot be described now."""
+        how = describe if how is None else how
+        if not self._saved or value is None or isinstance(value, (str, bool, int, float)):
+            return value
+        try:
+            description = how(value)
+        except Exception:  # for example because it has an array that was deleted
+            return value
+        description = _first_descriptions.get((name, json.dumps(description))) or description
+        self._described.append((name, value, how, description))
+        return description
+
+    def end(self) -> None:
+        """Remember descriptions that have changed."""
+        for name, value, how, description in self._described:
+            with contextlib.suppress(Exception):
+                now = how(value)
+                if now != description:
+                    _first_descriptions[name, json.dumps(now)] = description
 
 
 def _threads() -> int:
@@ -100,7 +140,7 @@ def _flags() -> dict[str, Any]:
     return values | {name: describe(value) for name, (value, default) in settings.items() if value != default}
 
 
-def _optimizer(optimizer: Any) -> str:
+def describe_optimizer(optimizer: Any) -> str:
     """Name and digest; of an optax transformation a second digest without its numbers, one of which is the learning rate."""
     if optimizer.takes_rate:
         return f"{optimizer.name} {digest(optimizer)}"

@@ -14,7 +14,7 @@ import numpy as np
 
 from jfit.formats.atomic import FormatError
 from jfit.step.state import TrainState
-from jfit.train.saved import TENSORS, Saved, folders_of, is_checkpoint, read, record_of
+from jfit.train.saved import TENSORS, Saved, folders_of, is_checkpoint, newest, read, record_of
 
 
 def is_finite(tree: Any) -> bool:
@@ -41,16 +41,19 @@ def last_finite(directory: str | os.PathLike[str]) -> list[int]:
     return []
 
 
-def newest_finite(saved: Saved, directory: str | os.PathLike[str]) -> Saved:
-    """Return the newest checkpoint of a directory whose parameters and auxiliary states are finite, with a warning.
+def newest_finite(directory: str | os.PathLike[str]) -> tuple[Saved, bool]:
+    """Read the newest checkpoint of a directory whose parameters and auxiliary states are finite.
 
     Args:
-        saved: the newest checkpoint, which is returned without a warning if it is finite.
-        directory: the directory.  If it is the folder of one checkpoint, this one is returned.
+        directory: the directory, or the folder of one checkpoint, which is read whatever its values.
+
+    Returns:
+        (the checkpoint, whether newer ones are not finite), in this case with a warning.
     """
+    saved = newest(directory, read)
     bad = _bad_names(saved)
     if not bad or is_checkpoint(Path(directory)):
-        return saved
+        return saved, False
     what = f"resume: the checkpoint of step {saved.record['step']} in {directory} has nan or infinite values in {bad[0]}"
     for folder in reversed(folders_of(Path(directory))):
         with suppress(FormatError, OSError):
@@ -64,9 +67,9 @@ def newest_finite(saved: Saved, directory: str | os.PathLike[str]) -> Saved:
                         f"To continue from step {saved.record['step']}, pass the folder of that checkpoint as resume=",
                         stacklevel=4,
                     )
-                    return older
+                    return older, True
     warnings.warn(f"{what}, and no other one in this folder is finite; the run continues from it", stacklevel=4)
-    return saved
+    return saved, False
 
 
 def _bad_names(saved: Saved) -> list[str]:

@@ -37,7 +37,7 @@ from jfit.train.callbacks import Callback, as_callback, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.fingerprint import describe, fingerprint
+from jfit.train.fingerprint import AtStart, describe, describe_optimizer, fingerprint
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
 from jfit.train.nonfinite import check_policy
@@ -305,6 +305,8 @@ def fit(
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every, checkpoint_best)
 
     # model and data
+    at_start = AtStart(bool(resume) or any(c.name.startswith("checkpointing") for c in callbacks))
+    passed: dict[str, Any] = {"loss": at_start.describe("loss", loss), "schedule": at_start.describe("schedule", schedule)}
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
@@ -328,14 +330,16 @@ def fit(
     data = add_class_weights(model, data, class_weight, train_data)
 
     # optimizer, schedule, metrics
-    passed = {"optimizer_params": optimizer_params, "schedule": schedule, "schedule_params": schedule_params}
+    passed |= {"optimizer_params": optimizer_params, "schedule_params": schedule_params}
     learning_rate = (optimizer_params or {}).get("learning_rate")
     rate = _passed_rate(optimizer, learning_rate, schedule, schedule_params)
     if schedule is not None:
         schedule = optim.run_schedule(schedule, schedule_params, learning_rate, batches and batches * num_epoch, batches)
     settings = replace(settings, ignores_base_lr=schedule is not None and schedule.absolute)
     optimizer = resolve_optimizer(optimizer, optimizer_params, model, schedule)
-    passed |= {"optimizer": optimizer, "learning_rate": rate, "ema": ema, "loss": loss, "loss_weights": loss_weights}
+    has_objects = not optimizer.takes_rate  # of the user: an optax transformation
+    passed["optimizer"] = at_start.describe("optimizer", optimizer, describe_optimizer) if has_objects else optimizer
+    passed |= {"learning_rate": rate, "ema": ema, "loss_weights": loss_weights}
     if ema is not None:
         optimizer = _with_average(optimizer, ema)
     chosen, choice = choose_metrics(settings.metrics, model, probe, labels_of(model, data))
@@ -371,6 +375,7 @@ def fit(
         check_unsharded("aux", state.aux)
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
+    passed["regularizers"] = at_start.describe("regularizers", dict(regularizers))
     plan = checked_plan(model, data, probe, state)
     if is_auto(devices):
         sizes = batch_sizes(data, batch_size)
@@ -401,7 +406,7 @@ def fit(
     per_call = 1 if host_metrics else _steps_per_call(steps_per_call, data, model, state.params, batch_size, callbacks)
     host = bool(host_metrics)
     passed |= {"batch_size": batch_size, "micro_batches": micro_batches, "seed": seed, "shuffle": shuffle, "frozen": frozen}
-    passed |= {"clip_norm": clip_norm, "clip_value": clip_value, "policy": policy, "regularizers": dict(regularizers)}
+    passed |= {"clip_norm": clip_norm, "clip_value": clip_value, "policy": policy}
     passed |= {"steps_per_epoch": steps_per_epoch, "class_weight": class_weight, "sync_batch_stats": sync_batch_stats}
     passed |= {"reduce": "psum" if reduce is None else reduce, "gather_outputs": gather_outputs}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
@@ -422,10 +427,14 @@ def fit(
         "nan": nan,
     }
     run.set_fingerprint(
-        lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed), lambda: describe(others)
+        lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed),
+        lambda: describe(others),
     )
     _prepare_folder(run, checkpoint, resume, resume_with)
-    return run.go()
+    try:
+        return run.go()
+    finally:
+        at_start.end()
 
 
 def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:

@@ -287,10 +287,8 @@ class Run:
         }
 
     def _report(self) -> list[Any] | None:
-        report = (
-            None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
-        )  # sync: of a save
-        return None if report is None else [to_json_value(float(value)) for value in report]
+        report = getattr(self._loop, "report", None)
+        return None if report is None else [to_json_value(float(x)) for x in counters.read(report)]  # sync: of a save
 
     def extra(self) -> dict[str, Any]:
         """Return the other arrays of a checkpoint, the argument `extra` of `jfit.checkpoint.save`.
@@ -412,8 +410,7 @@ class Run:
         if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
             warn_of_traces(directory)
             return False
-        last = newest(directory, read)  # once: state and position are those of one checkpoint
-        saved = newest_finite(last, directory)
+        saved, is_older = newest_finite(directory)  # read once: state and position are those of one checkpoint
         meta = saved.meta
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
@@ -448,7 +445,7 @@ class Run:
         for i, callback in enumerate(loop.callbacks):
             if callback_states.get(callback.name):
                 loop.callback_states[i] = callback_states[callback.name].pop(0)
-        return saved is not last
+        return is_older
 
     def _resume_rate(self, earlier: float | None, directory: str | Path) -> None:
         """Use the learning rate passed to `fit` if it is not the one that the earlier run was given.
