@@ -28,7 +28,6 @@ from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
-from jfit.train.batch_sizes import restore_sizes, saved_sizes
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
@@ -41,7 +40,7 @@ from jfit.train.matching import check_match
 from jfit.train.plotting import TIMES
 from jfit.train.saved import META, Saved, newest, read, warn_of_traces
 from jfit.train.threads import copied
-from jfit.train.train_data import data_position, set_data_position
+from jfit.train.train_data import data_meta, restore_data
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
 # after successful training, so that the run and its data on the devices are freed with the user's last reference to it.
@@ -281,8 +280,7 @@ class Run:
             "arguments": None if self._arguments is None else self._arguments(),
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
-            "data": data_position(self._loop.dispatcher, self._loop.epoch) if self._loop else None,
-            "batch_sizes": saved_sizes(self._loop.dispatcher, self._loop.epoch, self._loop.batch) if self._loop else None,
+            **data_meta(self._loop),
             **({"symbol": self.symbol.tojson(remove_amp_cast=False)} if self.symbol is not None else {}),
         }
 
@@ -437,8 +435,7 @@ class Run:
             check_fingerprint(meta["fingerprint"], self._fingerprint(), resume_with, directory)
         if difference:
             warnings.warn(difference, stacklevel=4)
-        set_data_position(loop.dispatcher, loop.epoch, loop.batch, meta.get("data"))
-        restore_sizes(loop.dispatcher, meta.get("batch_sizes"))
+        restore_data(loop.dispatcher, loop.epoch, loop.batch, meta)
         callback_states: dict[str, list[Any]] = {}
         for name, callback_state in meta["callbacks"]:
             callback_states.setdefault(name, []).append(callback_state)

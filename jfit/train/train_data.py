@@ -13,6 +13,7 @@ import numpy as np
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.lowering.model import Model
+from jfit.train.batch_sizes import restore_sizes, saved_sizes
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -119,6 +120,24 @@ def add_class_weights(
     else:
         data.weight_classes(weights)
     return data
+
+
+def data_meta(loop: Any) -> dict[str, Any]:
+    """Return what the meta of a checkpoint says about the data of a `Loop`, or of no loop (None).
+
+    Returns:
+        dict with "data", see `data_position`, and "batch_sizes", see `jfit.train.batch_sizes.saved_sizes`.
+    """
+    if loop is None:
+        return {"data": None, "batch_sizes": None}
+    sizes = saved_sizes(loop.dispatcher, loop.epoch, loop.batch)
+    return {"data": data_position(loop.dispatcher, loop.epoch), "batch_sizes": sizes}
+
+
+def restore_data(dispatcher: Any, epoch: int, batch: int, meta: Mapping[str, Any]) -> None:
+    """Restore what `data_meta` returned for a checkpoint at a position; arguments as in `set_data_position`."""
+    set_data_position(dispatcher, epoch, batch, meta.get("data"))
+    restore_sizes(dispatcher, meta.get("batch_sizes"))
 
 
 def data_position(dispatcher: Any, epoch: int) -> Any | None:
