@@ -36,7 +36,7 @@ from jfit.train.fingerprint import check as check_fingerprint
 from jfit.train.finite import newest_finite
 from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
-from jfit.train.matching import check_match
+from jfit.train.matching import check_match, check_position
 from jfit.train.plotting import TIMES
 from jfit.train.saved import META, Saved, newest, read, warn_of_traces
 from jfit.train.threads import copied
@@ -414,17 +414,7 @@ class Run:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
         state, difference = checkpoints.resumed(saved, loop.state)
-        missing = [key for key in ("position", "history", "callbacks") if key not in meta]
-        if missing:
-            raise ValueError(
-                f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so the position of its "
-                "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); read its parameters with Run.load or "
-                "checkpoint.restore, and pass them to fit as params="
-            )
-        saved_size = meta.get("batch_size", self.batch_size)
-        if meta["position"]["batch"] and saved_size != self.batch_size:
-            sizes = f"in the middle of an epoch of batches of {saved_size} rows, but this run has batch_size={self.batch_size}"
-            raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")
+        check_position(directory, meta, self.batch_size)
         loop.state = self._placed(state)
         self._resume_extra(saved)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
