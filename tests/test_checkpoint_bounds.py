@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -196,3 +197,43 @@ def test_the_warning_of_dropped_residuals_comes_after_a_refused_rule(tmp_path):
             train(checkpoint=tmp_path, devices=2, resume=True)
     with pytest.warns(UserWarning, match="they are dropped"):
         train(checkpoint=tmp_path, devices=2, resume=True, resume_with="reduce")
+
+
+# ------------------------------------------------------------------------------------------------ signals, folders, nan
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_last_event_is_not_lost(tmp_path, number):
+    def at_end(event):
+        os.kill(os.getpid(), number)
+        time.sleep(0.02)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    options = {"num_epoch": 1, "checkpoint": tmp_path, "callbacks": [jfit.callbacks.lambda_callback(fit_end=at_end)]}
+    if number == signal.SIGTERM:
+        with pytest.raises(SystemExit) as caught:
+            train(**options)
+        assert caught.value.code == 143
+    else:
+        assert train(**options).interrupted
+    signal.signal(signal.SIGINT, before)
+    assert names(tmp_path) == ["step-00000007"]
+
+
+def test_a_callback_that_changes_the_current_directory_does_not_move_the_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    move = jfit.callbacks.lambda_callback(epoch_end=lambda event: os.chdir(tmp_path / "other"))
+    run = train(checkpoint="run", callbacks=[move])
+    assert names(tmp_path / "run") == ["step-00000007", "step-00000014"] and names(tmp_path / "other") == []
+    assert same(train(num_epoch=3, checkpoint=tmp_path / "run", resume=True), run.train(1))
+
+
+def test_states_that_are_not_finite_are_not_saved_if_training_goes_back_to_an_earlier_state(tmp_path, caplog):
+    x, y = blobs()
+    x[20] = np.nan
+    options: dict[str, Any] = {"data": (x, y), "checkpoint_every": 1, "steps_per_call": 1, "num_epoch": 1, "shuffle": False}
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, "jfit"):
+        warnings.simplefilter("ignore")
+        run = train(**options, nan="stop", checkpoint=tmp_path)
+    newest = jfit.Run.load(tmp_path)
+    assert newest.position["step"] == run.position["step"] == 2 and "step 3 is not saved: it is not finite" in caplog.text
+    assert all(np.isfinite(value).all() for value in newest.params.values())

@@ -54,7 +54,7 @@ from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics
 from jfit.train.nonfinite import NanPolicy, NonFiniteLoss  # noqa: F401 (the warning was defined here)
 from jfit.train.profiling import StepProfiler
-from jfit.train.saving import save_now, savers
+from jfit.train.saving import save_at_sigterm, save_now, savers
 from jfit.train.step_log import StepLog, StepRow
 from jfit.train.threads import TrainingThread
 
@@ -164,9 +164,7 @@ class Loop:
                     while not self._stopped(flag) and self.epoch < num_epoch:
                         self._epoch(flag)
                 flag.critical = False
-                if self._stopped(flag) and flag.signal is signal.SIGTERM:
-                    save_now(self, first)
-                    self.exit_code = None if flag.owned else flag.exit_code
+                save_at_sigterm(self, flag, first)
             except BaseException as error:
                 if isinstance(error, DataTimeout):
                     save_now(self, first)
@@ -176,6 +174,7 @@ class Loop:
                 if self.profiler is not None:
                     self.profiler.close(self.step)  # also after errors and Ctrl-C
             self._notify_all("fit_end", {})
+            save_at_sigterm(self, flag, first)  # a signal during "fit_end"
 
     def _notify_after_error(self) -> None:
         """Call every callback with "fit_end" after an error, so that bars and files are closed; ignore exceptions."""

@@ -63,8 +63,8 @@ class NanPolicy:
         """Reset what belongs to one call of `Loop.train`."""
         self.stopped, self._handled, self._rollbacks = False, 0, 0
 
-    def keep(self, state: TrainState, position: dict[str, int]) -> None:
-        """Keep a state, if it is finite and the policy may go back to it.
+    def keep(self, state: TrainState, position: dict[str, int]) -> bool:
+        """Keep a state, if it is finite and the policy may go back to it; return whether the policy goes back to states.
 
         Args:
             state: a copy on the host, from `Run.snapshot`.
@@ -72,6 +72,7 @@ class NanPolicy:
         """
         if self.keeps and is_finite(state):
             self._kept, self._rollbacks = Kept(state, dict(position)), 0
+        return self.keeps
 
     @property
     def keeps(self) -> bool:

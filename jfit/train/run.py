@@ -244,10 +244,17 @@ class Run:
         """
         self._require_loop("stop").stop_reason = reason
 
-    def keep_finite(self, snapshot: TrainState) -> None:
-        """Keep a copy of the present state, from `snapshot()`, to which nan="stop" and nan="rollback" of `fit` may go back."""
+    def keep_finite(self, snapshot: TrainState) -> bool:
+        """Keep a copy of the present state, from `snapshot()`, to which nan="stop" and nan="rollback" of `fit` may go back.
+
+        Args:
+            snapshot: the copy; not kept if it is not finite.
+
+        Returns:
+            bool: whether `nan` is one of these, so that a state that is not finite will be replaced.
+        """
         loop = self._require_loop("keep_finite")
-        loop.nan.keep(snapshot, loop.position)
+        return loop.nan.keep(snapshot, loop.position)
 
     def set_best(self, snapshot: TrainState) -> None:
         """Set the state that the run restores when training ends; used by `jfit.callbacks.early_stopping`.

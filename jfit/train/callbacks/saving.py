@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,22 @@ class _Saving:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int | None) -> None:
-        self.directory, self.keep, self.failed = directory, keep, False
+        self._passed, self.keep, self.failed = directory, keep, False
+        self._home: str | None = None  # current directory when training began
+
+    @property
+    def directory(self) -> str | os.PathLike[str]:
+        """The folder as it was passed; its absolute path if the current directory has changed since training began."""
+        if self._home is None or os.path.isabs(self._passed):
+            return self._passed
+        with suppress(OSError):
+            if os.getcwd() == self._home:
+                return self._passed
+        return os.path.join(self._home, self._passed)
 
     def on(self, event: Event, state: Any) -> Any:
         if event.kind == "fit_start":
-            self.failed = False
+            self.failed, self._home = False, os.getcwd()
             locks.acquire(self.directory, event.run)
             _check_states(event)
             return state
@@ -112,7 +124,13 @@ class _Saving:
         """
         try:
             state = event.run.snapshot()
-            protect = [*protect, *_keep_finite(self.directory, event, state, meta)]
+            goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
+            if not is_finite(state):
+                if goes_back:  # training stops soon, or continues with an earlier state
+                    logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
+                    return None
+                meta["finite"] = False
+                protect = [*protect, *last_finite(self.directory)]
             options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
             path = checkpoint.save(self.directory, state, meta=meta, **options)
         except OSError as error:
@@ -185,23 +203,6 @@ class _BestKept(_Saving):
         meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
         # sync: the host waits until the devices have computed the state of this step
         return state if self.save(event, meta, [step for _, step in entries]) is None else new
-
-
-def _keep_finite(directory: Any, event: Event, snapshot: Any, meta: dict[str, Any]) -> list[int]:
-    """Return the steps of checkpoints that must not be deleted: the last one without nan and infinities.
-
-    Args:
-        directory: checkpoint directory.
-        event: the event at which a checkpoint is saved.
-        snapshot: its state on the host.
-        meta: its meta; "finite" is added if the state is not finite.
-    """
-    if is_finite(snapshot):
-        if hasattr(event.run, "keep_finite"):
-            event.run.keep_finite(snapshot)
-        return []
-    meta["finite"] = False
-    return last_finite(directory)
 
 
 def _no_best() -> dict[str, Any]:
