@@ -64,6 +64,7 @@ class Loader:
         self.position = state["position"]
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("field", ["data", "callbacks", "fingerprint", "position", "history", "columns", "anything"])
 def test_deep_json_in_a_checkpoint_is_a_format_error(stream_run, field):
     folder, file, content = stream_run
@@ -134,6 +135,7 @@ def test_the_last_five_folders_of_earlier_runs_are_kept_and_what_else_is_in_them
     assert checkpoint.set_aside(tmp_path, keep=None) == tmp_path / "earlier-9" and len(names(tmp_path)) == 9
 
 
+@pytest.mark.slow
 def test_a_run_resumed_from_an_earlier_run_in_its_folder_keeps_that_ones_best_checkpoint(tmp_path):
     options = {"checkpoint_best": "loss", "num_epoch": 2, "checkpoint": tmp_path}
     train(**options)

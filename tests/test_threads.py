@@ -76,6 +76,7 @@ def test_other_threads_see_the_state_between_two_steps_of_a_run_that_trains():
     assert len(steps) > 1
 
 
+@pytest.mark.slow
 def test_a_prediction_that_began_before_training_ends_with_the_parameters_of_its_start():
     run, started, gate = train(num_epoch=1), threading.Event(), threading.Event()
     x = blobs()[0]
