@@ -1,0 +1,1 @@
+"""Faults injected into training runs and files, and what became of them: `python -m benchmarks.faults`."""
