@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from fit_support import blobs, mlp, same, train
@@ -117,6 +118,11 @@ def test_deep_positions_and_states_are_noticed_when_they_are_saved(tmp_path):
         warnings.simplefilter("ignore")
         assert train(data=loader, num_epoch=1, checkpoint=tmp_path).position["step"] == 7  # its batches are counted
     assert checkpoint.load_meta(tmp_path)["data"] is None
+
+
+def test_an_unsupported_dtype_is_named(tmp_path):
+    with pytest.raises(TypeError, match="'?scale'? is an array of dtype float8_e4m3fn, which the files"):
+        checkpoint.save(tmp_path, {"step": 1, "scale": np.ones(2, ml_dtypes.float8_e4m3fn)})
 
 
 # ------------------------------------------------------------------------------------------------ what is left on the disk
