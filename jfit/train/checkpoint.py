@@ -472,8 +472,8 @@ def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if array.dtype.kind in "OUSV" and array.dtype.name != "bfloat16":
             if hasattr(leaf, "dtype"):
                 raise TypeError(
-                    f"checkpoint: {name} is an array of dtype {array.dtype}, which the files of checkpoints do not support; cast "
-                    'it, as in x.astype("float32").'
+                    f"checkpoint: {name} is an array of dtype {array.dtype}, which the files of checkpoints do not support; "
+                    'cast it, as in x.astype("float32").'
                 )
             raise TypeError(
                 f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta= instead."
