@@ -151,8 +151,8 @@ def test_numeric_gradient_in_float64(name):
 @pytest.mark.parametrize("dtype", HALF, ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(recorded()))
 def test_half_precision_compiles_and_keeps_its_dtype(name, dtype):
-    op = lookup(name)
-    for case, attrs, inputs, _, aux in cases_of(name):
+    op, cases = lookup(name), list(cases_of(name))
+    for case, attrs, inputs, _, aux in cases[HALF.index(dtype) :: 2] or cases:  # every second case in each dtype
         small = [as_kind(a, dtype) for a in inputs.values()]
         floats = [i for i, a in enumerate(small) if a.dtype == dtype]
 
