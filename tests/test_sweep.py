@@ -12,7 +12,7 @@ from sklearn.model_selection import KFold
 
 import jfit
 from jfit import counters
-from jfit.train.sweep import chunk
+from jfit.train.sweep import chunk, problem, rules, spaces
 from tests.fit_support import blobs, convnet, mlp
 
 HIDDEN = {"time", "compile_time", "samples_per_second"}
@@ -240,6 +240,10 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
     np.testing.assert_array_equal(result.predict(X, members=1), result.best.run.predict(X))
     with pytest.raises(ValueError, match=r"no members to average: members is \[\], and the score of 0 of 3 members is NaN"):
         result.predict(X, members=[])
+    np.testing.assert_array_equal(result.predict(X, members=np.int64(1)), result.predict(X, members=1))
+    for wrong in (-1, [3], [-1], ["a"], True, 0.5):
+        with pytest.raises(ValueError, match="or of their numbers, from 0 to 2"):
+            result.predict(X, members=wrong)
     assert result.best.run.score(EVAL)["accuracy"] == pytest.approx(result.best.score)
     assert "seed" in str(result) and "<table>" in result._repr_html_() and list(result.to_pandas()["seed"]) == [0, 1, 2]
     result.plot(tmp_path / "sweep.png")
@@ -262,6 +266,8 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
         ({"over": {"seed": [0]}, "halving": ("val_loss", 1)}, "halving is"),
         ({"over": {"seed": [0]}, "patience": 0}, "patience is 0"),
         ({"over": [{"seed": 0}], "n": 3}, "n is for a dict"),
+        ({"over": {"seed": [0.5]}}, "seed is 0.5; expected an integer or a PRNG key"),
+        ({"over": {"seed": [None]}}, "seed is None; expected an integer or a PRNG key"),
     ],
 )
 @pytest.mark.repetitions(12)
@@ -276,6 +282,19 @@ def test_a_score_that_is_not_logged_raises_a_sentence():
     for settings in ({"monitor": "val_f1"}, {"halving": ("val_f1", 2)}):
         with pytest.raises(ValueError, match="'val_f1' is not logged"):
             swept(over={"seed": [0]}, **settings)
+
+
+def test_numbers_of_numpy_are_numbers_and_others_raise_a_sentence():
+    assert (
+        rules.halving_of(("loss", np.float32(2), np.int64(3))).first == 3 and rules.Patience("loss", np.int64(2)).patience == 2
+    )
+    assert problem.checked_folds(np.int64(2)) == 2
+    for folds in ([], 0.5, "abc", {}):
+        with pytest.raises(ValueError, match="expected a number of folds, or a list of"):
+            problem.checked_folds(folds)
+    for over in ({1: [2]}, [{1: 2}]):
+        with pytest.raises(TypeError, match="over has the name 1; expected names of settings"):
+            spaces.combinations(over, None, 0)
 
 
 def test_iterables_of_batches_raise_a_sentence():

@@ -225,7 +225,9 @@ def _split_keys(seed: Any) -> tuple[Array, Array]:
 def _key_of(seed: Any) -> Array:
     """Convert an integer, a typed key or key data to a typed key."""
     if not isinstance(seed, jax.Array):
-        seed = np.asarray(seed)
+        value, seed = seed, np.asarray(seed)
+        if not (jnp.issubdtype(seed.dtype, jnp.integer) and (seed.ndim == 0 or seed.dtype == np.uint32)):
+            raise ValueError(f"seed is {value!r}; expected an integer or a PRNG key, such as 0 or jax.random.key(0)")
     return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit import counters
 from jfit.interrupts import StopFlag, Stopped
@@ -19,7 +20,7 @@ from jfit.train.ahead import compiling_ahead
 from jfit.train.batches import RESIDENT_SHARE
 from jfit.train.history import History
 from jfit.train.sweep.chunk import Chunk
-from jfit.train.sweep.problem import Prepared, make_problem, prepare, problem_key
+from jfit.train.sweep.problem import Prepared, checked_folds, make_problem, prepare, problem_key
 from jfit.train.sweep.result import Member, Sweep
 from jfit.train.sweep.rules import Halving, Patience, halving_of, number_of, ranking
 from jfit.train.sweep.settings import member_settings
@@ -112,8 +113,7 @@ def sweep(
     if folds is not None and settings.get("validation_split") is not None:
         raise ValueError("sweep: folds= and validation_split= are both passed; leave out one of them")
     chosen = list(resolve(devices))
-    if not isinstance(folds, int | None):
-        folds = list(folds)
+    folds = checked_folds(folds)
     count = 0 if folds is None else folds if isinstance(folds, int) else len(folds)
     members = member_settings(model, combinations(over, n, sample_seed), settings, count)
     prepared, problems = [], {}
@@ -137,14 +137,14 @@ def sweep(
 
 def _chunks(prepared: Sequence[Prepared], devices: Sequence[Any], most: int | None, keep_best: bool) -> list[Chunk]:
     """Group members that train in one program, and cut groups that need too much memory."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1):
         raise ValueError(f"sweep: members_per_call is {most!r}; expected an integer of at least 1")
     groups: dict[Any, list[Prepared]] = {}
     for member in prepared:
         groups.setdefault(member.group, []).append(member)
     chunks = []
     for group in groups.values():
-        size = most or _most_members(group[0], devices, keep_best)
+        size = int(most or 0) or _most_members(group[0], devices, keep_best)
         parts = -(-len(group) // size)
         even = -(-len(group) // parts)  # of equal length: one program serves all
         chunks += [Chunk(group[low : low + even], devices, keep_best) for low in range(0, len(group), even)]

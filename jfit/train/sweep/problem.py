@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -181,6 +181,25 @@ def make_problem(member: MemberSettings, train_data: Any, eval_data: Any, folds:
         evaluated = _arrays("eval_data", data_of(model, eval_data, settings.eval_batch_size, label=settings.columns))
     rows = None if folds is None else fold_rows(folds, data.num_rows)
     return Problem(model, (params, aux), data, probe, settings, rows, evaluated, unweighted)
+
+
+def checked_folds(folds: Any) -> int | list[Any] | None:
+    """Convert the argument `folds` of `sweep` to an int, a list, or None.
+
+    Raises:
+        ValueError: it is neither a number nor an iterable, or it has no items.
+    """
+    if folds is None or isinstance(folds, int):
+        return folds
+    if isinstance(folds, np.integer):
+        return int(folds)
+    pairs = list(folds) if isinstance(folds, Iterable) and not isinstance(folds, str | Mapping) else []
+    if not pairs:
+        raise ValueError(
+            f"sweep: folds is {folds!r}; expected a number of folds, or a list of (training rows, evaluation rows) with at "
+            "least one item, such as list(KFold(5).split(x)) of scikit-learn"
+        )
+    return pairs
 
 
 def fold_rows(folds: Any, rows: int) -> Folds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,9 +211,17 @@ class Sweep(Sequence[Member]):
     def _chosen(self, members: Any) -> list[Member]:
         if members is None:
             return [m for m in self if not math.isnan(m.score)]
-        if isinstance(members, int):
+        if isinstance(members, int | np.integer) and not isinstance(members, bool) and members >= 0:
             return [m for m in self.ranked if not math.isnan(m.score)][:members]
-        return [m if isinstance(m, Member) else self._members[int(m)] for m in members]
+        chosen = list(members) if isinstance(members, Iterable) and not isinstance(members, str) else [members]
+        for member in chosen:
+            number = member.number if isinstance(member, Member) else member
+            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < len(self):
+                raise ValueError(
+                    f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or "
+                    f"of their numbers, from 0 to {len(self) - 1}"
+                )
+        return [m if isinstance(m, Member) else self._members[m] for m in chosen]
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, which needs pandas.

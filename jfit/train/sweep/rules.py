@@ -49,16 +49,20 @@ def halving_of(spec: Any) -> Halving | None:
         return None
     good = isinstance(spec, tuple | list) and len(spec) in (2, 3) and isinstance(spec[0], str)
     first = spec[2] if good and len(spec) == 3 else 1
-    if not good or not _is_number(spec[1]) or not 1 < spec[1] < math.inf or not isinstance(first, int) or first < 1:
+    if not good or not _is_number(spec[1]) or not 1 < spec[1] < math.inf or not _is_integer(first) or first < 1:
         raise ValueError(
             f"sweep: halving is {spec!r}; expected (metric, factor) or (metric, factor, first epochs), such as "
             '("val_accuracy", 3, 1): after 1, 3, 9, ... epochs the best third trains on'
         )
-    return Halving(spec[0], float(spec[1]), first)
+    return Halving(spec[0], float(spec[1]), int(first))
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 class Patience:
@@ -70,7 +74,7 @@ class Patience:
     """
 
     def __init__(self, monitor: str, patience: int | None) -> None:
-        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
+        if patience is not None and (not _is_integer(patience) or patience < 1):
             raise ValueError(f"sweep: patience is {patience!r}; expected a number of epochs, at least 1")
         self.monitor, self.patience, self._maximize = monitor, patience, is_score(monitor)
         self.best: dict[int, float] = {}

@@ -149,6 +149,7 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
         if wrong := [s for s in result if not isinstance(s, Mapping)]:
             raise TypeError(f"sweep: over has the item {wrong[0]!r}; expected dicts such as {{'learning_rate': 0.1}}")
         result = [dict(s) for s in result]
+        _check_names(name for settings in result for name in settings)
     else:
         raise TypeError(f"sweep: over is {over!r}; expected a dict name -> values, or a list of dicts")
     if not result:
@@ -156,7 +157,14 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
     return result
 
 
+def _check_names(names: Iterable[Any]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"sweep: over has the name {name!r}; expected names of settings, such as 'learning_rate'")
+
+
 def _of_dict(over: Mapping[str, Any], n: int | None, seed: int) -> list[dict[str, Any]]:
+    _check_names(over)
     columns: dict[str, Distribution] = {}
     for name, values in over.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable | Distribution):
