@@ -135,3 +135,23 @@ def test_operations_of_loops_and_convolutions_are_those_of_hand_counts():
     forward = 2 * 2 * 5 * 6 * 6 * 27
     assert count_flops(jax.make_jaxpr(conv)(x, w)).count == forward
     assert count_flops(jax.make_jaxpr(lambda x, w: jax.vjp(conv, x, w)[1](conv(x, w))[1])(x, w)).count >= 2 * forward
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "text"),
+    [
+        (((8, 4), 2.0), {}, "batch_size is 2.0; expected an integer of at least 1"),
+        (((8, 4),), {"micro_batches": 0}, "micro_batches is 0; expected an integer of at least 1"),
+        (((8, 4),), {"memory": "8G"}, "memory is '8G'; expected the bytes of each device"),
+        (((8, 4),), {"memory": -1}, "memory is -1; expected the bytes of each device"),
+        ((((8, 4), (7,)),), {}, "different numbers of rows, {'data': 8, 'softmax_label': 7}"),
+        (({"dat": (8, 4)},), {}, r"but the model has the inputs \['data'\]"),
+    ],
+)
+@pytest.mark.repetitions(8)
+def test_wrong_arguments_raise_sentences_before_a_compile(arguments, settings, text):
+    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3)
+    with pytest.raises(ValueError, match=text):
+        jfit.cost(jfit.sym.SoftmaxOutput(net, name="softmax"), *arguments, **settings, measure=False)
+    with pytest.raises(ValueError, match="is a loss head"):
+        jfit.cost(net, (8, 4), measure=False)

@@ -29,7 +29,7 @@ from jfit.parallel.spmd import compile_spmd
 from jfit.step import train_step
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState, init_state, split_params
-from jfit.train.fit import resolve_optimizer
+from jfit.train.fit import check_heads, resolve_optimizer
 from jfit.train.flops import Flops, count_flops
 
 Specs = dict[str, jax.ShapeDtypeStruct]
@@ -190,6 +190,9 @@ def cost(
         (64, True, True)
     """
     chosen, rule = resolve(devices), get_reduce(reduce)
+    _check_positive(batch_size=batch_size, micro_batches=micro_batches)
+    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int | float | np.number) or not memory > 0):
+        raise ValueError(f"cost: memory is {memory!r}; expected the bytes of each device, such as 16 << 30 for 16 GiB")
     if rule.sharded or rule.slices is not None:
         raise ValueError(
             f"cost: reduce={reduce!r} is not supported: its step is several programs, or splits the state over the devices; "
@@ -198,8 +201,8 @@ def cost(
     policy = Policy(policy) if isinstance(policy, str) else policy
     options = {"frozen": frozen, "micro_batches": micro_batches, "policy": policy, "reduce": rule}
     problem = _Problem(split_trained(model, params, aux), loss, optimizer, optimizer_params, inputs, chosen, options)
-    size = problem.rows if batch_size is None else batch_size
-    if isinstance(size, bool) or size < 1 or size % problem.multiple:
+    size = int(problem.rows if batch_size is None else batch_size)
+    if size < 1 or size % problem.multiple:
         raise ValueError(
             f"cost: the batch size is {size}, expected a positive multiple of {problem.multiple}, devices x micro_batches, so "
             "that every device has as many rows"
@@ -236,6 +239,12 @@ def cost(
         largest,
         (*notes, *note, *reason),
     )
+
+
+def _check_positive(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
+            raise ValueError(f"cost: {name} is {value!r}; expected an integer of at least 1")
 
 
 class _Program(NamedTuple):
@@ -278,7 +287,12 @@ class _Problem:
         self.devices, self.options = devices, options
         self.multiple = len(devices) * options["micro_batches"]
         found: list[int] = []
-        self._traced(lambda model: found.append(_rows(_batch_specs(model, inputs), model.batch_axes)))
+
+        def inspect(model: Model) -> None:
+            check_heads(model)
+            found.append(_rows(_batch_specs(model, inputs), model.batch_axes))
+
+        self._traced(inspect)
         self.rows = found[0]
 
     def _is_function(self) -> bool:
@@ -349,7 +363,12 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
     specs = input_specs(inputs, model.inputs, "cost")
     if labels is not None:
         specs |= input_specs(labels, model.labels, "cost")
-    elif model.symbol is not None and (missing := [n for n in model.labels if n not in specs]):
+    if not specs or (model.symbol is not None and any(n not in specs for n in model.inputs)):
+        raise ValueError(
+            f"cost: inputs has {list(specs)}, but the model has the inputs {list(model.inputs)}; pass one array or shape, "
+            "such as (32, 20), or a dict by input name"
+        )
+    if labels is None and model.symbol is not None and (missing := [n for n in model.labels if n not in specs]):
         known = {n: s.shape for n, s in specs.items() if n in model.symbol.list_arguments()}
         shapes = dict(zip(model.symbol.list_arguments(), infer_shape(model.symbol, partial=True, **known)[0], strict=True))
         if unknown := [n for n in missing if not shapes[n] or 0 in shapes[n]]:
@@ -362,8 +381,12 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
 
 
 def _rows(specs: Specs, axes: Mapping[str, int]) -> int:
-    name = next(iter(specs))
-    return specs[name].shape[axes.get(name, 0)]
+    if short := [name for name, spec in specs.items() if len(spec.shape) <= axes.get(name, 0)]:
+        raise ValueError(f"cost: {short[0]!r} has the shape {specs[short[0]].shape}, which has no axis for the rows of a batch")
+    rows = {name: spec.shape[axes.get(name, 0)] for name, spec in specs.items()}
+    if len({*rows.values()}) > 1:
+        raise ValueError(f"cost: inputs and labels have different numbers of rows, {rows}; pass those of one batch")
+    return next(iter(rows.values()))
 
 
 def _resized(specs: Specs, rows: int, axes: Mapping[str, int]) -> Specs:

@@ -470,7 +470,7 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
         ValueError: no output is a loss head, or a label is not a valid class index.
     """
     plan = verified_plan(model, state.params, state.aux, probe)
-    _check_heads(model)
+    check_heads(model)
     labels = labels_of(model, data)
     if labels is not None:
         check_model_labels(model, labels, plan)
@@ -585,7 +585,8 @@ def _rows_of_parts(
     return {what: size} | evaluated
 
 
-def _check_heads(model: Model) -> None:
+def check_heads(model: Model) -> None:
+    """Raise a ValueError if no output of a model is a loss head."""
     if model.joint_loss is None and all(o.kind == "plain" for o in model.outputs):
         raise ValueError(
             f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
