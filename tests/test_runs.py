@@ -26,6 +26,8 @@ def arguments():
     return {"train_data": (x.astype("float32"), y.astype("float32")), "checkpoint": "elsewhere", "progress": True}
 def nothing():
     return 3
+def raises():
+    raise KeyError("x")
 """
 
 
@@ -110,6 +112,10 @@ def test_a_function_has_the_same_bits_and_another_dropout_rate_is_named(tmp_path
 def test_verify_needs_two_checkpoints_with_a_fingerprint(runs, tmp_path):
     with pytest.raises(ValueError, match=r"found 0 checkpoints in .*, expected at least 2"):
         jfit.verify(tmp_path, (x, y))
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        jfit.verify(tmp_path / "other", (x, y))
+    with pytest.raises(TypeError, match="steps is 4; expected the steps of at least two checkpoints"):
+        jfit.verify(tmp_path, (x, y), steps=4)  # pyright: ignore[reportArgumentType]
     with pytest.raises(FileNotFoundError, match="has no checkpoint of step 3; its steps are: 6, 12"):
         jfit.verify(runs / "a", (x, y), steps=[3, 6])
     jfit.checkpoint.save(tmp_path, {"step": 1})
@@ -141,6 +147,8 @@ def test_show_and_diff(runs, capsys):
     for part in ("epoch 2 of 3, step 12", "versions.jax", "step 6   ", "last 1 of 2 epochs"):
         assert part in text
     assert ["optimizer_params.momentum", "0.9"] in [line.split() for line in text.splitlines()]
+    assert main(["show", a, "--rows", "0"]) == 0 and "last 0 of 2 epochs" in capsys.readouterr().out
+    assert main(["show", a, "--rows", "-1"]) == 2 and "--rows -1: expected" in capsys.readouterr().err
     assert main(["diff", a, b]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["seed", "0", "1"] in lines and ["num_epoch", "3", "2"] in lines and not any("batch_size" in line for line in lines)
@@ -158,3 +166,8 @@ def test_the_verify_command(runs, tmp_path, capsys):
     assert "returned a int, expected a dict" in capsys.readouterr().err
     assert main(["verify", str(runs / "a"), "--with", f"{script}:other"]) == 2
     assert "has no function 'other'" in capsys.readouterr().err
+    (tmp_path / "wrong.py").write_text("def (:")
+    texts = {f"{script}:raises": "the function raised KeyError: 'x'", ":": "expected FILE.py:FUNCTION or MODULE:FUNCTION"}
+    texts |= {f"{tmp_path / 'wrong.py'}:f": "invalid syntax", f"{tmp_path / 'none.py'}:f": "No such file"}
+    for source, text in texts.items():
+        assert main(["verify", str(runs / "a"), "--with", source]) == 2 and text in capsys.readouterr().err

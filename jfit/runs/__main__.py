@@ -6,6 +6,7 @@ import argparse
 import importlib
 import runpy
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, FormatError, ValueError, TypeError) as error:
         print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
+    except Exception:  # the exit status 1, that of Python, means a difference
+        traceback.print_exc()
+        return 2
     return 0
 
 
@@ -90,17 +94,22 @@ def _verify(options: argparse.Namespace) -> int:
 def _arguments_of(source: str) -> dict[str, Any]:
     """Call the function that FILE.py:FUNCTION or MODULE:FUNCTION names."""
     place, _, name = source.rpartition(":")
+    if not place or not name:
+        raise ValueError(f"--with {source!r}: expected FILE.py:FUNCTION or MODULE:FUNCTION; {_WITH}")
     is_file = place.endswith(".py")
     sys.path.insert(0, str(Path(place).resolve().parent) if is_file else "")
     try:
-        names = runpy.run_path(place, run_name="jfit_runs") if is_file else vars(importlib.import_module(place or name))
-    except ImportError as error:
+        names = runpy.run_path(place, run_name="jfit_runs") if is_file else vars(importlib.import_module(place))
+    except (ImportError, OSError, SyntaxError) as error:
         raise ValueError(f"--with {source}: {error}; {_WITH}") from error
     finally:
         del sys.path[0]
     if not callable(names.get(name)):
-        raise ValueError(f"--with {source}: {place or name} has no function {name!r}; {_WITH}")
-    arguments = names[name]()
+        raise ValueError(f"--with {source}: {place} has no function {name!r}; {_WITH}")
+    try:
+        arguments = names[name]()
+    except Exception as error:
+        raise ValueError(f"--with {source}: the function raised {type(error).__name__}: {error}") from error
     if not isinstance(arguments, Mapping):
         raise ValueError(f"--with {source}: the function returned a {type(arguments).__name__}, expected a dict; {_WITH}")
     return dict(arguments)

@@ -25,7 +25,13 @@ def list_text(directory: str | Path, runs: Sequence[RunFolder]) -> str:
 
 
 def show_text(run: RunFolder, rows: int) -> str:
-    """Return settings, checkpoints and the last rows of the history of a run."""
+    """Return settings, checkpoints and the last rows of the history of a run.
+
+    Raises:
+        ValueError: `rows` is negative.
+    """
+    if rows < 0:
+        raise ValueError(f"--rows {rows}: expected the number of epochs to show, at least 0")
     parts = [f"{run.path}: {run.state or 'unknown state'}, step {run.step}, last checkpoint {_time(run.saved)}"]
     parts += [f"damaged: {run.problem}"] if run.problem else []
     parts += ["settings", _indented(_table(_pairs(run.settings)) or "not saved")]
@@ -34,7 +40,7 @@ def show_text(run: RunFolder, rows: int) -> str:
     history = run.history
     if len(history):
         columns = history.columns()
-        lines = [[_value(row.get(name, "")) for name in columns] for row in history.epochs[-rows:]]
+        lines = [[_value(row.get(name, "")) for name in columns] for row in history.epochs[max(len(history) - rows, 0) :]]
         parts += [f"last {len(lines)} of {len(history)} epochs", _indented(_table([columns, *lines]))]
     return "\n".join(parts)
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class Verification:
         names = [difference.name for difference in self.differences]
         if all(name.startswith("metrics/") for name in names):
             return ["  only running sums of loss and metrics differ, whose last bits may depend on steps_per_call"]
-        if "lr" in names:
+        if "lr" in names and not self.settings:
             return ["  the base learning rate differs; a callback may have changed it, and verify runs no callbacks"]
         if not self.settings and not self.environment:
             return [
@@ -117,7 +117,7 @@ def verify(
     train_data: Any,
     model: Any = None,
     *,
-    steps: Sequence[int] | None = None,
+    steps: Iterable[int] | None = None,
     **options: Any,
 ) -> Verification:
     """Train again between the kept checkpoints of a run, and compare the bits of every array of the state.
@@ -140,10 +140,11 @@ def verify(
             versions and devices.
 
     Raises:
-        FileNotFoundError: a checkpoint does not exist.
+        FileNotFoundError: the folder or a checkpoint does not exist.
         FormatError: a checkpoint is damaged.
         ValueError: there are fewer than two checkpoints, one has no fingerprint, an argument is needed, or the state does not
             match the model.
+        TypeError: `steps` is not a sequence.
 
     Example:
         >>> import jfit, numpy as np, tempfile
@@ -156,6 +157,8 @@ def verify(
         >>> print(jfit.verify(folder, (x + 1, y)).settings[0][:14])
         data: data was
     """
+    if steps is not None and (isinstance(steps, str) or not isinstance(steps, Iterable)):
+        raise TypeError(f"verify: steps is {steps!r}; expected the steps of at least two checkpoints, such as [100, 200]")
     folders = _folders(Path(directory), steps)
     metas = [_meta(folder) for folder in folders]
     intervals: list[tuple[int, int]] = []
@@ -176,11 +179,14 @@ def verify(
     return result.verification(str(directory), intervals)
 
 
-def _folders(directory: Path, steps: Sequence[int] | None) -> list[Path]:
+def _folders(directory: Path, steps: Iterable[int] | None) -> list[Path]:
+    if not directory.is_dir():
+        raise FileNotFoundError(f"verify: there is no folder {directory}; expected the folder of the checkpoints of a run")
     folders = {
         int(folder.name.removeprefix(".").partition("-")[2].partition(".")[0]): folder for folder in folders_of(directory)
     }
     if steps is not None:
+        steps = list(steps)
         if missing := [step for step in steps if step not in folders]:
             exist = ", ".join(map(str, folders)) or "none"
             raise FileNotFoundError(f"verify: {directory} has no checkpoint of step {missing[0]}; its steps are: {exist}")

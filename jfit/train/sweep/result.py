@@ -221,7 +221,7 @@ class Sweep(Sequence[Member]):
                     f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or "
                     f"of their numbers, from 0 to {len(self) - 1}"
                 )
-        return [m if isinstance(m, Member) else self._members[m] for m in chosen]
+        return [m if isinstance(m, Member) else self._members[int(m)] for m in chosen]
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, which needs pandas.
