@@ -681,13 +681,13 @@ def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
 
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("labels", [Y + 1, Y + 0.5, np.full((40, 2), 0.5), np.eye(3)[Y + 1]])
-def test_class_weights_of_jax_labels_without_a_weight_make_the_loss_not_finite(labels):
+def test_class_weights_of_jax_labels_without_a_weight_are_infinite_and_their_labels_raise(labels):
     weights = ClassWeights(WEIGHTS, "label")
     labels = jnp.asarray(np.asarray(labels, "float32"))
     bad = np.isinf(np.asarray(weights.of_rows(labels, None)))
     assert bad.tolist() == (Y == 1).tolist() if labels.max() > 1.5 or labels.shape[-1] == 3 else bad.all()
     if labels.shape == (40,):
-        with pytest.warns(UserWarning, match="the loss is not finite since step 0"):
+        with pytest.raises(ValueError, match=r"batch 0 of epoch 0: label 'label': row . is .*, expected classes 0..1"):
             fit([(X, labels)], class_weight=WEIGHTS, num_epoch=1)
 
 

@@ -25,6 +25,7 @@ from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
 from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
+from jfit.lowering.lookups import lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
@@ -116,7 +117,7 @@ def _lowered(
         outputs=tuple(_output(h, i < len(symbol.heads), names.inputs) for i, h in enumerate(heads)),
         inputs=data,
         labels=labels,
-        plan=_make_plan(Graph(heads), params, aux, names, apply),
+        plan=_make_plan(Graph(heads), params, aux, names, apply, lookups_of_graph(order, names.inputs)),
         batch_axes=names.axes,
         frozen=frozenset(_fixed_gammas(operators)),
         traits=_traits(operators),
@@ -378,7 +379,9 @@ def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> d
     return inferred
 
 
-def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: InputNames, apply: Any):
+def _make_plan(
+    symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node], names: InputNames, apply: Any, lookups: tuple
+):
     plans = Recent(MAX_PLANS)
 
     def plan(specs: Specs) -> Plan:
@@ -404,12 +407,12 @@ def _make_plan(symbol: Graph, params: Mapping[str, Node], aux: Mapping[str, Node
 
         try:
             shapes = jax.eval_shape(run, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
-            return Plan(shapes, tuple(rows), paddable=True)
+            return Plan(shapes, tuple(rows), paddable=True, lookups=lookups)
         except RowsLost as error:
             reason = str(error)
         rows.clear()  # row weights are unsupported by this graph: trace without them
         shapes = jax.eval_shape(lambda *v: run(None, *v), *values)
-        return Plan(shapes, tuple(rows), paddable=False, reason=reason)
+        return Plan(shapes, tuple(rows), paddable=False, reason=reason, lookups=lookups)
 
     return plan
 

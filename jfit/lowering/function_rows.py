@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jfit import counters
 from jfit.lowering.coupling import Coupling, coupling_of, rows_are_independent
 from jfit.lowering.dependence import Layout, batch_rows, row_layouts
+from jfit.lowering.lookups import Lookup, lookups_of_function
 from jfit.lowering.model import Aux, Inputs, Params, Plan, Specs, specs_of
 from jfit.lowering.row_count import uses_row_count
 from jfit.lowering.structure import LABEL_WEIGHT
@@ -31,6 +32,7 @@ class FunctionRows:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self._traced: dict[Any, tuple[Coupling, tuple[Layout, ...]]] = {}  # shapes of the inputs, mode -> ...
+        self._lookups: dict[Any, tuple[Lookup, ...]] = {}  # keys as those of `_traced`
         self._tested: dict[Any, bool] = {}  # shapes of single rows, mode -> result of the test on a batch
 
     def plan(self, specs: Specs) -> Plan:
@@ -76,7 +78,8 @@ class FunctionRows:
         reason = "" if coupling.promised else coupling.sentence
         of_loss = coupling.sentence if coupling.in_loss else coupling.of_loss
         gathered = bool(of_loss) and self.adapter.gather
-        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered, of_loss=of_loss)
+        lookups = self._lookups.get(self._shapes(specs, train), ())
+        return Plan(shapes, rows, not reason, reason, coupling.sentence, coupling.in_loss, gathered, None, of_loss, lookups)
 
     def _trace(self, specs: Specs, train: bool) -> tuple[Coupling, tuple[Layout, ...]]:
         key = self._shapes(specs, train)
@@ -103,6 +106,9 @@ class FunctionRows:
         arguments = (*adapter.specs(specs), self._data(specs), weight)
         closed, (outputs, new_aux) = jax.make_jaxpr(apply, return_shape=True)(*arguments)
         layouts = row_layouts(closed, _layouts(arguments, size))
+        names: list[str | None] = [None] * len(jax.tree.leaves(arguments[:2]))
+        names += sorted(self._data(specs))  # the order of the leaves of a dict
+        self._lookups[self._shapes(specs, train)] = lookups_of_function(closed, [*names, None])
         of_outputs, of_aux = tuple(layouts[: len(outputs)]), layouts[len(outputs) :]
         self._check_gathered(of_outputs)
         found = dict(zip(adapter.output_names(len(outputs)), of_outputs, strict=True))

@@ -121,6 +121,7 @@ class Plan(NamedTuple):
         gathered: whether the loss then combines the rows of all devices (`gather_outputs=True`).
         evaluation: the same facts for evaluation mode if they differ, else None; `in_evaluation` reads it.
         of_loss: how the loss combines rows, also where the outputs do; "" if it does not, and for graphs.
+        lookups: inputs that are row indices of tables, each a `jfit.lowering.lookups.Lookup`.
     """
 
     shapes: tuple[jax.ShapeDtypeStruct, ...]
@@ -132,6 +133,7 @@ class Plan(NamedTuple):
     gathered: bool = False
     evaluation: Any = None
     of_loss: str = ""
+    lookups: tuple[Any, ...] = ()
 
     @property
     def in_evaluation(self) -> Plan:

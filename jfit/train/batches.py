@@ -33,7 +33,6 @@ from jfit.parallel import place, place_split, split_batch
 from jfit.parallel.contexts import Device, resolve
 from jfit.parallel.devices import place_shared
 from jfit.parallel.mesh import device_count
-from jfit.step.totals import Totals
 from jfit.train.auto_devices import is_auto, model_devices
 from jfit.train.batch_sizes import (
     BatchSizes,
@@ -369,13 +368,16 @@ class DeviceBatches:
         self.layout = BatchLayout(model, len(devices), batch_size, padded_size, last_size, num_batches, paddable)
         self.devices = devices
         put = {name: place_shared if name in data.private else place for name in data.arrays}
-        on_disk = data.mapped.intersection(data.arrays, model.labels)  # the values of labels in files are not checked yet
-        checks = BatchLabels(model, plan_of(model, first_batch(model, data, batch_size))) if on_disk else None
+        plan = plan_of(model, first_batch(model, data, batch_size)) if data.mapped else None
+        indices = [] if plan is None else [lookup.name for lookup in plan.lookups]
+        on_disk = data.mapped.intersection(data.arrays, (*model.labels, *indices))  # their values are not checked yet
+        checks = BatchLabels(model, plan) if on_disk else None
         self.arrays = {}
         for name in data.arrays:
             array = data.whole(name)
             if checks is not None and name in on_disk:
-                checks.check(Batch({name: array}, data.weight, data.weight), "labels on disk")
+                part = _to_batch_axes({name: array}, model) if name in indices else {name: array}
+                checks.check(Batch(part, data.weight, data.weight), "arrays on disk" if name in indices else "labels on disk")
             self.arrays[name] = put[name](array, devices)
             del array  # a memory map is freed before the next
         self.weight = None if data.weight is None else place(data.weight, devices)
@@ -466,9 +468,9 @@ class HostBatches:
         self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
 
     def _checks_labels(self) -> bool:
-        # not for prediction; labels of arrays to train with have been checked, all rows at once
-        arrays = isinstance(self.data, ArrayData) and self.data.mapped.isdisjoint(self.model.labels)
-        return self.weights is not False and (not arrays or (self.weights is True and self.model.symbol is None))
+        # not for prediction; arrays in memory to train with have been checked, all rows at once
+        checked = isinstance(self.data, ArrayData) and not self.data.mapped and self.weights is None
+        return self.weights is not False and not checked
 
     def read(
         self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
@@ -589,23 +591,6 @@ class HostBatches:
         plan = self.plans[key].in_evaluation
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
         warn_per_device(plan, self.devices)
-
-
-def check_counted(batches: Any, totals: Totals, what: str) -> None:
-    """Raise a ValueError if the batches of a stream had row weights, and no row of them counted in the loss.
-
-    Args:
-        batches: `HostBatches` or `DeviceBatches` that were read; the weights of the latter were checked before.
-        totals: running sums over these batches, on the host.
-        what: name of the data for the message, such as "epoch 0".
-    """
-    if not isinstance(batches, HostBatches) or not batches.weighted or int(totals.first_bad_step) >= 0 or totals.loss[2] > 0:
-        return
-    if batches.model.joint_loss is not None or any(o.loss is not None for o in batches.model.outputs):
-        raise ValueError(
-            f"{what}: no row of the data has a weight above 0 in the loss, so the mean loss is undefined; expected at least "
-            "one positive row weight (without weights every row has weight 1), and a label that is not ignored."
-        )
 
 
 def plan_key(inputs: Mapping[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import OrderedSteps
 from jfit.step import Step, StepOut, unrolls
+from jfit.step.faults import Valid, first_fault
 from jfit.step.state import TrainState
 from jfit.train.host_metrics import metric_inputs
 from jfit.train.step_log import report, step_values
@@ -114,6 +115,14 @@ def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str
     return state, (result, step_values(out, spec.step_names)) if spec.step_names else result
 
 
+def checked_step(
+    spec: DispatchSpec, valid: tuple[Valid, ...], state: TrainState, batch: Batch, fault: Array, axis_name: str | None
+) -> tuple[tuple[TrainState, Any], Array]:
+    """Run one training step, and look for invalid values in its batch: (result of `one_step`, result of `first_fault`)."""
+    found = first_fault(valid, batch, state.step, fault, axis_name)
+    return one_step(spec, state, batch, axis_name), found
+
+
 def repeat_steps(
     train_one: Callable[..., tuple[TrainState, Any]], spec: DispatchSpec | None = None
 ) -> Callable[..., tuple[TrainState, Any]]:
@@ -139,6 +148,31 @@ def repeat_steps(
         return lax.fori_loop(0, count, add_row, (state, (start, table)))
 
     return run
+
+
+def stacked_steps(
+    spec: DispatchSpec, valid: tuple[Valid, ...] | None, state: TrainState, stack: Batch, count: Any, *rest: Any, axis_name: Any
+) -> Any:
+    """Run several training steps inside a program.
+
+    Args:
+        spec: settings of the dispatches.
+        valid: None, or what to look for in the batches; the result is then a pair of the usual one and that of `first_fault`.
+        state: state before the steps.
+        stack: the batches, (steps, rows, ...).
+        count: number of steps, at most the length of the stack.
+        rest: the faults of earlier batches, if `valid` is not None.
+        axis_name: name of the device axis, or None.
+    """
+
+    def train_one(state: TrainState, j: Any) -> tuple[TrainState, Any]:
+        return one_step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
+
+    def look(j: Any, fault: Any) -> Array:
+        return first_fault(valid or (), jax.tree.map(lambda x: x[j], stack), state.step + j, fault, axis_name)
+
+    result = repeat_steps(train_one, spec)(state, count)
+    return result if valid is None else (result, lax.fori_loop(0, count, look, *rest))
 
 
 def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[TrainState, Any]]:

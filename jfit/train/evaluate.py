@@ -29,6 +29,7 @@ from jfit.parallel import check_unsharded, compile_spmd, place, require_one_proc
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.parallel.mesh import on_mesh
 from jfit.step import eval_step, predict_step, unrolls
+from jfit.step.faults import first_fault
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
 from jfit.step.state import TrainState, averaged
 from jfit.step.totals import Totals, joined, values, zero_totals
@@ -39,7 +40,6 @@ from jfit.train.batches import (
     DeviceBatches,
     HostBatches,
     Settings,
-    check_counted,
     data_of,
     first_batch,
     fits_on_device,
@@ -48,6 +48,7 @@ from jfit.train.batches import (
     resolve_metrics,
     settings_of,
 )
+from jfit.train.data_checks import DataChecks
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
@@ -116,18 +117,25 @@ class Scorer:
         constants = (state.params, state.aux)
         options: dict[str, Any] = {"values": constants, "weights": True, "sizes": self._sizes}
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
+        checks = DataChecks(self.model, self.devices, batches=batches)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
                 interrupts.check()
-                result = self._program(state.params, state.aux, totals, batch, np.int32(number))
+                arguments = state.params, state.aux, totals, batch, np.int32(number)
+                if checks.apply_to(batch):
+                    result, checks.fault = self._checked_program(checks.valid)(*arguments, checks.fault)
+                else:
+                    result = self._program(*arguments)
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         self._sizes = batches.sizes
-        totals, rest = counters.read((totals, () if host is None else host.pop(0)))  # sync: once, at the end of the pass
-        check_counted(batches, totals, "evaluation")
+        # sync: once, at the end of the pass
+        totals, rest, fault = counters.read((totals, () if host is None else host.pop(0), checks.fault))
+        checks.check(fault)
+        checks.check_epoch(totals)
         if host is None:
             return values(self.metrics, totals)
         host.update(rest)
@@ -141,9 +149,21 @@ class Scorer:
         first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
         metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(self.model, data))
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
-        axes, out = (None, None, None, 0, None), (None, 0) if self.host else None
         step = self._step_with_outputs() if self.host else self.step
-        self._program = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
+        self._program = compile_spmd(step, self.devices, _EVAL_AXES, self._out_axes, donate=(2,), name="eval")
+        self._checked_programs: dict[Any, Any] = {}
+
+    @property
+    def _out_axes(self) -> Any:
+        return (None, 0) if self.host else None
+
+    def _checked_program(self, valid: Any) -> Any:
+        """The program that also looks for invalid values in its batch, with an additional argument and result for them."""
+        if valid not in self._checked_programs:
+            step = functools.partial(_checked, self._step_with_outputs() if self.host else self.step, valid)
+            axes, out = (*_EVAL_AXES, None), (self._out_axes, None)
+            self._checked_programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
+        return self._checked_programs[valid]
 
     def _step_with_outputs(self) -> Callable[..., Any]:
         """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
@@ -154,6 +174,17 @@ class Scorer:
             return totals, metric_inputs(self.model, outputs, batch, axis_name)
 
         return step
+
+
+_EVAL_AXES = (None, None, None, 0, None)  # of the arguments of an evaluation step
+
+
+def _checked(
+    step: Any, valid: Any, params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, fault: Any, *, axis_name: Any
+) -> tuple[Any, Any]:
+    """Run an evaluation step, and look for invalid values in its batch: (result of the step, result of `first_fault`)."""
+    found = first_fault(valid, batch, number, fault, axis_name)
+    return step(params, aux, totals, batch, number, axis_name=axis_name), found
 
 
 class ResidentScorer:

@@ -166,10 +166,11 @@ def _data(data: ArrayData | StreamData, inputs: Any) -> dict[str, Any]:
         # batches may have different lengths, and an iterator cannot be read twice
         return {"data": {name: str(spec.dtype) for name, spec in inputs.items()}}
     arrays = dict(data.arrays) | ({} if data.weight is None else {"weight": data.weight})
-    return {"rows": data.num_rows, "data": {name: _sample(array) for name, array in arrays.items()}}
+    return {"rows": data.num_rows, "data": {name: sample(array) for name, array in arrays.items()}}
 
 
-def _sample(array: Any) -> str:
+def sample(array: Any) -> str:
+    """Return dtype and shape of the rows of an array, and a digest of at most 64 of them."""
     rows = len(array)
     row_bytes = max(int(np.prod(array.shape[1:])) * array.dtype.itemsize, 1)
     sampled = max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))

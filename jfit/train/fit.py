@@ -253,7 +253,8 @@ def fit(
         `jfit.last_run()` then returns the run.
 
     Raises:
-        ValueError: invalid argument, data that does not match the inputs of the model, invalid labels, or empty data.
+        ValueError: invalid argument, data that does not match the inputs of the model, empty data, or invalid labels, row
+            weights or row indices of tables.  For JAX arrays of an iterable it comes some steps after their batch.
         TypeError: unsupported type of the model, the data or a callback.
         FolderInUse: another run saves its checkpoints in the folder `checkpoint` (a RuntimeError).
         OSError: the folder `checkpoint` cannot be written, or the last checkpoint could not be.
@@ -459,7 +460,8 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 
     Args:
         model: the `Model` to train.
-        data: the training data.  The labels of all rows are checked if it is an `ArrayData`, else those of its first batch.
+        data: the training data.  Labels and row indices of all rows are checked if it is an `ArrayData`, else those of the
+            first batch.
         probe: inputs of the first batch by name.
         state: parameters and auxiliary states, to test on `probe` whether rows affect each other where that is in question.
 
@@ -467,13 +469,14 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
         Plan: shapes and row layouts of the outputs.
 
     Raises:
-        ValueError: no output is a loss head, or a label is not a valid class index.
+        ValueError: no output is a loss head, a label is not a valid class index, or an index is not in its table.
     """
     plan = verified_plan(model, state.params, state.aux, probe)
     check_heads(model)
     labels = labels_of(model, data)
     if labels is not None:
-        check_model_labels(model, labels, plan)
+        mapped = data.mapped if isinstance(data, ArrayData) else set()  # they are checked when they are read
+        check_model_labels(model, {k: v for k, v in labels.items() if k not in mapped}, plan)
     elif isinstance(data, ArrayData):  # labels on disk: the others are checked when they are read
         BatchLabels(model).check(Batch(dict(probe)), "the first batch")
     else:

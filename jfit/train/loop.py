@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import signal
 import time
@@ -36,7 +35,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.data import ArrayData, Batch, DataTimeout, StreamData
+from jfit.data import ArrayData, DataTimeout, StreamData
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
@@ -47,16 +46,19 @@ from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
 from jfit.train.ahead import compiling_ahead
-from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, HostBatches, check_counted, fits_on_device
+from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
 from jfit.train.callbacks.base import Callback, Event
-from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, ordered_steps, repeat_steps
+from jfit.train.data_checks import DataChecks
+from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, repeat_steps
 from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics
 from jfit.train.nonfinite import NanPolicy, NonFiniteLoss  # noqa: F401 (the warning was defined here)
 from jfit.train.profiling import StepProfiler
 from jfit.train.saving import save_at_sigterm, save_now, savers
 from jfit.train.step_log import StepLog, StepRow
+from jfit.train.stream_dispatcher import StreamDispatcher
 from jfit.train.threads import TrainingThread
+from jfit.train.train_data import unshared
 
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 
@@ -250,10 +252,12 @@ class Loop:
 
     def _read_epoch(self, samples: int, started: float, compiled: float) -> dict[str, Any]:
         """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
-        totals, report = self._read((self.state.metrics, self.report), behind=0)  # sync: once per epoch
+        arrays = self.state.metrics, self.report, self.dispatcher.checks.fault
+        totals, report, fault = self._read(arrays, behind=0)  # sync: once per epoch
         seconds = max(time.perf_counter() - started - (counters.compile_seconds() - compiled), 1e-9)
+        self.dispatcher.checks.check(fault, self.position)
         self.nan.report(self, int(totals.first_bad_step))
-        check_counted(self.dispatcher.batches, totals, f"epoch {self.epoch}")
+        self.dispatcher.checks.check_epoch(totals, self.epoch)
         return self._metric_values(totals) | {"samples_per_second": samples / seconds, "time": seconds} | reported_lr(report)
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
@@ -360,13 +364,14 @@ class Loop:
             report: (loss, learning rate) of the last dispatch, on the devices.
             fence: report of the dispatch 8 before it, for which the host waits.
         """
-        previous, copied = self._pending, (_copy(self.state.metrics), report)
+        previous, copied = self._pending, (_copy(self.state.metrics), report, self.dispatcher.checks.fault)
         snapshot = None if self.host_metrics is None else self.host_metrics.snapshot()
         self._pending = _LogPoint(copied, {"samples_per_second": speed}, self.position, snapshot)
         if previous is None:
             self._read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
-        (totals, last_report), _ = self._read((previous.copied, fence))  # sync: as above; the copy is 8 dispatches old, too
+        (totals, last_report, fault), _ = self._read((previous.copied, fence))  # sync: as above; the copy is 8 dispatches old
+        self.dispatcher.checks.check(fault, self.position)
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
         self.nan.report(self, int(totals.first_bad_step))
         self.history.add_point(**previous.position, **logs)
@@ -376,7 +381,7 @@ class Loop:
 class _LogPoint(NamedTuple):
     """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
 
-    copied: Any  # (copy of the running sums, report of the last dispatch), arrays on the devices
+    copied: Any  # (copy of the running sums, report of the last dispatch, fault or None), arrays on the devices
     logs: dict[str, float]  # values that were known on the host already: samples_per_second
     position: dict[str, int]
     snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
@@ -420,6 +425,7 @@ class ResidentDispatcher:
             reason=reason,
         )
         self.num_batches = self.batches.layout.num_batches
+        self.checks = DataChecks(spec.model, spec.devices)  # arrays are checked before training, and the devices have a copy
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 
@@ -488,106 +494,6 @@ def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState]
     return lambda state: program(state, *arguments)
 
 
-class StreamDispatcher:
-    """Makes the dispatches (calls of compiled programs) of an epoch, for batches that a background thread prepares on the host.
-
-    Args:
-        data: arrays, or an iterable of batches.
-        spec: model, step, devices and batch sizes.
-        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
-        reason: why they may not, see `Plan.coupled`.
-    """
-
-    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
-        self.data, self.spec = data, spec
-        slices = slices_of(spec.step)
-        self._ordered = None if slices is None else ordered_steps(spec)
-        self.batches = HostBatches(
-            spec.model,
-            data,
-            len(spec.devices) if slices is None else 1,
-            spec.batch_size,
-            micro_batches=spec.micro_batches * (slices or 1),
-            paddable=paddable,
-            reason=reason,
-        )
-        self.num_batches = data.num_batches(spec.batch_size)
-        self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
-        self._programs: dict[Any, Any] = {}
-
-    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], *_: Any) -> Iterator[Dispatch]:
-        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
-        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
-            for first in stream:
-                group, most = [first], min(self.spec.steps_per_call, max_steps(step))
-                for item in itertools.islice(stream, most - 1):
-                    if _shapes(item[0]) != _shapes(group[0][0]):
-                        yield from self._group_dispatches(group)
-                        step += len(group)
-                        group = []
-                    group.append(item)
-                yield from self._group_dispatches(group)
-                step += len(group)
-
-    def _group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
-        """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
-
-        Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not
-        worth its compilation.
-
-        Args:
-            group: list of (batch, number of its rows without padding); all batches have the same shapes.
-        """
-        if self._ordered is not None:
-            for batch, count in group:
-                yield Dispatch(functools.partial(self._ordered, batch), 1, count)
-            return
-        most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])
-        if most == 1 or not like_first:
-            program = self._program("train" if most == 1 else "train_tail", functools.partial(one_step, self.spec))
-            for batch, count in group:
-                yield Dispatch(functools.partial(_run_batch, program, batch), 1, count)
-            return
-        batches = [batch for batch, _ in group]
-        # The repeated batches are not trained: they fix the length of the stack, so that one program is enough.
-        batches += batches[-1:] * (most - len(batches))
-        axis = 1 if len(self.spec.devices) > 1 else 0
-        stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
-        program = self._multi_step_program()
-        steps = np.int32(len(group))
-        yield Dispatch(lambda state: program(state, stack, steps), len(group), sum(count for _, count in group))
-
-    def _is_like_first(self, batch: Batch) -> bool:
-        shapes = _shapes(batch)
-        self._first_shapes = self._first_shapes or shapes
-        return shapes == self._first_shapes
-
-    def _multi_step_program(self) -> Any:
-        spec = self.spec
-
-        def train_steps(state: TrainState, stack: Batch, count: Any, axis_name: str | None):
-            def train_one(state: TrainState, j: Any):
-                return one_step(spec, state, jax.tree.map(lambda x: x[j], stack), axis_name)
-
-            return repeat_steps(train_one, spec)(state, count)
-
-        return self._program("train", train_steps, (None,))
-
-    def _program(self, name: str, fn: Callable[..., Any], extra_axes: tuple[Any, ...] = ()) -> Any:
-        if name not in self._programs:
-            axes = (STATE_AXES, 0, *extra_axes)
-            self._programs[name] = compile_spmd(fn, self.spec.devices, axes, self.spec.out_axes, donate=(0,), name=name)
-        return self._programs[name]
-
-
-def _run_batch(program: Any, batch: Batch, state: TrainState) -> tuple[TrainState, Array]:
-    return program(state, batch)
-
-
-def _shapes(batch: Batch) -> Any:
-    return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
-
-
 def make_dispatcher(
     data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "", on_device: bool | str = "auto"
 ) -> Any:
@@ -612,4 +518,4 @@ def make_dispatcher(
     resident = fits_on_device(data, spec.devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
         return ResidentDispatcher(data, spec, paddable=paddable, reason=reason)
-    return StreamDispatcher(data, spec, paddable=paddable, reason=reason)
+    return StreamDispatcher(unshared(data), spec, paddable=paddable, reason=reason)

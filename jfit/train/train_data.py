@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.lowering.model import Model
 from jfit.train.batch_sizes import restore_sizes, saved_sizes
+from jfit.train.fingerprint import sample
 
+COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -78,6 +81,51 @@ def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[Ar
     held_back = data.part(slice(count, None))
     held_back.steps_per_epoch = None  # all of its rows are evaluated
     return data.part(slice(0, count)), held_back
+
+
+def unshared(data: ArrayData | StreamData) -> ArrayData | StreamData:
+    """Copy the arrays that a run reads batch by batch while the user may write to them, if they have at most 64 MiB in all.
+
+    Returns:
+        A shallow copy of `ArrayData` with copies of its arrays; other data, and larger arrays, unchanged (see `ArrayWatch`).
+    """
+    shared = _shared(data)
+    if not isinstance(data, ArrayData) or not shared or sum(data.arrays[name].nbytes for name in shared) > COPY_BYTES:
+        return data
+    result = copy.copy(data)
+    result.arrays = {name: array.copy() if name in shared else array for name, array in data.arrays.items()}
+    result.private = {*data.private, *shared}
+    return result
+
+
+def _shared(data: ArrayData | StreamData | None) -> list[str]:
+    return [name for name in data.arrays if name not in data.private] if isinstance(data, ArrayData) else []
+
+
+class ArrayWatch:
+    """Warn if arrays that a run reads batch by batch are changed during the training, by digests of samples of their rows.
+
+    Args:
+        data: the training data, or None.  Arrays that nobody else writes to, memory maps and streams are not looked at.
+    """
+
+    def __init__(self, data: ArrayData | StreamData | None) -> None:
+        self._arrays = {name: data.arrays[name] for name in _shared(data)} if isinstance(data, ArrayData) else {}
+        self._digests = {name: sample(array) for name, array in self._arrays.items()}
+
+    def check(self, epoch: int | None) -> None:
+        """Warn of the arrays that were changed since the last call; `epoch` is the number of the epoch that has ended."""
+        for name, array in self._arrays.items():
+            now = sample(array)
+            if now != self._digests[name]:
+                self._digests[name] = now
+                warnings.warn(
+                    f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads its rows "
+                    "from this array, so the run depends on when it was changed and cannot be repeated; pass a copy "
+                    "(x.copy()), or keep the data on the devices (data_on_device=True)",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
 
 def add_class_weights(
