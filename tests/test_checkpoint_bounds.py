@@ -235,6 +235,15 @@ def test_a_callback_that_changes_the_current_directory_does_not_move_the_checkpo
     assert same(train(num_epoch=3, checkpoint=tmp_path / "run", resume=True), run.train(1))
 
 
+def test_a_rollback_that_never_helps_ends_after_three_attempts_also_if_epochs_are_short():
+    x, y = blobs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = train(data=(np.full_like(x, np.nan), y), nan="rollback", num_epoch=6)
+    assert run.stop_reason is not None and run.position["epoch"] < 6
+    assert all(np.isfinite(value).all() for value in run.params.values())
+
+
 def test_states_that_are_not_finite_are_not_saved_if_training_goes_back_to_an_earlier_state(tmp_path, caplog):
     x, y = blobs()
     x[20] = np.nan

@@ -58,6 +58,7 @@ class NanPolicy:
         self._kept: Kept | None = None
         self._handled = 0  # bad steps with smaller numbers have been reported
         self._rollbacks = 0  # number of times that training went back to `_kept`
+        self._restored_at = -1  # number of steps done when it last went back
 
     def begin(self) -> None:
         """Reset what belongs to one call of `Loop.train`."""
@@ -71,7 +72,9 @@ class NanPolicy:
             position: its epoch, batch and step.
         """
         if self.keeps and is_finite(state):
-            self._kept, self._rollbacks = Kept(state, dict(position)), 0
+            self._kept = Kept(state, dict(position))
+            if position["step"] != self._restored_at:  # otherwise it is the state that was restored, without a step since
+                self._rollbacks = 0
         return self.keeps
 
     @property
@@ -116,7 +119,7 @@ class NanPolicy:
             state = state._replace(step=np.asarray(loop.step, np.int32), metrics=metrics._replace(first_bad_step=first))
         else:
             loop.epoch, loop.batch, loop.step = (kept.position[name] for name in ("epoch", "batch", "step"))
-        loop.state = loop.run._placed(state)
+        loop.state, self._restored_at = loop.run._placed(state), loop.step
         done = f"the state is that of step {kept.position['step']} again"
         if again:
             return f"{done}, and training continues with the next batch"
