@@ -81,7 +81,7 @@ def test_an_epoch_without_a_positive_row_weight_raises(run, form):
         fit(net(), data)
     with pytest.raises(ValueError, match="evaluation: no row of the data has a weight above 0 in the loss"):
         run.score(data)
-    half = np.repeat(np.float32([0, 1]), ROWS // 2)
+    half = np.repeat(np.array([0, 1], np.float32), ROWS // 2)
     assert fit(net(), batches(X, Y, half, form=form)).history.column("loss")[-1] > 0  # single batches may have none
 
 
