@@ -266,6 +266,37 @@ def read(tree: Any) -> Any:
         return jax.tree.map(_on_host, jax.device_get(tree))  # sync: the one place where arrays are copied to the host
 
 
+def copy(tree: Any) -> Any:
+    """As `read`, but no array of the result shares memory with a device; counted as one host sync.
+
+    On a CPU, an array from `read` may be the memory of a buffer, which the next step overwrites if the buffer is donated to it.
+    The arrays are copied one after the other, so that the host needs memory for the result and one more array.
+
+    Args:
+        tree: pytree of arrays.
+
+    Returns:
+        The pytree with writable NumPy arrays; typed PRNG keys stay keys, as in `read`.
+    """
+    COUNTS["host_syncs"] += 1
+    with explained():
+        return jax.tree.map(_copied, tree)  # sync: as in `read`
+
+
+def _copied(array: Any) -> Any:
+    if not isinstance(array, jax.Array):
+        return np.array(array, order="C")
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return _on_host(array)
+    # A second array of the same buffers: an array keeps the NumPy array that it was once converted to.
+    shards = [shard.data for shard in array.addressable_shards]
+    values = np.asarray(jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards))
+    if not values.flags.owndata:  # it may be memory of the device
+        return np.array(values, order="C")
+    values.flags.writeable = True  # joined from the parts of several devices
+    return values
+
+
 def _on_host(array: Any) -> Any:
     if not (isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)):
         return np.asarray(array)

@@ -14,9 +14,9 @@ import pytest
 
 import jfit
 import jfit.programs.tables
-import jfit.train.checkpoint
 import jfit.train.evaluate
 import jfit.train.loop
+import jfit.train.writing
 from jfit import interrupts
 from jfit.callbacks import lambda_callback
 from jfit.data import DataTimeout, prefetch
@@ -80,8 +80,8 @@ def test_sigterm_at_other_moments_loses_nothing(moment, tmp_path, monkeypatch):
             zeros = jfit.train.evaluate.ResidentScorer._zeros
             patch.setattr(jfit.train.evaluate.ResidentScorer, "_zeros", lambda self: press(signal.SIGTERM) or zeros(self))
         elif moment == "save":
-            write = jfit.train.checkpoint.save_tensors
-            patch.setattr(jfit.train.checkpoint, "save_tensors", lambda *a, **k: press(signal.SIGTERM) or write(*a, **k))
+            write = jfit.train.writing.save_tensors
+            patch.setattr(jfit.train.writing, "save_tensors", lambda *a, **k: press(signal.SIGTERM) or write(*a, **k))
         train(
             **options, callbacks=[lambda_callback(fit_start=lambda e: press(signal.SIGTERM))] if moment == "fit_start" else []
         )
@@ -326,9 +326,9 @@ def test_ctrl_c_in_a_module_that_waits_for_its_iterator():
 # ------------------------------------------------------------------------------------------------ processes
 CHILD = """
 import itertools, sys, time, numpy as np, jfit
-import jfit.train.checkpoint
+import jfit.train.writing
 if {slow_save}:
-    jfit.train.checkpoint.save_tensors = lambda *a, **k: (print("saving", flush=True), time.sleep(60))
+    jfit.train.writing.save_tensors = lambda *a, **k: (print("saving", flush=True), time.sleep(60))
 x = np.zeros((8, 4), "float32")
 def batches():
     for i in itertools.count():

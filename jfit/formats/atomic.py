@@ -239,13 +239,17 @@ def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Pat
 
 
 @contextmanager
-def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path]:
+def atomic_dir(
+    path: str | os.PathLike[str], sync: bool = True, before_rename: Callable[[], object] | None = None
+) -> Iterator[Path]:
     """Context manager to create or replace a folder atomically, with all its files.
 
     Args:
         path: the folder.  An existing folder is renamed, replaced and deleted at the end; `sweep` restores it if the process
             died in between.
         sync: whether to wait until the files are on the disk (fsync).
+        before_rename: called when the files are complete, before the folder gets its name; after an exception in it, `path` is
+            unchanged.
 
     Yields:
         pathlib.Path of a temporary folder to write into.  On exit it replaces `path`; after an exception it is deleted and
@@ -268,6 +272,8 @@ def atomic_dir(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Path
         yield temporary
         if sync:
             _sync_tree(temporary)
+        if before_rename is not None:
+            before_rename()
         _swap(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

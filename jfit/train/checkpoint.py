@@ -30,13 +30,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
+from jfit.formats.atomic import FormatError, sweep, trash
 from jfit.formats.manifest import dump_sealed
-from jfit.formats.tensors import checksum, save_tensors
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
-from jfit.train.locks import check as check_lock
 from jfit.train.saved import FORMAT, META, REMEDY, TENSORS, Saved, check, folders_of, newest, path_of, present, read
+from jfit.train.writing import Prepared, write
 
 State = TypeVar("State")
 
@@ -84,44 +83,36 @@ def save(
         >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
         'step-00000007'
     """
+    return write(prepare(directory, state, meta=meta, keep=keep, step=step, sync=sync, protect=protect, extra=extra))
+
+
+def prepare(
+    directory: str | os.PathLike[str],
+    state: Any,
+    *,
+    meta: Mapping[str, Any] | None = None,
+    keep: int | None = 3,
+    step: int | None = None,
+    sync: bool = True,
+    protect: Collection[int] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Check the arguments of `save`, and return what it writes.  NumPy arrays are not copied.  Nothing on the disk is read."""
     if keep is not None and keep < 1:
         raise ValueError(
             f"checkpoint: keep is {keep}, expected at least 1 (the new checkpoint is always kept), or None to keep all."
         )
-    directory = Path(directory)
     number = _step_of(state) if step is None else int(step)
     trees = {"state": state, **(extra or {})}
     if "state" in (extra or {}):
         raise ValueError("checkpoint: extra has a pytree called 'state', the name of the state itself; rename it.")
     trees = {name: arrays_of(tree) for name, tree in trees.items()}
-    path = path_of(directory, number)
-    is_locked = check_lock(directory)
-    with suppress(OSError):
-        sweep(directory, exclusive=is_locked)
     record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": trees["state"][1], "meta": dict(meta or {})}
     try:
         dump_sealed(record)
     except (TypeError, ValueError) as error:
         raise TypeError(f"checkpoint: meta is not JSON-serializable ({error}); pass numbers, strings, lists, dicts.") from error
-    with atomic_dir(path, sync=sync) as folder:
-        record["files"] = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in trees.items()}
-        (folder / META).write_bytes(dump_sealed(record))
-    if keep is not None:
-        others = [other for other in reversed(folders_of(directory)) if other != path]
-        protected = {path_of(directory, number) for number in protect}
-        for other in others[keep - 1 :]:
-            if other not in protected:
-                trash(other)
-    return path
-
-
-def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[str, str]) -> dict[str, Any]:
-    """Write the arrays of a pytree, and return the entry of the file in meta.json."""
-    file = folder / f"{name}.safetensors"
-    save_tensors(file, arrays, sync=False)
-    # The checksum is that of the arrays in memory, not of the file, so that `verify` also detects an error of the write.
-    crc, size = checksum(file, arrays)
-    return {"bytes": size, "crc32": crc} | ({} if file.name == TENSORS else {"keys": keys})
+    return Prepared(path_of(directory, number), record, trees, keep, protect, sync)
 
 
 def restore(path: str | os.PathLike[str], like: State) -> State:

@@ -165,6 +165,7 @@ def fit(
         checkpoint_every: "epoch", or the number of steps between two checkpoints.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
+            States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint.
             If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder with nan or infinite
             parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A learning rate other than

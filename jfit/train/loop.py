@@ -35,7 +35,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.data import ArrayData, DataTimeout, StreamData
+from jfit.data import ArrayData, StreamData
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
@@ -54,7 +54,7 @@ from jfit.train.history import History
 from jfit.train.host_metrics import HostMetrics
 from jfit.train.nonfinite import NanPolicy, NonFiniteLoss  # noqa: F401 (the warning was defined here)
 from jfit.train.profiling import StepProfiler
-from jfit.train.saving import save_at_sigterm, save_now, savers
+from jfit.train.saving import ending_saves, save_after_error, save_at_sigterm, savers
 from jfit.train.step_log import StepLog, StepRow
 from jfit.train.stream_dispatcher import StreamDispatcher
 from jfit.train.threads import TrainingThread
@@ -156,6 +156,7 @@ class Loop:
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
         first, flag, terminate = self.step, StopFlag(), bool(savers(self)) or in_graceful_stop()
         with (
+            ending_saves(self),
             flag.watching(terminate=terminate),
             counters.explained(),
             compiling_ahead(self.evaluate) as self._compile_ahead,
@@ -168,8 +169,7 @@ class Loop:
                 flag.critical = False
                 save_at_sigterm(self, flag, first)
             except BaseException as error:
-                if isinstance(error, DataTimeout):
-                    save_now(self, first)
+                save_after_error(self, error, first)
                 self._notify_after_error()
                 raise
             finally:

@@ -209,8 +209,7 @@ class Run:
 
     def snapshot(self) -> TrainState:
         """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys."""
-        # np.array copies: on CPU a read may alias a donated buffer
-        return whole_state(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), counters.read(self.state)))
+        return whole_state(counters.copy(self.state))
 
     # -------------------------------------------------------------------------------- methods for callbacks
     def set_base_lr(self, rate: float) -> None:

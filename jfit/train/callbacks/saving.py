@@ -1,14 +1,16 @@
 """Callback that saves checkpoints during training."""
 
+import functools
+import json
 import logging
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfit.formats.atomic import atomic_dir
 from jfit.formats.manifest import dump_sealed
@@ -16,6 +18,9 @@ from jfit.train import checkpoint, locks
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
 from jfit.train.finite import is_finite, last_finite
+from jfit.train.writing import BackgroundWrite, Prepared, write
+
+BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
 
 
 def checkpointing(
@@ -26,6 +31,7 @@ def checkpointing(
     keep_best: int = 0,
     monitor: str = "val_loss",
     mode: str = "auto",
+    background_bytes: int | None = BACKGROUND_BYTES,
 ) -> Callback:
     """Save a checkpoint after each epoch, or every N steps.  Optionally keep those of the best epochs too.
 
@@ -42,6 +48,10 @@ def checkpointing(
         monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
+        background_bytes: states of at least so many bytes are written on another thread, while training goes on: only the copy
+            of the state to the host interrupts training.  The host needs memory for this copy.  The next save waits until the
+            files of the one before are on the disk, and so does the end of training.  A second Ctrl-C abandons the save, and
+            the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
@@ -52,8 +62,8 @@ def checkpointing(
     failed one is tried again, and raises OSError if it fails.
 
     Raises:
-        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, or `keep_best` below 0.  During
-            training: the first epoch logs no value called `monitor`, or an array.
+        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, or `keep_best` or
+            `background_bytes` below 0.  During training: the first epoch logs no value called `monitor`, or an array.
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
         OSError: at the start of training, files cannot be written in `directory`.
         TypeError: at the start of training, the state of a callback is not JSON-serializable.
@@ -67,24 +77,49 @@ def checkpointing(
         raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
     if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
         raise ValueError(f"checkpointing: keep_best is {keep_best!r}, expected a number of checkpoints of at least 0.")
-    events = ("fit_start", "epoch_end" if steps is None else "step", "fit_end")
+    if background_bytes is not None and (isinstance(background_bytes, bool) or background_bytes < 0):
+        raise ValueError(
+            f"checkpointing: background_bytes is {background_bytes!r}, expected a number of bytes of at least 0, or None to "
+            "let training wait for every save."
+        )
+    events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if keep_best:
-        best = _BestKept(directory, keep, keep_best, monitor, maximizes("checkpointing", monitor, mode), steps is None)
+        best = _BestKept(
+            *(directory, keep, background_bytes),
+            number=keep_best,
+            monitor=monitor,
+            maximize=maximizes("checkpointing", monitor, mode),
+            per_epoch=steps is None,
+        )
         events = tuple(dict.fromkeys((*events, "epoch_end")))
         return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})")
-    return Callback(on=_Saving(directory, keep).on, events=events, every=steps, name="checkpointing")
+    return Callback(on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing")
 
 
-class _Saving:
+class _InFlight(NamedTuple):
+    """A checkpoint that is written in the background: its step, the state of the callback before it, and the write."""
+
+    step: int
+    before: Any
+    write: BackgroundWrite
+
+
+class Saver:
     """The function `on` of `checkpointing`.
+
+    At most one checkpoint is written in the background.  Each event at which one is saved first waits for the one before, so
+    that checkpoints are written in the order of their steps, and what an event finds on the disk is what it would find if
+    nothing were written in the background.
 
     Attributes:
         failed: whether the last save failed; it is tried again at the next one, and at the end of the run.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None) -> None:
-        self._passed, self.keep, self.failed = directory, keep, False
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None) -> None:
+        self._passed, self.keep, self.background_bytes, self.failed = directory, keep, background_bytes, False
         self._home: str | None = None  # current directory when training began
+        self._in_flight: _InFlight | None = None
+        self._state_of_run: Any = None
 
     @property
     def directory(self) -> str | os.PathLike[str]:
@@ -97,14 +132,50 @@ class _Saving:
         return os.path.join(self._home, self._passed)
 
     def on(self, event: Event, state: Any) -> Any:
+        self._state_of_run = state
         if event.kind == "fit_start":
             self.failed, self._home = False, os.getcwd()
             locks.acquire(self.directory, event.run)
             _check_states(event)
             return state
+        if event.kind == "log":  # several times per second: a failure is reported soon
+            return state if self._in_flight is None or not self._in_flight.write.done else self.finish(state)
         if event.kind != "fit_end":
-            return self.update(event, state)
+            return self.update(event, self.finish(state))
+        state = self.finish(state, "it is tried again")
         return self.write(event, state) if self.failed else state
+
+    def finish(self, state: Any, then: str = "training continues, and the next checkpoint is tried again") -> Any:
+        """Wait for the checkpoint that is written in the background, and return the state of the callback.
+
+        Args:
+            state: the state of the callback.
+            then: end of the warning if the files could not be written.
+
+        Returns:
+            `state`, or, if the files could not be written, the state before that save.
+
+        Raises:
+            Exception: any other exception of the save.
+        """
+        if self._in_flight is None:
+            return state
+        error = self._in_flight.write.error()  # the host waits for the disk
+        step, before, _ = self._in_flight
+        self._in_flight, self.failed = None, error is not None
+        if isinstance(error, OSError):
+            warnings.warn(f"{self._problem(step, error)}; {then}", stacklevel=3)
+        elif error is not None:
+            raise error
+        return before if self.failed else state
+
+    def abandon(self, state: Any) -> Any:
+        """Stop the save in the background, if its checkpoint has no name yet, and return the state of the callback."""
+        if self._in_flight is None:
+            return state
+        is_named, before = self._in_flight.write.abandon(), self._in_flight.before
+        self._in_flight = None
+        return state if is_named else before
 
     def update(self, event: Event, state: Any) -> Any:
         """Save a checkpoint, and return the new state of the callback."""
@@ -112,44 +183,58 @@ class _Saving:
 
     def write(self, event: Event, state: Any) -> Any:
         """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
-        # sync: the host waits until the devices have computed the state of this step
-        path = self.save(event, _meta(event))
-        return state if path is None else str(path)
+        return self.save(event, self.meta(event, state), state, str(checkpoint.path_of(self.directory, event.step)))
 
-    def save(self, event: Event, meta: dict[str, Any], protect: Collection[int] = ()) -> Path | None:
-        """Call `checkpoint.save`; None if the files cannot be written.
+    def meta(self, event: Event, state: Any) -> dict[str, Any]:
+        """Return the meta of the run with `state` as state of this callback; the run still has that before the event."""
+        meta = _meta(event)
+        if state is not self._state_of_run:
+            states = meta.get("callbacks", [])
+            meta["callbacks"] = [[name, state if old is self._state_of_run else old] for name, old in states]
+        return meta
+
+    def save(self, event: Event, meta: dict[str, Any], before: Any, after: Any, protect: Collection[int] = ()) -> Any:
+        """Save a checkpoint, a large one in the background, and return the state of the callback: `after`, or `before`.
 
         Raises:
             OSError: the files cannot be written at the end of the run, when there is no later attempt.
         """
+        # sync: the host waits until the devices have computed the state of this step, and copies it
+        state = event.run.snapshot()
+        goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
+        if goes_back and not is_finite(state):  # training stops soon, or continues with an earlier state
+            logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
+            return before
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
+        prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
+        limit = self.background_bytes
+        if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
+            prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
+            prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
+            self._in_flight = _InFlight(event.step, before, BackgroundWrite(functools.partial(_write, prepared, state)))
+            self._in_flight.write.start()
+            return after
         try:
-            state = event.run.snapshot()
-            goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
-            if not is_finite(state):
-                if goes_back:  # training stops soon, or continues with an earlier state
-                    logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
-                    return None
-                meta["finite"] = False
-                protect = [*protect, *last_finite(self.directory)]
-            options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
-            path = checkpoint.save(self.directory, state, meta=meta, **options)
+            _write(prepared, state)
         except OSError as error:
-            self.failed = True
-            what = f"checkpoint: the state of step {event.step} could not be saved in {self.directory} ({error})"
+            self.failed, problem = True, self._problem(event.step, error)
             if event.kind == "fit_end":
                 hint = "jfit.last_run() has it: free some space and call jfit.last_run().save(folder)"
-                raise OSError(error.errno, f"{what}, and training has ended; {hint}") from error
-            warnings.warn(f"{what}; training continues, and the next checkpoint is tried again", stacklevel=2)
-            return None
+                raise OSError(error.errno, f"{problem}, and training has ended; {hint}") from error
+            warnings.warn(f"{problem}; training continues, and the next checkpoint is tried again", stacklevel=2)
+            return before
         self.failed = False
-        return path
+        return after
+
+    def _problem(self, step: int, error: OSError) -> str:
+        return f"checkpoint: the state of step {step} could not be saved in {self.directory} ({error})"
 
 
-class _BestKept(_Saving):
+class _BestKept(Saver):
     """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
 
-    def __init__(self, directory: Any, keep: int | None, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
-        super().__init__(directory, keep)
+    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
+        super().__init__(*options)
         self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
@@ -197,12 +282,20 @@ class _BestKept(_Saving):
     def write(self, event: Event, state: dict[str, Any], best: list[list[Any]] | None = None) -> dict[str, Any]:
         entries = state["best"] if best is None else best
         new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": entries}
-        meta = _meta(event)
+        meta = self.meta(event, new)
         meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": entries}
-        # The checkpoint must contain the new state of this callback; the run still has its state before this event.
-        meta["callbacks"] = [[name, new if old is state else old] for name, old in meta.get("callbacks", [])]
-        # sync: the host waits until the devices have computed the state of this step
-        return state if self.save(event, meta, [step for _, step in entries]) is None else new
+        return self.save(event, meta, state, new, [step for _, step in entries])
+
+
+def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Write a checkpoint of the pytree `state`; the last checkpoint without nan and infinities is not deleted.
+
+    If the state is not finite, "finite": False is added to its meta.
+    """
+    if not is_finite(state):
+        prepared.record["meta"]["finite"] = False
+        prepared = prepared._replace(protect=[*prepared.protect, *last_finite(prepared.path.parent)])
+    write(prepared, is_wanted)
 
 
 def _no_best() -> dict[str, Any]:
