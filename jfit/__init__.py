@@ -66,6 +66,8 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.train.evaluate import predict, score
     from jfit.train.fit import fit
     from jfit.train.lr_find import lr_find
+    from jfit.train.replay import replay
+    from jfit.train.replayed import Replay
     from jfit.train.run import Run, last_run
     from jfit.train.sweep import Sweep, choice, log_uniform, sweep, uniform
     from jfit.train.verify import Verification, verify
@@ -94,6 +96,7 @@ __all__ = [
     "Policy",
     "PythonLossModule",
     "PythonModule",
+    "Replay",
     "Run",
     "SequentialModule",
     "StepOut",
@@ -137,6 +140,7 @@ __all__ = [
     "predict_step",
     "programs",
     "regularizers",
+    "replay",
     "score",
     "summary",
     "sweep",
@@ -170,6 +174,8 @@ _HOMES = {
     "jfit.train.evaluate": "predict score",
     "jfit.train.fit": "fit",
     "jfit.train.lr_find": "lr_find",
+    "jfit.train.replay": "replay",
+    "jfit.train.replayed": "Replay",
     "jfit.train.run": "Run last_run",
     "jfit.train.sweep": "Sweep choice log_uniform sweep uniform",
     "jfit.train.verify": "Verification verify",

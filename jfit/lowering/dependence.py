@@ -78,6 +78,11 @@ def row_layouts(closed: Any, layouts: Sequence[Layout]) -> list[Layout]:
     return _run(closed.jaxpr, layouts)
 
 
+def equation_layouts(eqn: Any, operands: list[Layout]) -> list[Layout]:
+    """Compute the abstract values of the results of one equation of a jaxpr from those of its operands."""
+    return [None] * len(eqn.outvars) if all(x is None for x in operands) else _apply_rule(eqn, operands)
+
+
 def _run(jaxpr: Any, layouts: Sequence[Layout]) -> list[Layout]:
     values: dict[Any, Layout] = dict(zip(jaxpr.invars, layouts, strict=True))
 

@@ -24,6 +24,7 @@ from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topologi
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.lowering.rolling.program import Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
+from jfit.lowering.taps import Point, Tap
 from jfit.lowering.values import Value
 from jfit.ops import Attrs, Ctx, Op, nearest
 from jfit.ops.axis import Axis, axis_index
@@ -80,7 +81,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         `apply`, with three arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
         array in `params` has only these rows of the embedding table (see `Model.tables`).  `_rows_out` is a list to which the
         `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.  With `_stage`, the nodes of
-        `order` are a part of a graph, and the first result has `Value`s, None for a label that was not passed.
+        `order` are a part of a graph, and the first result has `Value`s, None for a label that was not passed.  `_tap` is
+        called with each variable and each output of a node (see `jfit.lowering.taps`); repeated blocks then run node by node.
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
@@ -109,6 +111,7 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         table_rows: Mapping[str, Array] | None = None,
         _rows_out: list[MaybeLayout] | None = None,
         _stage: StageInput | None = None,
+        _tap: Tap | None = None,
     ) -> tuple[tuple[Any, ...], Aux]:
         size = batch_size(variables, inputs, names) if _stage is None else _stage.size
         _check_weight(weight, size)
@@ -124,6 +127,9 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             (id(n), 0): uncast[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, uncast[id(n)], arguments)
             for n in variables
         }
+        if _tap is not None:
+            for n in variables:
+                values[id(n), 0] = _tapped_variable(n, values[id(n), 0], names, id(n) in aux_ids, _tap)
         if _stage is None:
             attributes = attributes_with_shapes(open_shapes, graph, _shapes(variables, uncast), size)
         else:
@@ -143,9 +149,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             ctx = base if rows is None else dataclasses.replace(base, table_rows=rows)
             outs, updated = _run(node, attributes.get(id(node), node.params), ins, ctx, key, policy, name_hash)
             new_aux.update(updated)
-            return list(outs)
+            return list(outs) if _tap is None else _tapped(node, outs, _tap)
 
-        store = run_program(items(), values, run)
+        program = items() if _tap is None else plan_program(order, heads, names.inputs, (), False)
+        store = run_program(program, values, run)
         if _stage is not None:
             return tuple(store.get(h) for h in heads), new_aux
         results = [store.get(h) or raise_missing(h.node, inputs) for h in heads]
@@ -154,6 +161,28 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         return tuple(r.to_channels_first().array for r in results), new_aux
 
     return apply
+
+
+# ------------------------------------------------------------------------------------------------ taps
+def _tapped_variable(node: Node, value: Value | None, names: InputNames, is_aux: bool, tap: Tap) -> Value | None:
+    if value is None:
+        return None
+    kind = "auxiliary state" if is_aux else "input" if node.name in names.inputs else "parameter"
+    return value._replace(array=tap(Point(node.name, "", kind, rows=value.rows), value.array))
+
+
+def _tapped(node: Node, outs: Sequence[Value], tap: Tap) -> list[Value | None]:
+    assert node.op is not None
+    inputs, operator = tuple(entry_name(e) for e in node.inputs), node.op.name
+    return [
+        v._replace(array=tap(Point(entry_name(Entry(node, i)), operator, "node", inputs, "", v.rows), v.array))
+        for i, v in enumerate(outs)
+    ]
+
+
+def entry_name(entry: Entry) -> str:
+    """Name of the array for taps: that of the node, or of the output for the second and later outputs."""
+    return entry.node.output_name(entry.index) if entry.index else entry.node.name
 
 
 # ------------------------------------------------------------------------------------------------ variables

@@ -246,7 +246,7 @@ def fit(
             times, stop.  "stop" and "rollback" keep a copy on the host at the start of each epoch and with each checkpoint.
             Losses are read about twice per second, without waiting for the devices, so that some steps run after the first
             bad one.  The warning (`jfit.train.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
-            from a replay of the step, the first input, gradients or auxiliary states that are not finite.
+            from a replay of the step, the first input, node (or, for a function, line of code) or gradient that is not finite.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

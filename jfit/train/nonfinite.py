@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jfit import counters
 from jfit.data import ArrayData
-from jfit.parallel import place
-from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState
 from jfit.train.batches import HostBatches
 from jfit.train.finite import is_finite
+from jfit.train.replaying import Replayer, Start, paddable_of
 
 POLICIES = ("warn", "stop", "skip", "rollback")
 MAX_ROLLBACKS = 3  # to the same state; then training stops
@@ -78,6 +77,11 @@ class NanPolicy:
         return self.keeps
 
     @property
+    def kept(self) -> Kept | None:
+        """The state to which this policy goes back; None if there is none."""
+        return self._kept
+
+    @property
     def keeps(self) -> bool:
         """Whether this policy goes back to states that were kept."""
         return self.name in ("stop", "rollback")
@@ -128,7 +132,7 @@ class NanPolicy:
 
 
 def _cause(loop: Any, kept: Kept | None, step: int) -> str:
-    """Return ": the first bad array is ...", from a replay of the step; "" if it cannot be replayed."""
+    """Return ": node ... is the first that is not finite", from a replay of the step; "" if it cannot be replayed."""
     with contextlib.suppress(Exception):  # an explanation must not end a training
         return _explained(loop, kept, step)
     return ""
@@ -139,7 +143,7 @@ def _explained(loop: Any, kept: Kept | None, step: int) -> str:
     if not isinstance(data, ArrayData):
         return ""
     number = step - (loop.step - loop.batch)  # of the batch in the epoch
-    batches = HostBatches(spec.model, data, 1, spec.batch_size, paddable=loop.dispatcher.batches.layout.paddable)
+    batches = HostBatches(spec.model, data, 1, spec.batch_size, paddable=paddable_of(loop.dispatcher))
     with batches.read(loop.epoch, number) as stream:
         batch = next(iter(stream))[0]
     for name, x in batch.inputs.items():
@@ -147,29 +151,23 @@ def _explained(loop: Any, kept: Kept | None, step: int) -> str:
             axis = spec.model.batch_axes.get(name, 0)
             rows = np.isfinite(np.moveaxis(np.asarray(x), axis, 0)).reshape(x.shape[axis], -1).all(axis=1)
             return f": input {name!r} of batch {number} is not, in row {int(np.argmin(rows))} of the batch"
-    state = loop.run.snapshot() if kept is None else _replayed(loop, kept, step)
+    replayer = Replayer(loop)
+    if kept is None:
+        state, item = loop.run.snapshot()._replace(step=np.asarray(step, np.int32)), replayer.batch(loop.epoch, number)
+    else:
+        state, _, item, _ = replayer.through(Start(*kept), step)
     if not is_finite(state.params):
         return f": the parameters {_names(state.params)} were not before it"
-    state = place(state._replace(metrics=(), opt_state=(), local=None, step=np.asarray(step, np.int32)), spec.devices[:1])
-    stages = spec.step.stages
-    passed = jax.jit(lambda s, b: stages.shard(s, b, None)[0])(state, batch)
-    gradients, aux = counters.read((passed.gradients, passed.aux))  # sync: a step failed, and is explained
-    bad = {"the gradients of": gradients, "the auxiliary states": aux}
-    return next((f": {what} {_names(arrays)} are not" for what, arrays in bad.items() if not is_finite(arrays)), "")
+    bad, gradients = replayer.explain(state, item)
+    if bad is None:
+        return ""
+    of_gradients = f"the gradients of {_listed(gradients)} are not; " if bad.what == "backward" else ""
+    return f": {of_gradients}{bad}"
 
 
 def _names(arrays: Any) -> str:
-    names = [repr(name) for name, x in arrays.items() if not is_finite(x)]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return _listed([name for name, x in arrays.items() if not is_finite(x)])
 
 
-def _replayed(loop: Any, kept: Kept, step: int) -> TrainState:
-    """Train a copy of the state that was kept up to a step, and return its state on the host."""
-    epoch, batch, at = (kept.position[name] for name in ("epoch", "batch", "step"))
-    state = loop.run._placed(kept.state)
-    with contextlib.closing(loop.dispatcher.dispatches(epoch, batch, at, lambda done: step - done)) as dispatches:
-        while at < step:
-            dispatch = next(dispatches)
-            state, _ = dispatch.run(state)
-            at += dispatch.steps
-    return whole_state(counters.read(state))  # sync: as above
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -38,6 +38,7 @@ from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match, check_position
 from jfit.train.plotting import TIMES
+from jfit.train.replaying import Replay, replay_step
 from jfit.train.saved import META, Saved, newest, read, warn_of_traces
 from jfit.train.threads import copied
 from jfit.train.train_data import data_meta, restore_data
@@ -178,9 +179,8 @@ class Run:
         until the devices finish the update; in "log" and "epoch_end" events, `event.logs["lr"]` has it without waiting.
         """
         report = None if self._loop is None or self._loop.report is None else counters.read(self._loop.report)
-        if report is None:
-            return next((row["lr"] for row in reversed(self.history.epochs) if "lr" in row), None)
-        return reported_lr(report).get("lr")
+        recorded = (row["lr"] for row in reversed(self.history.epochs) if "lr" in row)
+        return next(recorded, None) if report is None else reported_lr(report).get("lr")
 
     @property
     def rate(self) -> float | None:
@@ -525,8 +525,8 @@ class Run:
             self.resume_from(folder)
         except (OSError, ValueError) as error:
             return f"the state on the devices was lost, and the checkpoints in {folder} cannot be read ({error})"
-        step = self.position["step"]
-        return f"the state on the devices was lost; jfit.last_run() has the checkpoint of step {step} from {folder}"
+        checkpoint = f"checkpoint of step {self.position['step']} from {folder}"
+        return f"the state on the devices was lost; jfit.last_run() has the {checkpoint}"
 
     def _state_is_readable(self) -> bool:
         """Return whether the state can be read: after a failed dispatch its arrays may be invalid, or donated and deleted."""
@@ -595,6 +595,34 @@ class Run:
             return contextlib.nullcontext(self.state)
         loop = self._loop
         return loop.thread.reading(lambda: averaged(loop.state)._replace(opt_state=(), metrics=(), local=None))
+
+    def replay(self, step: int) -> Replay:
+        """Repeat a training step, and return what it computes node by node, with the first node that is not finite.
+
+        A copy of an earlier state is trained up to this step with the programs and data of the run, so that it has the bits of
+        the run.  This state is the nearest of the checkpoints in `checkpoint=` of `fit`, the present state, and one that
+        nan="stop" or nan="rollback" kept.  Callbacks are not called, and the run does not change.  `jfit.replay` needs only the
+        folder of the checkpoints, or trains from the start.
+
+        Args:
+            step: number of the step, from 0: the number of updates before it, as in the warning that a loss is not finite.
+
+        Returns:
+            Replay: statistics of each node and parameter, `first_bad`, `to_pandas()` and `plot()`; `print` shows it as tables.
+
+        Raises:
+            ValueError: there is no earlier state, the data is an iterator that was read, or it ends before this step.
+
+        Example:
+            >>> import jfit, numpy as np
+            >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+            >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
+            >>> run = jfit.fit(jfit.sym.SoftmaxOutput(net, name="softmax"), (x, y), num_epoch=2, progress=False)
+            >>> replay = run.replay(2)
+            >>> replay.epoch, replay["data"].maximum, replay.first_bad, sorted(replay.gradients)
+            (2, 1.0, None, ['fc_bias', 'fc_weight'])
+        """
+        return replay_step(self._require_loop("replay"), step, self._best is None)
 
     # -------------------------------------------------------------------------------- saving and loading
     def save(self, directory: str | Path) -> Path:
@@ -716,8 +744,7 @@ class Run:
     def __repr__(self) -> str:
         last = self.history.epochs[-1] if self.history.epochs else {}
         logs = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in TIMES)
-        count = count_parameters(self.state.params)
-        return f"<Run: {len(self.history)} epochs, {count:,} parameters{', ' + logs if logs else ''}>"
+        return f"<Run: {len(self.history)} epochs, {count_parameters(self.state.params):,} parameters{logs and ', ' + logs}>"
 
     def _repr_html_(self) -> str:
         return run_html(self)

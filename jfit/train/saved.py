@@ -76,6 +76,11 @@ def _listing(directory: Path) -> dict[str, Path]:
     return names | {entry.name: entry for entry in entries if STEP.fullmatch(entry.name) and entry.is_dir()}
 
 
+def step_of(folder: Path) -> int:
+    """Return the step in the name of the folder of a checkpoint, "step-<number>", or ".step-<number>...old"."""
+    return int(folder.name.removeprefix(".").partition("-")[2].partition(".")[0])
+
+
 def present(path: Path) -> Path:
     """Return the path of a checkpoint, or that of its ".old" folder if only this exists."""
     return path if path.is_dir() else replaced_folders(path.parent).get(path.name, path)

@@ -56,14 +56,14 @@ class StreamDispatcher:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):
                     if _shapes(item[0]) != _shapes(group[0][0]):
-                        yield from self._group_dispatches(group)
+                        yield from self.group_dispatches(group)
                         step += len(group)
                         group = []
                     group.append(item)
-                yield from self._group_dispatches(group)
+                yield from self.group_dispatches(group)
                 step += len(group)
 
-    def _group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
+    def group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
         """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
 
         Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not

@@ -20,12 +20,12 @@ from jfit.train.callbacks.base import Callback, Event
 from jfit.train.checkpoint import arrays_of
 from jfit.train.fingerprint import ENVIRONMENT, changes_of
 from jfit.train.fit import fit
-from jfit.train.saved import TENSORS, folders_of, read, record_of
+from jfit.train.saved import TENSORS, folders_of, read, record_of, step_of
 
 _DESCRIBED = re.compile(r"\S+( [0-9a-f]{12})+")  # a value of which `fingerprint.describe` kept the name and a digest
 # Arguments of `fit` that do not change the parameters, or that `verify` decides.
-_IGNORED = ("eval_data", "callbacks", "checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with", "progress")
-_IGNORED += ("directory", "eval_every", "log_every", "profile", "eval_batch_size")
+IGNORED = ("eval_data", "callbacks", "checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with", "progress")
+IGNORED += ("directory", "eval_every", "log_every", "profile", "eval_batch_size")
 _SETTINGS = ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "regularizers")
 _SETTINGS += ("steps_per_epoch", "class_weight", "sync_batch_stats", "reduce", "gather_outputs", "ema", "loss", "loss_weights")
 _SETTINGS += ("schedule", "schedule_params")
@@ -182,9 +182,7 @@ def verify(
 def _folders(directory: Path, steps: Iterable[int] | None) -> list[Path]:
     if not directory.is_dir():
         raise FileNotFoundError(f"verify: there is no folder {directory}; expected the folder of the checkpoints of a run")
-    folders = {
-        int(folder.name.removeprefix(".").partition("-")[2].partition(".")[0]): folder for folder in folders_of(directory)
-    }
+    folders = {step_of(folder): folder for folder in folders_of(directory)}
     if steps is not None:
         steps = list(steps)
         if missing := [step for step in steps if step not in folders]:
@@ -215,8 +213,8 @@ def _arguments(meta: Mapping[str, Any]) -> tuple[Any, ...]:
     return meta["fingerprint"], meta.get("arguments"), meta.get("learning_rate"), meta.get("symbol")
 
 
-def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `fit` that a checkpoint has, replaced by `options`.
+def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: str = "verify") -> dict[str, Any]:
+    """Return the arguments of `fit` that a checkpoint has, replaced by `options`; `caller` is named in errors.
 
     Raises:
         ValueError: the checkpoint has only a digest of an argument that is not in `options`.
@@ -237,8 +235,8 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     missing += [name for name, value in values.items() if _is_described(value) and name not in options]
     if missing:
         raise ValueError(
-            f"verify: the checkpoint has only a digest of {', '.join(missing)}; pass what was passed to fit, as in "
-            f"jfit.verify(folder, data, {missing[0]}=...)"
+            f"{caller}: the checkpoint has only a digest of {', '.join(missing)}; pass what was passed to fit, as in "
+            f"jfit.{caller}(folder, data, {missing[0]}=...)"
         )
     if values.get("class_weight"):
         values["class_weight"] = {int(name): weight for name, weight in values["class_weight"].items()}
@@ -247,7 +245,7 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     count = int(str(saved.get("devices", "1")).split(" ")[0])
     if 1 < count <= jax.local_device_count() and not {"devices", "mesh", "shard"} & {*options}:
         values["devices"] = count
-    return values | {name: value for name, value in options.items() if name not in _IGNORED}
+    return values | {name: value for name, value in options.items() if name not in IGNORED}
 
 
 def _is_described(value: Any) -> bool:
