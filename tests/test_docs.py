@@ -25,12 +25,13 @@ PAGES = [
     "docs/files.md",
     "docs/from_mxnet.md",
     "docs/images.md",
+    "docs/runs.md",
     "docs/scaling.md",
     "docs/training.md",
 ]
 NOTEBOOKS = [
     ROOT / "notebooks" / f"{name}.ipynb"
-    for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files", "05_learning", "06_scaling")
+    for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files", "05_learning", "06_scaling", "07_runs")
 ]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
