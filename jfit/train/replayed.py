@@ -151,7 +151,7 @@ class FirstBad:
         return text + (f" ({_listed('row', self.data_rows)} of the data)" if self.data_rows else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Replay:
     """Result of `Run.replay` and `jfit.replay`: one training step, node by node.  `print` shows it as tables.
 
@@ -219,6 +219,10 @@ class Replay:
 
         columns = [f.name for f in dataclasses.fields(NodeValues)] + ["nonfinite"]
         return pandas.DataFrame(self.table, columns=columns).set_index("name")
+
+    def __repr__(self) -> str:
+        bad = "" if self.first_bad is None else f", the first that is not finite: {self.first_bad.node.name!r}"
+        return f"<Replay of step {self.step}: {len(self.nodes)} nodes, {len(self.parameters)} parameters{bad}>"
 
     def __str__(self) -> str:
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.4g}"
