@@ -27,7 +27,7 @@ def checks_position(load: Load) -> Load:
         ...     @checks_position
         ...     def load_state_dict(self, state):
         ...         self.batch = int(state["batch"])
-        >>> Rows().load_state_dict({"bitch": 4})
+        >>> Rows().load_state_dict({"bacth": 4})
         Traceback (most recent call last):
             ...
         ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch'); restore an older one.

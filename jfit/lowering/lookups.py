@@ -73,9 +73,9 @@ def _smallest(lookups: Sequence[Lookup]) -> tuple[Lookup, ...]:
 
 # ------------------------------------------------------------------------------------------------ functions
 class _Index(NamedTuple):
-    """A value of a jaxpr: the input `name`, plus `added` if that is not None; only where it is negative, if `wrapped`.
+    """An index in a jaxpr: the input `name`, plus `added` if that is not None (to negative values only, if `wrapped`).
 
-    With `of` above 1 it is entry `at` of the last axis of the value, which has `of` entries.
+    With `of` above 1, only entry `at` of its last axis, which has `of` entries, is the index.
     """
 
     name: str
@@ -177,7 +177,7 @@ def _gathered(eqn: Any, table: Any, index: Any) -> list[Lookup]:
     fills = mode == GatherScatterMode.FILL_OR_DROP and (fill is None or bool(np.isnan(fill)))
     if (
         not fills and mode != GatherScatterMode.PROMISE_IN_BOUNDS and index.of == 1
-    ):  # with vmap, the mode is that of dynamic_slice
+    ):  # vmap turns dynamic_slice into a gather, with the mode of dynamic_slice (out-of-range indices are clipped)
         return []
     if index.added is None:
         return [Lookup(index.name, rows)]

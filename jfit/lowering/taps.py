@@ -1,8 +1,8 @@
 """Observe the intermediate arrays of a model: a tap is called with every array that a forward pass computes.
 
 `run_tapped` evaluates a function as a jaxpr, equation by equation, and `jfit.lowering.interpret` calls taps for the nodes of a
-graph.  A tap returns the array that the computation goes on with, so that it can also observe gradients: the returned array may
-have a gradient of its own.  Everything is traced, so taps work under jit, grad, scan, and pmap.
+graph.  The computation goes on with the array that the tap returns: a tap that returns it through a function with its own
+derivative (`jax.custom_vjp`) also observes its gradient.  Everything is traced, so taps work under jit, grad, scan, and pmap.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Watch:
         return Watched(nodes, {k: _of_gradient(g) for k, g in mean.items()}, total, bad)
 
     def _parts(self, part: Callable[..., Any], model: Model, aux: Aux, shard: BatchShard) -> Any:
-        """Run the micro-batches one after the other."""
+        """Call `part` for each micro-batch, one after the other, and return what `_part` returns of them together: sums."""
         count = self.micro_batches
 
         def cut(x: Array, axis: int = 0) -> Array:

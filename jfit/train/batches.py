@@ -468,7 +468,7 @@ class HostBatches:
         self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
 
     def _checks_labels(self) -> bool:
-        # not for prediction; arrays in memory to train with have been checked, all rows at once
+        # `fit` has checked all rows of arrays in memory; others, and those of predictions (`weights`), are checked by batch
         checked = isinstance(self.data, ArrayData) and not self.data.mapped and self.weights is None
         return self.weights is not False and not checked
 

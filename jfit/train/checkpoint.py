@@ -216,7 +216,7 @@ def set_aside(
         directory: checkpoint directory; it need not exist.
         keep: number of subfolders to keep, those with the highest numbers; of the others, the checkpoints are deleted, which is
             logged.  None keeps all.
-        source: folder or checkpoint from which the new run resumes; it is not deleted.
+        source: folder or checkpoint from which the new run resumes; `keep` never deletes it.
         after: only checkpoints of higher steps than this are moved.  Default: all.
 
     Returns:

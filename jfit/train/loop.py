@@ -66,9 +66,9 @@ LOG_SECONDS = 0.5  # minimum time between two "log" events
 class Loop:
     """Train a state for a number of epochs and call the callbacks.
 
-    Order of the events of an epoch: "epoch_start"; after each dispatch "step_log" (for steps that are done), "log" (at most one
-    every `LOG_SECONDS`) and "step" (every `callback.every` steps); after the last dispatch the evaluation, then "epoch_end".
-    "fit_start" and "fit_end" enclose the epochs.
+    Order of the events of an epoch: "epoch_start"; after each dispatch "step_log" (for steps whose results have arrived),
+    "log" (at most one every `LOG_SECONDS`) and "step" (every `callback.every` steps); after the last dispatch the evaluation,
+    then "epoch_end".  "fit_start" and "fit_end" enclose the epochs.
 
     Args:
         state: initial state, on the devices; donated by the first dispatch.
@@ -76,9 +76,9 @@ class Loop:
         devices: list of `jax.Device` on which the state is.
         metrics: training metrics; those with `host` True are computed by NumPy on the host, the others inside the step.
         callbacks: called in this order for every event in their `events`.
-        evaluate: `evaluate(state, epoch) -> {name: value}`, called after each epoch; the logs have its values as "val_" + name.
-            None: no evaluation.
-        history: `History` to which a row is added per epoch and per log point (at most every `LOG_SECONDS`).  None: a new one.
+        evaluate: `evaluate(state, epoch) -> {name: value}`, called after the epochs to evaluate (see `eval_every`); the logs
+            have its values as "val_" + name.  None: no evaluation.
+        history: `History` to which a row is added per epoch, and with each "log" event.  None: a new one.
         run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
         log_every: number of steps between two rows of `history.steps`; None: no rows.
         eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
@@ -91,7 +91,7 @@ class Loop:
         step: number of updates done since training began.
         stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
         interrupted: True if Ctrl-C or SIGTERM ended training.
-        exit_code: 143 if SIGTERM ended training and the process is to end, else None.
+        exit_code: 143 if SIGTERM ended training, with which the caller ends the process; else None.
         report: (loss, learning rate) of the last dispatch, float32 array of shape (2,) on the devices, or None.
         thread: `TrainingThread`, in whose context the dispatches run.
     """
@@ -370,7 +370,9 @@ class Loop:
         if previous is None:
             self._read(fence)  # sync: the host waits for the dispatch 8 before this one
             return
-        (totals, last_report, fault), _ = self._read((previous.copied, fence))  # sync: as above; the copy is 8 dispatches old
+        (totals, last_report, fault), _ = self._read(
+            (previous.copied, fence)
+        )  # sync: hardly waits, since the copy to the host began 8 dispatches ago
         self.dispatcher.checks.check(fault, self.position)
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
         self.nan.report(self, int(totals.first_bad_step))

@@ -1,4 +1,4 @@
-"""`replay`: repeat a training step from the checkpoints of a run, without the run, and show it node by node."""
+"""`replay`: repeat a training step from the checkpoints of a run, in any process, and show it node by node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def replay(
     Args:
         directory: folder of checkpoints, such as `checkpoint=` of `fit`; None: train from the start, with `options`.
         train_data: the training data of the run, as in `fit`.
-        model: model of the run.  Default: the graph in the checkpoint; a function or module is required.
+        model: model of the run.  Default: the graph in the checkpoint.  Functions and modules are not in checkpoints,
+            and are passed.
         step: number of the step, from 0: the number of updates before it, as in the warning that a loss is not finite.
         **options: other arguments of `fit`, such as `loss`, `params`, an optax `optimizer`, `devices`.  They replace those in
             the checkpoint.

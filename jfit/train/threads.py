@@ -1,6 +1,6 @@
 """One thread trains a run, and other threads may score, predict and read its state meanwhile.
 
-A dispatch (call of a compiled program) donates the state to the new one, which deletes the arrays of the old one.  A thread
+A dispatch (call of a compiled program) makes a new state and donates the old one, whose arrays JAX deletes.  A thread
 that used them would fail with "Array has been deleted".  Other threads therefore get copies, made between two dispatches.
 """
 
@@ -19,12 +19,13 @@ _LONGEST_PAUSE = 0.1  # seconds that the training waits at most for a thread tha
 
 
 class TrainingThread:
-    """Which thread trains a run, and the order of its dispatches and the copies that other threads make of the state.
+    """Record of the thread that trains a run, and a lock: its dispatches exclude copies of the state by other threads.
 
     As a context manager, it encloses each dispatch of the training thread.
 
     Attributes:
         name: name of the thread that trains; None if none does.
+    is_elsewhere: whether another thread than the caller's trains.
 
     Example:
         >>> training = TrainingThread()

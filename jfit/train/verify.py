@@ -130,7 +130,8 @@ def verify(
         directory: folder of checkpoints with at least two of them, such as `checkpoint=` of `fit`.  By default the last three
             are kept.
         train_data: the training data of the run, as in `fit`.
-        model: model of the run.  Default: the graph in the checkpoint; a function or module is required.
+        model: model of the run.  Default: the graph in the checkpoint.  Functions and modules are not in checkpoints,
+            and are passed.
         steps: steps of the checkpoints to compare, at least two.  Default: all that exist.
         **options: other arguments of `fit`, such as `loss`, `params`, an optax `optimizer`, `devices`.  They replace those in
             the checkpoint.  Arguments that do not affect the parameters, such as `checkpoint` and `eval_data`, are ignored.

@@ -150,13 +150,13 @@ class Saver:
 
         Args:
             state: the state of the callback.
-            then: end of the warning if the files could not be written.
+            then: last words of the warning, if the files could not be written (OSError).
 
         Returns:
             `state`, or, if the files could not be written, the state before that save.
 
         Raises:
-            Exception: any other exception of the save.
+            Exception: what the save raised, but for an OSError.
         """
         if self._in_flight is None:
             return state

@@ -47,7 +47,7 @@ DISPATCH_FLOPS_DEFAULT = 2e12  # for all other backends
 
 
 class Chunk:
-    """Members that train together.
+    """Members of a sweep that train together, as stacked arrays.
 
     Args:
         members: with equal `Prepared.group`.
@@ -56,7 +56,7 @@ class Chunk:
 
     Attributes:
         members: those that still train; they are in the first slots of the stacks, and the slots after them repeat members.
-        final: number of each member that has ended -> its last state, on the host.
+        final: index of each member that has ended -> its last state, on the host.
         epoch, step: epochs and updates done.
     """
 
@@ -81,7 +81,7 @@ class Chunk:
         self._in_turn = in_turn(devices[0])
         self._eval_data: list[Any] = []
         self._zeros: Any = None  # running sums of the evaluation over no batches, of a stack
-        self._size = 0  # number of slots of a stack
+        self._size = 0  # number of members for which each stacked array has room
         self._programs: dict[str, Any] = {}
 
     # -------------------------------------------------------------------------------- slots

@@ -29,13 +29,13 @@ _STACKED = ("params", "aux", "opt_state", "metrics", "base_lr", "key")
 
 
 class TrainSpec(NamedTuple):
-    """What the training programs of members compute, without the data.
+    """What the training programs of the members of a sweep compute, without the data.
 
     Attributes:
         step: training step of the first member; those of the others differ in the values of `constants`.
         constants: the `Constants` that the step reads.
         layout: sizes of the batches.
-        tail: argument `tail` of `BatchLayout.batch` for all batches of a call.
+        tail: whether the last batch of a call may be incomplete, argument `tail` of `BatchLayout.batch`.
         metrics: training metrics.
         logged: names of the values that the loss logs.
         order_axis: 0 if every member has its own order of the rows; None if they share it.
@@ -224,7 +224,7 @@ def read_stacks(stacks: Sequence[TrainState], devices: int) -> TrainState:
 
 
 def join_members(trees: Sequence[Any], devices: int) -> Any:
-    """Concatenate arrays of several stacks on the host, after merging their axes of devices and members to one."""
+    """Concatenate members of several stacks on the host; with `devices` > 1, axes 0 (devices) and 1 (members) are merged."""
 
     def join(*xs: Any) -> Any:
         merged = xs if devices == 1 else [x.reshape(-1, *x.shape[2:]) for x in xs]
