@@ -10,6 +10,7 @@ from jfit.graph import load_json
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.fit import fit
 from jfit.train.replayed import Replay
+from jfit.train.replaying import replay_step
 from jfit.train.run import Run
 from jfit.train.saved import folders_of, record_of, step_of
 from jfit.train.verify import IGNORED, fit_arguments
@@ -50,7 +51,7 @@ def replay(
         log 'fc' 0, 100% zeros
     """
     if directory is None:
-        return _run_at(None, train_data, model, options).replay(step)
+        return _replay_of(_run_at(None, train_data, model, options), step)
     folders = [folder for folder in folders_of(Path(directory)) if step_of(folder) <= step]
     if not folders:
         exist = ", ".join(str(step_of(folder)) for folder in folders_of(Path(directory))) or "none"
@@ -71,7 +72,11 @@ def replay(
         )
     arguments = fit_arguments(meta, options, "replay")
     model = load_json(meta["symbol"]) if model is None else model
-    return _run_at(folders[-1], train_data, model, arguments).replay(step)
+    return _replay_of(_run_at(folders[-1], train_data, model, arguments), step)
+
+
+def _replay_of(run: Run, step: int) -> Replay:
+    return replay_step(run._require_loop("replay"), step, True, unread=True)
 
 
 def _run_at(folder: Path | None, train_data: Any, model: Any, options: dict[str, Any]) -> Run:

@@ -227,15 +227,18 @@ def _numbers(report: Any) -> tuple[float, float]:
     return float(loss), float(rate)
 
 
-def replay_step(loop: Any, step: int, may_start_now: bool) -> Replay:
+def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False) -> Replay:
     """Return what a step of the run of a `Loop` does, see `Run.replay`.
 
     Args:
         loop: the training loop.
         step: number of the step, from 0.
         may_start_now: whether the present state of the run is that of its position.
+        unread: whether the run has read none of its data, so that iterators are allowed; it then starts from its present state.
     """
     loop.thread.check_here("Run.replay", "wait until that training has ended")
+    if unread and _checked_step(step) >= loop.step:
+        return Replayer(loop).replay(Start(loop.run.snapshot(), loop.position), step)
     present = (loop.run.snapshot, loop.position) if may_start_now else None
     return Replayer(loop).replay(nearest_start(loop, step, loop.run.settings.checkpoint, present), step)
 
@@ -254,8 +257,7 @@ def nearest_start(
     Raises:
         ValueError: there is none, or the data is an iterator that cannot be read again.
     """
-    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-        raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
+    _checked_step(step)
     data = loop.dispatcher.data
     if isinstance(data, StreamData) and data.resumes_by_counting:
         raise ValueError(
@@ -283,6 +285,12 @@ def nearest_start(
         )
     position, state_of = states[max(earlier)[1]]
     return Start(state_of(), dict(position))
+
+
+def _checked_step(step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
+        raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
+    return int(step)
 
 
 def _state_of(saved: Saved, loop: Any) -> TrainState:
