@@ -830,7 +830,8 @@ def test_data_on_the_devices_is_copied_once():
 
 def test_a_memory_map_is_copied_once_to_the_devices(tmp_path, small_limits):
     data = ArrayData({"x": mapped(tmp_path, np.ones((4096, 64))), "label": np.zeros(4096, "int32")})
-    model = from_function(linear, loss="cross_entropy", params=PARAMS)
+    params = {"w": np.zeros((64, 2), "float32"), "b": np.zeros((1, 2), "float32")}
+    model = from_function(linear, loss="cross_entropy", params=params)
     tracemalloc.start()
     try:
         resident = DeviceBatches(model, data, jax.devices()[:1], 64).arrays["x"]
