@@ -86,7 +86,7 @@ def test_a_function_is_searched_for_convolutions_inside_of_inner_functions():
     assert not auto.has_convolutions(plain, params, {}, batch)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("net", "shape", "count"), [(conv_net, (1, 6, 6), 4), (mlp, (5,), 1)])
 def test_fit_score_and_predict_choose_devices_and_pad(four_cores, net, shape, count):
     rng, symbol = np.random.default_rng(0), net().symbol

@@ -40,6 +40,7 @@ def linear():
 
 
 # ------------------------------------------------------------------------------------------------ training
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_twenty_sizes_train_like_a_hand_written_loop_with_few_programs(caplog, convert):
     weights = {"fc_weight": np.full((1, 4), 0.1, np.float32), "fc_bias": np.zeros(1, np.float32)}
@@ -128,6 +129,7 @@ def test_a_run_resumed_between_batches_of_ever_changing_size_has_the_bits_of_one
 
 
 # ------------------------------------------------------------------------------------------------ scores and predictions
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("devices", [1, 3])
 def test_scores_and_predictions_of_twenty_sizes_are_those_of_whole_arrays(caplog, devices):
     run = train(num_epoch=1, devices=devices)
@@ -146,6 +148,7 @@ def test_scores_and_predictions_of_twenty_sizes_are_those_of_whole_arrays(caplog
 
 
 # ------------------------------------------------------------------------------------------------ rows that affect each other
+@pytest.mark.slow
 def test_batches_whose_rows_affect_each_other_keep_their_size_and_one_line_says_what_to_do(caplog):
     run = train(rowmixer(), list(batches(SIZES[:6])), num_epoch=2, eval_metric=None)
     assert len(lines(caplog)) == 1 and "they are not padded, because the network mixes the rows" in caplog.text

@@ -110,6 +110,7 @@ def test_an_error_of_a_callback_ends_the_threads_and_a_later_run_trains(threads)
     assert fit().position["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_under_settings_of_the_calling_thread_the_call_compiles(threads, monkeypatch):
     compiled_on: list[str] = []
     compile_ = jax.stages.Lowered.compile

@@ -66,7 +66,7 @@ def test_a_file_of_mxnet_gives_its_numbers_and_gradients(name):
         np.testing.assert_allclose(grads[key], wanted, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in NETS if not part(n, "grad")])
 def test_gradients_missing_in_mxnet_agree_with_finite_differences(name):
     args = part(name, "in")
@@ -158,6 +158,7 @@ def test_zero_weight_rows_have_no_effect(rng):
         np.testing.assert_array_equal(value, first[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_loop_trains_with_fit_on_one_and_on_two_devices(rng):
     data = {"data": rng.normal(size=(24, 3, 2)).astype("float32"), "softmax_label": (np.arange(24) % 3).astype("float32")}
     runs = [

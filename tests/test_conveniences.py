@@ -128,6 +128,7 @@ def test_the_average_of_a_sparse_table_is_that_of_a_dense_one_and_batches_of_wei
     assert bits(after.opt_state) == bits(state.opt_state)
 
 
+@pytest.mark.slow
 def test_decay_is_checked_and_may_be_a_function():
     for decay in (1.0, -0.1, True, "0.9", {"decay": None}):
         with pytest.raises(ValueError, match="from 0 to below 1"):
@@ -221,6 +222,7 @@ def test_recorded_steps_survive_checkpoints_within_an_epoch_interruptions_and_de
     np.testing.assert_allclose(split.column("loss", "steps"), whole.history.column("loss", "steps"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_recorded_steps_leave_out_host_metrics_and_arrays_and_a_metric_that_jax_cannot_trace_is_refused():
     metrics = ["acc", jfit.metrics.confusion_matrix(), lambda label, output: 1.0]
     run = train(eval_metric=metrics, log_every=1, num_epoch=1)

@@ -338,6 +338,7 @@ def test_incomplete_batches_train_as_by_hand(name, on_device):
     assert model.plan(specs_of({"x": x, "label": LABELS})).paddable == paddable
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("loss, value", [(contrastive, None), (cross_entropy, None)])
 def test_a_score_does_not_depend_on_a_batch_larger_than_the_data(loss, value):
     def score(size):
@@ -430,7 +431,7 @@ def weighted_contrastive(output, label, weight=None):
     return -jnp.where(same > 0, jax.nn.log_softmax(scores), 0).sum(1) / jnp.maximum(same.sum(1), 1)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "apply, loss, plain",
     [
@@ -460,6 +461,7 @@ def test_the_promise_of_apply_does_not_cover_the_loss():
 
 
 # ------------------------------------------------------------------------------------------------ announcements and devices
+@pytest.mark.slow
 def test_a_batch_of_its_own_size_is_announced_once(caplog):
     with caplog.at_level(logging.WARNING, "jfit"):
         fitted(centred, cross_entropy, FLAT, 16)
@@ -497,6 +499,7 @@ def test_unequal_slices_of_rows_that_affect_each_other_raise(recwarn):
         parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
 
 
+@pytest.mark.slow
 def test_data_parallel_tests_a_model_before_it_pads():
     model = jfit.Model.from_function(mlp, loss=indexed, params=P)
     batch = {"x": FLAT[:5], "label": LABELS[:5]}
@@ -512,6 +515,7 @@ def normalized(p, x, *, aux, axis_name):
     return jax.nn.relu(h - mean) @ p["b"], {"mean": 0.9 * aux["mean"] + 0.1 * mean}
 
 
+@pytest.mark.slow
 def test_sync_batch_stats_passes_the_axis_name():
     aux = {"mean": jnp.zeros((1, 8))}
     runs = [fitted(normalized, cross_entropy, FLAT, 20, aux=aux, devices=n, sync_batch_stats=True) for n in (1, 2)]
@@ -519,6 +523,7 @@ def test_sync_batch_stats_passes_the_axis_name():
     assert_trees_close(runs[0].named_aux, runs[1].named_aux, 1e-5)
 
 
+@pytest.mark.slow
 def test_sync_batch_stats_of_flax_gives_the_statistics_of_the_whole_batch():
     apply, params, rest = flax_net()
     runs = [fitted(apply, cross_entropy, FLAT, 20, params=params, aux=rest, devices=n, sync_batch_stats=True) for n in (1, 2)]
@@ -639,6 +644,7 @@ def test_a_model_with_a_key_in_its_aux_is_tested():
     assert plan.paddable and plan.in_evaluation.paddable
 
 
+@pytest.mark.slow
 def test_row_weights_scale_losses_of_rows_that_affect_each_other():
     weight = np.linspace(0.5, 2, ROWS).astype("float32")
     run = fitted(centred, cross_entropy, FLAT, 40, num_epoch=1)

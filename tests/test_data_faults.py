@@ -203,6 +203,7 @@ def test_an_invalid_row_weight_on_the_device_raises(run):
             run.score(data)
 
 
+@pytest.mark.slow
 def test_an_invalid_index_or_label_of_a_function_on_the_device_raises():
     for value in (10, -11):
         data = batches(with_value(IDS, (19, 2), value), Y.astype(np.int32), form=jnp.asarray)

@@ -124,7 +124,7 @@ class HuggingFace(library("datasets.arrow_dataset", "Dataset")):
 # ----------------------------------------------------------------------------------------------------------- DataFrames
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("frame", [FRAME, LikePolars(FRAME), dict(FRAME), {"features": X, "y": Y}])
 def test_columns_train_and_score_like_arrays(trained, frame):
     run = fit(frame, label="y")
@@ -214,7 +214,7 @@ def test_a_label_name_needs_data_with_names():
 # --------------------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     "rows",
     [
@@ -237,7 +237,7 @@ class StreamOfPairs(TorchIterable):
         return zip(X, Y, strict=True)
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("make", [lambda: zip(X, Y, strict=True), lambda: map(list, zip(X, Y, strict=True)), StreamOfPairs])
 def test_iterables_of_rows_are_batched_in_their_order(make):
     ordered = fit((X, Y), shuffle=False, num_epoch=1)
@@ -527,6 +527,7 @@ def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, so
 # --------------------------------------------------------------------------------------- validation_split and eval_every
 
 
+@pytest.mark.slow
 def test_validation_split_evaluates_all_of_its_rows_with_steps_per_epoch():
     fraction: Any = np.float32(0.4)
     run = fit((X, Y), validation_split=fraction, steps_per_epoch=1, num_epoch=1)
@@ -664,6 +665,7 @@ def test_weights_that_cannot_be_applied_raise():
         fit([(X, Y)], sample_weight=np.ones(40))
 
 
+@pytest.mark.slow
 def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
     data = ArrayData({"x": X, "label": Y})
     one, two = (fit(data, class_weight=WEIGHTS, num_epoch=1) for _ in range(2))
@@ -733,7 +735,7 @@ def mapped(folder, array, name="x"):
     return np.load(folder / f"{name}.npy", mmap_mode="r")
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_memory_maps_train_like_arrays(tmp_path, small_limits, shuffle, on_device):
@@ -788,7 +790,7 @@ def test_a_block_permutation_has_every_row_once_and_few_blocks_per_buffer(count,
         assert len(set(order[low : low + block * blocks] // block)) <= blocks + 2  # a short last block moves the others
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_training_on_a_large_map_needs_memory_for_a_batch(tmp_path, monkeypatch, shuffle):
     monkeypatch.setattr(arrays_module, "BLOCK_SHUFFLE_BYTES", 32 << 20)

@@ -54,7 +54,7 @@ def test_targets_computed_by_the_network_do_not_change_which_variables_are_param
         model.plan({"data": jax.ShapeDtypeStruct((2, 3, 32, 32), "float32")})
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssd", pytest.param("aligned", marks=pytest.mark.slow)])
 def test_a_zero_weight_image_has_no_effect(name):
     model, inputs = lowered(name)

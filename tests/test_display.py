@@ -68,6 +68,7 @@ def rows(**columns):
     return History([{"epoch": i, **dict(zip(columns, values, strict=True))} for i, values in enumerate(epochs)])
 
 
+@pytest.mark.slow
 def test_metrics_with_best_value_one_share_their_axes_and_a_learning_rate_that_changes_has_axes(tmp_path):
     history = rows(
         loss=[2, 1.0], accuracy=[0.5, 0.6], mse=[40.0, 30], f1=[0.1, 0.2], val_f1=[0.2, 0.3], val_loss=[1, 2.0], lr=[0.1, 0.05]
@@ -84,6 +85,7 @@ def test_metrics_with_best_value_one_share_their_axes_and_a_learning_rate_that_c
     assert [line.get_label() for line in constant.axes[0].lines] == ["loss (train)", "a_loss (train)"]
 
 
+@pytest.mark.slow
 def test_a_script_gets_a_figure_of_pyplot_and_a_plot_to_a_file_leaves_pyplot_alone(run, tmp_path):
     from matplotlib import pyplot
 

@@ -75,6 +75,7 @@ def test_a_program_takes_any_batch_size_and_its_parameters(trained):
     np.testing.assert_allclose(got, predicted((model, halved, aux), data), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_file_is_read_by_a_process_without_the_graph(trained, tmp_path):
     model, params, aux = trained
     program = jfit.export.stablehlo(model, {"data": (None, 2, 8, 8)}, params, aux, bake=True, platforms=CPU)

@@ -210,6 +210,7 @@ def test_a_recurrent_layer_exports_initial_and_last_states(mode, both):
     assert [i.name for i in made.graph.input] == ["data"]
 
 
+@pytest.mark.slow
 def test_weights_concatenated_in_the_graph_become_constants_of_the_recurrent_layer():
     shapes = {"i2h": (6, 4), "h2h": (6, 6), "b": (12,)}
     parts = [S.reshape(S.Variable(k, shape=s), shape=(-1,)) for k, s in shapes.items()]

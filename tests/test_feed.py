@@ -226,6 +226,7 @@ def test_at_most_sixteen_calls_are_in_flight():
         assert call - waited <= 16
 
 
+@pytest.mark.slow
 def test_no_thread_is_left_after_streaming():
     def raising(epoch):
         x, y = blobs(16)

@@ -295,7 +295,7 @@ def test_micro_batches_give_the_same_update(resident):
         np.testing.assert_allclose(parts.params[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
     def dropped(params, x, *, key=None, row_ids):
@@ -368,7 +368,7 @@ def test_any_optax_transformation_is_an_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("net", [mlp(batch_norm=True), convnet()], ids=["dense", "conv"])
 def test_resident_evaluation_is_the_streamed_one(net, devices):

@@ -59,6 +59,7 @@ def test_a_fixed_gamma_advances_the_shared_scalars_and_stays_one():
     assert module._optimizer.counts() == dict.fromkeys(range(10), 2)
 
 
+@pytest.mark.slow
 def test_a_fit_of_whole_epochs_and_feedforward_repeat_mxnet():
     close(fed_forward(mx), GOLDEN["feedforward"])
     module, (data, labels) = module_of(mx, CASES["lbsgd"], first_values()), arrays()
@@ -66,6 +67,7 @@ def test_a_fit_of_whole_epochs_and_feedforward_repeat_mxnet():
     close(raveled(params_of(module)), GOLDEN["lbsgd"][-1])
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("optimizer", ["nadam", optim.nadam(0.05, wd=0.01)], ids=["name", "instance"])
 def test_fit_repeats_mxnet_in_the_order_of_the_graph(optimizer):
     data, labels = arrays()
@@ -147,6 +149,7 @@ def test_a_training_resumed_from_its_states_continues_bit_for_bit(name, tmp_path
     np.testing.assert_array_equal(raveled(params_of(second)), raveled(params_of(first)))
 
 
+@pytest.mark.slow
 def test_a_bucket_updates_only_its_own_fixed_gammas_with_their_own_counts():
     module = mx.mod.BucketingModule(lambda key: (two_norms(key), ("data",), ("softmax_label",)), default_bucket_key=2)
     module.bind([("data", (4, 3))], [("softmax_label", (4,))])

@@ -98,7 +98,7 @@ def test_two_training_steps_in_a_loop_compute_a_gan_as_by_hand(devices):
     assert all(value <= TOLERANCE for value in found.values()), found
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, batch_size", in_turn(half(CASES, LANGUAGE), [64, 7], (LANGUAGE, 64)))
 def test_incomplete_batches_and_padding_change_nothing(name, batch_size):
     assert_close(by_fit(CASES[name].build(), batch_size=batch_size), by_hand(name, batch_size))

@@ -64,6 +64,7 @@ assert mx.sym is symbols and mx.nd is nd and mx.gluon.Trainer is gluon.Trainer
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_mx_imports_the_training_loop_when_it_is_used():
     code = """
 import sys, jfit.mx as mx

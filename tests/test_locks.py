@@ -210,6 +210,7 @@ class FullDisk:
         return lambda_callback(epoch_start=start)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("options", [{}, {"checkpoint_best": "loss"}])
 def test_training_continues_after_a_save_that_failed_and_the_next_one_is_tried(tmp_path, monkeypatch, options):
     disk = FullDisk(monkeypatch)

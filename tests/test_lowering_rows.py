@@ -102,6 +102,7 @@ def heads():
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(blocks())), min_size=1, max_size=3), st.sampled_from(sorted(heads())), st.integers(0, 99)

@@ -540,6 +540,7 @@ def test_nnx_layers_in_evaluation_mode_stay_in_it_among_layers_in_training_mode(
 
 
 # ------------------------------------------------------------------------------------------------ tables
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("make", [nnx_module, linen_module, equinox_module, haiku_module, keras_is_slow])
 def test_summary_counts_the_parameters_of_a_module_and_shows_its_outputs(make):
     plain = make()

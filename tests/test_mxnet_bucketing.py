@@ -150,6 +150,7 @@ def test_prepare_binds_the_next_bucket_and_returns_to_the_current_one():
     assert module.get_outputs()[0].shape == (BATCH * 5, WORDS)
 
 
+@pytest.mark.slow
 def test_a_deferred_step_of_a_bucket_runs_before_another_bucket_starts():
     lazy, eager = ready(), ready()
     eager.set_params(*lazy.get_params())
@@ -264,6 +265,7 @@ def test_parameters_missing_in_a_bucket_are_unchanged_by_it(optimizer, kvstore):
     assert sorted(set(counts.values())) == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_bucket_with_fewer_parameters_trains_as_a_separate_module():
     module, single = ready(optimizer="adam", params={"learning_rate": 0.1}), Module(sym_gen(1)[0])
     single.bind(*shapes(1))
@@ -422,6 +424,7 @@ def test_invalid_constructor_arguments_raise(make, match):
         make()
 
 
+@pytest.mark.slow
 def test_a_monitor_sees_every_bucket():
     module = ready()
     monitor = Monitor(1, pattern="softmax_output")

@@ -118,6 +118,7 @@ def test_a_speedometer_writes_the_same_lines_either_way(caplog, frequent, auto_r
     assert len(fast) >= 9
 
 
+@pytest.mark.slow
 def test_a_dispatch_ends_at_the_nearest_boundary_of_two_callbacks(caplog):
     both = lambda kind: [kind(BATCH, 4, False), log_train_metric(6)]  # noqa: E731
     assert lines(caplog, lambda: trained(both(Speedometer))) == lines(caplog, lambda: trained(both(EachBatch)))
@@ -141,6 +142,7 @@ def test_a_subclass_that_inherits_the_period_is_called_every_batch():
     assert callback_period([]) == 0
 
 
+@pytest.mark.slow
 def test_overridden_methods_are_called_for_every_batch():
     class Mine(jfit.Module):
         calls = 0
@@ -212,6 +214,7 @@ def test_a_user_metric_and_other_iterators_run_batch_by_batch():
     assert not ran_whole(lambda: jfit.Module(network()).fit(iterator, num_epoch=1))
 
 
+@pytest.mark.slow
 def test_an_epoch_of_few_dispatches_keeps_no_outputs():
     module = trained(epochs=1, iterator=data(last_batch_handle="discard"))
     with pytest.raises(RuntimeError, match="no outputs yet; call forward"):

@@ -209,6 +209,7 @@ def test_force_rebind_uses_the_shapes_of_the_new_iterator():
     assert module.data_shapes[0].shape == (6, 4) and int(module.state.step) == 6 + 2
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(
     "spec", ["acc", ["acc", "ce"], M.Accuracy(), lambda label, pred: float((pred.argmax(1) == label).mean())]
 )

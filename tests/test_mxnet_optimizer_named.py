@@ -216,7 +216,7 @@ def test_shared_scalars_are_kept_when_the_optimizer_is_replaced():
     assert old.m_schedule == schedule
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nadam", "lars", pytest.param("sgld", marks=pytest.mark.slow)])
 def test_shared_scalars_are_equal_on_any_number_of_devices(name, monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
@@ -233,6 +233,7 @@ def test_shared_scalars_are_equal_on_any_number_of_devices(name, monkeypatch):
         np.testing.assert_allclose(value, found[1][key], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

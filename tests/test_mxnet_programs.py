@@ -210,7 +210,7 @@ def trained(config):
     return {name: value.asnumpy() for name, value in {**args, **aux}.items()}
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     trained("sgd" if config != "sgd" else "momentum")
@@ -219,7 +219,7 @@ def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     jax.tree.map(np.testing.assert_array_equal, expected, trained(config))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("fixed", [("fullyconnected0_weight", "fullyconnected0_bias"), ()])
 def test_modules_with_other_frozen_parameters_do_not_share_their_steps(fixed, frozen):
@@ -238,6 +238,7 @@ def test_modules_with_other_frozen_parameters_do_not_share_their_steps(fixed, fr
     jax.tree.map(np.testing.assert_array_equal, shared, run())
 
 
+@pytest.mark.slow
 def test_programs_keep_neither_modules_nor_their_data_alive():
     mod, values = mx.mod.Module(network()), data()
     mod.fit(values, num_epoch=1, eval_metric="acc", initializer=mx.init.Xavier())

@@ -143,6 +143,7 @@ def test_a_user_defined_optimizer_cannot_be_ordered():
         ready(2, optimizer=Mine())
 
 
+@pytest.mark.slow
 def test_outputs_after_an_ordered_step_are_those_of_the_whole_batch():
     module, batch = ready(2, rows=6), next(iter(data(batch_size=6)))
     module.forward_backward(batch)

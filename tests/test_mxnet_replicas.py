@@ -206,7 +206,7 @@ def bucketed(default, groups, context):
     return outputs, numbers(module)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [mx.cpu(0), TWO], ids=["one", "two"])
 @pytest.mark.parametrize("default", [5, 3])
 def test_a_bucket_may_have_groups_that_others_do_not_have(default, context):

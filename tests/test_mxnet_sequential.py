@@ -107,6 +107,7 @@ def test_predictions_and_gradients_are_those_of_the_whole_network():
     np.testing.assert_allclose(np.asarray(one.predict(data)), np.asarray(chain.predict(data)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_stages_may_be_on_different_devices():
     one, (arg, aux) = whole(), start()
     chain = SequentialModule()

@@ -74,6 +74,7 @@ def test_colour_jitter():
     np.testing.assert_allclose(np.ptp((only / np.maximum(batch, 1))[batch > 0].reshape(6, -1), axis=1), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_hue_of_bytes_is_within_one_step():
     floats = np.asarray(_run("_image_random_hue", BYTES.astype("f"), min_factor=0.3, max_factor=0.3))
     out = _run("_image_random_hue", BYTES, min_factor=0.3, max_factor=0.3)

@@ -54,7 +54,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize(("op", "attrs"), HEADS)
 def test_zero_weight_rows_do_not_change_head_gradients(op, attrs):
     record, _, full = node(op, weight=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]), **attrs)
@@ -118,6 +118,7 @@ def test_head_losses_are_the_loss_of_each_row():
 BN = (jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, 1.0, -1.0]), jnp.zeros(3), jnp.ones(3))
 
 
+@pytest.mark.slow
 def test_batch_norm_excludes_padding_rows_from_statistics_and_gradients():
     _, _, full = node("BatchNorm", weight=jnp.array([1.0, 1, 1, 0]), fix_gamma=False)
     _, _, short = node("BatchNorm", fix_gamma=False)

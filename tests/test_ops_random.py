@@ -87,6 +87,7 @@ def test_every_distribution_has_three_operators(name):
     assert (sampled.shape, sampled.dtype) == ((2, 3, 4), jnp.float32)
 
 
+@pytest.mark.slow
 def test_each_parameter_entry_has_its_own_distribution():
     mean = jnp.array([[0.0, 100.0], [1000.0, 5.0]])
     drawn = run("sample_normal", mean, jnp.full((2, 2), 0.1), shape=(3, 2))
@@ -226,6 +227,7 @@ def _noisy():
     return jfit.sym.SoftmaxOutput(net, name="softmax")
 
 
+@pytest.mark.slow
 def test_prediction_and_score_draw_the_same_numbers_again():
     x, y = np.ones((10, 3), np.float32), np.zeros(10, np.float32)
     params = {"fc_weight": np.eye(2, 3, dtype=np.float32), "fc_bias": np.zeros(2, np.float32)}

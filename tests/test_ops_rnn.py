@@ -110,6 +110,7 @@ def test_cell_state_stays_within_its_clip():
     assert float(jnp.abs(call(attrs, *values)[2]).max()) <= 0.1 + 1e-6
 
 
+@pytest.mark.slow
 def test_dropout_acts_between_layers_in_training_only():
     attrs, *values = problem("gru", bidirectional=False, p=0.5)
     still, one, two = (
@@ -134,6 +135,7 @@ def test_dropout_with_one_layer_has_no_effect():
     np.testing.assert_array_equal(call(attrs, *values)[0], call(attrs, *values, ctx=ctx)[0])
 
 
+@pytest.mark.slow
 def test_the_dropout_mask_of_a_row_does_not_depend_on_the_slice():
     attrs, data, parameters, state, cell = problem("gru", bidirectional=False, p=0.5)
     whole = Ctx(train=True, key=jax.random.key(3), rows=(RowLayout(1, 1, 4, 1),) * 3, row_ids=jnp.arange(4))

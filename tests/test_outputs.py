@@ -77,7 +77,7 @@ def sum_of_losses(params, batch):
     return a + 0.3 * b, {"a_loss": a, "b_loss": b}
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -107,6 +107,7 @@ def test_a_stream_of_batches_has_labels_by_output_name():
     assert run.score(batches)["a_loss"] == pytest.approx(float(sum_of_losses(run.params, (X, Y))[1]["a_loss"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_take_batches_with_nested_labels():
     model = jfit.Model.from_function(two_heads, loss=LOSSES, loss_weights=SCALES, params=W)
     batch, metrics = {"x": X[:BATCH], "label": {k: v[:BATCH] for k, v in Y.items()}}, jfit.metrics.get({"b": "mse"})
@@ -126,7 +127,7 @@ def test_steps_take_batches_with_nested_labels():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gradients, expected)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_row_weights_scale_losses_by_output_name(devices):
     weight = R.random(ROWS).astype("float32") * (np.arange(ROWS) % 3 > 0)
@@ -596,6 +597,7 @@ def test_labels_that_no_loss_needs_do_not_change_the_plan_of_later_batches():
         assert not plan_of(model.bound(batch), batch).paddable
 
 
+@pytest.mark.slow
 def test_losses_that_combine_rows_without_gathering_warn_and_gathering_needs_rows_on_axis_0():
     options = {"loss": contrastive, "devices": 2, "eval_metric": None}
     with pytest.warns(

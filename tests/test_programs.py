@@ -296,6 +296,7 @@ def test_alternating_shapes_are_traced_once_each():
     assert counts["traces"] == 2
 
 
+@pytest.mark.slow
 def test_a_program_follows_settings_that_change_between_calls():
     program = multiply(2)
     program(jnp.ones(2))
@@ -354,6 +355,7 @@ def test_kept_programs_do_not_keep_data_parameters_or_runs(devices):
     assert [ref() for ref in alive] == [None] * len(alive)
 
 
+@pytest.mark.slow
 def test_the_tables_are_bounded_and_can_be_cleared():
     recent = Recent(2)
     for key in "abac":

@@ -76,6 +76,7 @@ def summed(fn, devices, size):
     return jax.jit(jax.vmap(lambda x: fn(x, "d"), axis_name="d"))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SHAPES), st.integers(0, 999))
 def test_sums_of_signs_are_exact_on_any_number_of_devices(shape, seed):

@@ -105,6 +105,7 @@ def test_a_rate_at_resume_changes_the_update(data, tmp_path):
     np.testing.assert_array_equal(run.params["w"], expected.params["w"])
 
 
+@pytest.mark.slow
 def test_a_rate_that_a_callback_changed_survives_a_resume_with_the_same_settings(data, tmp_path):
     fit_linear(data, checkpoint=tmp_path, optimizer_params={"learning_rate": 0.5}, callbacks=[_changes_rate])
     again = fit_linear(data, checkpoint=tmp_path, optimizer_params={"learning_rate": 0.5}, resume=True, num_epoch=2)
@@ -161,6 +162,7 @@ def function_model(apply=linear, **changes):
     return jfit.Model.from_function(apply, loss="cross_entropy", params={**START, **changes})
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("model", "difference"),
     [
@@ -183,6 +185,7 @@ def test_loading_a_run_with_another_function_raises(model, difference, data, tmp
         jfit.Run.load(tmp_path, model())
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize(
     ("make", "difference"),
     [

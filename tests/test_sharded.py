@@ -258,6 +258,7 @@ def checkpointed(folder, rule, devices, epochs, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_psum_and_resume_on_other_devices_and_rules(tmp_path):
     straight = checkpointed(tmp_path / "a", "psum", 2, 3)
     checkpointed(tmp_path / "b", "sharded", 4, 1)

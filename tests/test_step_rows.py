@@ -79,6 +79,7 @@ def test_two_devices_give_the_result_of_one():
         np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.repetitions(1)
 @pytest.mark.parametrize("twin", ["pmap", "shard_map"])
 def test_devices_gather_the_indices_and_rows_of_a_table_once(twin, monkeypatch):
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", twin)

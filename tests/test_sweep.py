@@ -231,6 +231,7 @@ def test_random_combinations_are_drawn_in_their_ranges_and_repeat():
     assert {r["optimizer"] for r in tables[0]} == {"sgd", "nag"}
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
     result = swept(over={"seed": range(3)}, monitor="val_accuracy")
     parts = [m.run.predict(X) for m in result]
