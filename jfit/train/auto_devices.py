@@ -49,7 +49,7 @@ def model_devices(model: Model, batch_size: int) -> list[Device]:
 def auto_devices(convolutions: bool, most: int | None = None) -> list[Device]:
     """Choose devices for a model: all local accelerators; on a CPU one device, or one per core for models with convolutions.
 
-    XLA computes convolutions on one CPU device with less than all cores, so that several emulated devices are faster.  They
+    XLA computes convolutions on one CPU device with less than all cores, so that several emulated devices may be faster.  They
     must be configured before JAX starts; if they are not, a warning that says how is logged, once per process.
 
     Args:
