@@ -33,6 +33,8 @@ STAGES = (
      "[Optimizers](../optimizers.md) lists the formulas.", ("jfit.optim",), ()),
     ("metrics", "Metrics", "Metrics as pure functions whose sums stay on the devices. [Metrics](../metrics.md) lists them.",
      ("jfit.metrics",), ()),
+    ("distributed", "Several processes", "Join processes on one host or many to a job.",
+     ("jfit.distributed",), ("distributed",)),
     ("parallel", "Several devices", "The same step on several devices: split the batch, add the gradients.",
      ("jfit.parallel",), ("parallel",)),
     ("data", "Data", "Batches of arrays, files, iterators and loaders. The guides are [Data](../data.md) and "

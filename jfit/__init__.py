@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
         checkpoint,
         counters,
         data,
+        distributed,
         export,
         formats,
         init,
@@ -117,6 +118,7 @@ __all__ = [
     "cpu",
     "data",
     "data_parallel",
+    "distributed",
     "eval_step",
     "export",
     "fit",
@@ -152,7 +154,7 @@ __all__ = [
     "verify",
 ]
 
-_PACKAGES = "callbacks checkpoint counters data export formats init losses metrics ops optim parallel programs sym"
+_PACKAGES = "callbacks checkpoint counters data distributed export formats init losses metrics ops optim parallel programs sym"
 _HOMES = {
     "jfit.data": "Batch NDArrayIter",
     "jfit.graph": "Symbol",

@@ -20,7 +20,7 @@ MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 # fmt: off
 STAGES = [
     "lazy", "disk_cache", "forks", "interrupts", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim",
-    "metrics", "data", "step", "parallel", "train", "load", "export", "mxnet",
+    "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
     "bench", "runs",  # commands
 ]

@@ -7,7 +7,7 @@ from jfit import lazy as _lazy
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
     from jfit.parallel.communication import Collectives, Traffic, collectives
-    from jfit.parallel.contexts import Context, cpu, gpu, require_one_process, resolve, tpu
+    from jfit.parallel.contexts import Context, check_entry, cpu, gpu, resolve, tpu
     from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local, with_shards
     from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
     from jfit.parallel.replicas import check_replicas
@@ -19,6 +19,7 @@ __all__ = [
     "DataParallel",
     "Traffic",
     "Window",
+    "check_entry",
     "check_replicas",
     "check_unsharded",
     "collectives",
@@ -28,7 +29,6 @@ __all__ = [
     "gpu",
     "place",
     "place_split",
-    "require_one_process",
     "resolve",
     "sharding",
     "split_batch",
@@ -40,7 +40,7 @@ __all__ = [
 _HOMES = {
     "jfit.parallel.communication": "Collectives Traffic collectives",
     "jfit.parallel.data_parallel": "DataParallel data_parallel with_local with_shards",
-    "jfit.parallel.contexts": "Context cpu gpu require_one_process resolve tpu",
+    "jfit.parallel.contexts": "Context cpu gpu check_entry resolve tpu",
     "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",
     "jfit.parallel.replicas": "check_replicas",
     "jfit.parallel.spmd": "Window compile_spmd",

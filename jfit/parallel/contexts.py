@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from jfit.distributed import num_processes
 from jfit.forks import check_not_forked
 
 Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
@@ -150,6 +151,84 @@ def resolve(devices: Any = None) -> list[Device]:
     return result
 
 
+def across(devices: Sequence[Device]) -> list[Device]:
+    """List the devices of all processes of a job that are at the same positions as `devices` of this process.
+
+    Args:
+        devices: list of `jax.Device` of this process; a list that has devices of other processes is returned as it is.
+
+    Returns:
+        List of `jax.Device`, by rank; `devices` if there is one process.
+
+    Raises:
+        ValueError: another process has fewer devices.
+
+    Example:
+        >>> import jax
+        >>> across(jax.local_devices()[:1]) == jax.local_devices()[:1]
+        True
+    """
+    count = jax.process_count()
+    if count == 1 or not devices or any(d.process_index != jax.process_index() for d in devices):
+        return list(devices)
+    platform = devices[0].platform
+    by_rank = [[d for d in jax.devices(platform) if d.process_index == rank] for rank in range(count)]
+    places = [by_rank[jax.process_index()].index(d) for d in devices]
+    for rank, have in enumerate(by_rank):
+        if len(have) <= max(places):
+            raise ValueError(
+                f"rank {rank} of the job has {len(have)} {platform} device(s), but rank {jax.process_index()} uses its device "
+                f"number {max(places)}; start all processes with the same number of devices, or pass devices={len(have)}"
+            )
+    return [by_rank[rank][place] for rank in range(count) for place in places]
+
+
+def job_devices(devices: Any = None) -> list[Device]:
+    """Convert a `devices=` argument to the devices on which a job computes, those of all its processes.
+
+    Args:
+        devices: as for `resolve`, of each process.  None: the default device; in a job of several processes, all devices.
+
+    Returns:
+        List of `jax.Device`, by rank.
+
+    Example:
+        >>> len(job_devices(1))
+        1
+    """
+    return across(resolve("all" if devices is None and jax.process_count() > 1 else devices))
+
+
+def own_part(devices: Sequence[Device]) -> slice:
+    """Return which consecutive devices of a list belong to this process.
+
+    Args:
+        devices: list of `jax.Device`, by rank (see `across`).
+
+    Example:
+        >>> import jax
+        >>> own_part(jax.local_devices()[:1])
+        slice(0, 1, None)
+    """
+    own = [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
+    return slice(own[0], own[-1] + 1) if own else slice(0, 0)
+
+
+def spans_processes(devices: Sequence[Device]) -> bool:
+    """Whether a list has devices of other processes.
+
+    Args:
+        devices: list of `jax.Device`.
+
+    Example:
+        >>> import jax
+        >>> spans_processes(jax.local_devices())
+        False
+    """
+    own = own_part(devices)
+    return own.stop - own.start < len(devices)
+
+
 def cores() -> int:
     """Return the number of processor cores that this process may use.
 
@@ -160,21 +239,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def require_one_process(entry: str) -> None:
-    """Raise an error if JAX runs in several processes (`jax.distributed`), which `entry` does not support, or was forked.
-
-    Each process would train a model of its own on its own data, without an exchange of gradients.
+def check_entry(entry: str, several: bool = False) -> None:
+    """Raise an error if this process cannot run `entry`: it was forked, or it is one of several and they are not joined.
 
     Args:
         entry: name of the function, for the message.
+        several: whether `entry` supports jobs of several processes, which `jfit.distributed.init` has joined.
 
     Raises:
-        NotImplementedError: `jax.process_count()` is greater than 1.
-        RuntimeError: this process was forked from one in which JAX ran.
+        NotImplementedError: `jax.process_count()` is greater than 1, and `entry` does not support it.
+        RuntimeError: this process was forked from one in which JAX ran; or `jax.distributed.initialize` was called instead of
+            `jfit.distributed.init`.
         ValueError: a mesh of several devices with axes of type Explicit is in effect (`jax.set_mesh`).
 
     Example:
-        >>> require_one_process("jfit.fit")
+        >>> check_entry("jfit.fit")
     """
     check_not_forked(entry)
     mesh = jax.sharding.get_abstract_mesh()
@@ -185,11 +264,15 @@ def require_one_process(entry: str) -> None:
             "to split parameters over it"
         )
     count = jax.process_count()
-    if count > 1:
+    if count > 1 and several and num_processes() != count:
+        raise RuntimeError(
+            f"JAX runs in {count} processes, which jax.distributed.initialize joined, so {entry} cannot agree with the others "
+            "on what is not computed on devices; call jfit.distributed.init() instead, which also starts JAX"
+        )
+    if count > 1 and not several:
         raise NotImplementedError(
-            f"{entry} does not support {count} JAX processes (jax.distributed) yet: each process would use its own data "
-            "and its own parameters, without exchanging gradients. Start one process, without jax.distributed.initialize; "
-            'devices="all" uses all devices of its machine.'
+            f"{entry} does not support jobs of {count} processes: each would use its own data and its own parameters, without "
+            'exchanging gradients; start one process, in which devices="all" uses all devices of its host'
         )
 
 

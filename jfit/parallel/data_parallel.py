@@ -14,7 +14,7 @@ from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.contexts import require_one_process, resolve
+from jfit.parallel.contexts import check_entry, job_devices
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, slices_of
 from jfit.parallel.replicas import shares_buffers
@@ -125,8 +125,8 @@ class DataParallel:
     def __init__(
         self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None, reduce: Any = None
     ) -> None:
-        require_one_process("jfit.data_parallel")
-        self.devices = resolve(devices)
+        check_entry("jfit.data_parallel", several=True)
+        self.devices = job_devices(devices)
         step = step if reduce is None else with_reduce(step, reduce)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jfit.data.batch import Batch, pad_rows, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
-from jfit.parallel.contexts import Device, resolve
+from jfit.parallel.contexts import Device, own_part, resolve, spans_processes
 from jfit.parallel.mesh import MeshDevices
 from jfit.step.state import TrainState
 
@@ -67,7 +67,9 @@ def sharding(devices: Sequence[Device], split: bool = False) -> jax.sharding.Sha
         return devices.replicated
     if len(devices) == 1:
         return SingleDeviceSharding(devices[0])
-    return NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS) if split else PartitionSpec())
+    # in a job of several processes, each has arrays of its own, which pmap joins: their sharding has its own devices only
+    own = list(devices)[own_part(devices)] if spans_processes(devices) else devices
+    return NamedSharding(Mesh(np.array(own), (AXIS,)), PartitionSpec(AXIS) if split else PartitionSpec())
 
 
 def place(tree: Any, devices: Any = None) -> Any:
@@ -97,8 +99,9 @@ def place(tree: Any, devices: Any = None) -> Any:
         return _copied(tree, where)
     devices = resolve(devices)
     if isinstance(tree, TrainState) and tree.local is not None and len(devices) > 1:
-        _check_local(tree.local, len(devices))
-        local = _copied(tree.local, sharding(devices, split=True))
+        mine = own_slices(tree.local, devices)
+        _check_local(mine, own_part(devices).stop - own_part(devices).start)
+        local = _copied(mine, sharding(devices, split=True))
         return _copied(tree._replace(local=None), sharding(devices))._replace(local=local)
     return _copied(tree, sharding(devices))
 
@@ -168,7 +171,25 @@ def place_split(tree: Any, devices: Sequence[Device]) -> Any:
         (3,)
     """
     where = sharding(devices, split=True)
-    return jax.tree.map(lambda x: jax.device_put(x, where), tree)
+    return jax.tree.map(lambda x: jax.device_put(x, where), own_slices(tree, devices))
+
+
+def own_slices(tree: Any, devices: Sequence[Device]) -> Any:
+    """Take the slices of the devices of this process from arrays with a leading axis of the devices of all processes.
+
+    Args:
+        tree: pytree of arrays (devices, ...); arrays whose leading axis has the devices of this process only stay as they are.
+        devices: list of `jax.Device`.
+
+    Example:
+        >>> import jax
+        >>> own_slices(np.ones((1, 3)), jax.devices()[:1]).shape
+        (1, 3)
+    """
+    if not spans_processes(devices):
+        return tree
+    own = own_part(devices)
+    return jax.tree.map(lambda x: x[own] if np.shape(x)[:1] == (len(devices),) else x, tree)
 
 
 def split_rows(x: Any, count: int, axis: int = 0) -> Any:

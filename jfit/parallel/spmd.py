@@ -16,12 +16,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jfit.parallel.contexts import Device
+from jfit.parallel.contexts import Device, spans_processes
 from jfit.parallel.devices import AXIS, place
 from jfit.parallel.mesh import MeshDevices
 from jfit.programs import Program
 
 SPMD = "pmap"  # or "shard_map"
+GATHERED = "gathered"  # an axis of results: 0, but every process of a job gets the slices of the devices of all processes
 # number of calls between two waits of the host, so that at most 16 are queued: with 32, emulated CPU devices abort the process
 WAIT_EVERY = 8
 
@@ -43,7 +44,8 @@ def compile_spmd(
         fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
         devices: list of `jax.Device`, or `jfit.parallel.mesh.MeshDevices`, for which functions are those of one device.
         in_axes: one pytree prefix per argument: None for replicated arrays, 0 for arrays with a leading device axis.
-        out_axes: pytree prefix for the result, likewise.
+        out_axes: pytree prefix for the result, likewise; `GATHERED` in place of 0 for arrays of which each process of a job
+            needs the slices of all devices, not only of its own.
         donate: positions of donated arguments.
         name: name under which `jfit.counters` counts how often the function is traced.
 
@@ -58,12 +60,21 @@ def compile_spmd(
     """
     mesh = devices if isinstance(devices, MeshDevices) else None
     axis, devices, spmd, count = AXIS if len(devices) > 1 else None, mesh or list(devices), SPMD, len(devices)
+    gathered, is_leaf = None, lambda a: a is None
+    if mesh is None and spans_processes(devices):
+        spmd, gathered = "pmap", out_axes  # shard_map needs global arrays
+        out_axes = jax.tree.map(lambda a: None if a == GATHERED else a, out_axes, is_leaf=is_leaf)
+    else:
+        out_axes = jax.tree.map(lambda a: 0 if a == GATHERED else a, out_axes, is_leaf=is_leaf)
 
     def program(*args: Any) -> Any:
         # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
         if axis is not None and (size := jax.lax.axis_size(axis)) != count:
             raise _wrong_axis(size, count)
-        return fn(*args, axis_name=axis)
+        result = fn(*args, axis_name=axis)
+        if gathered is None:
+            return result
+        return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)
 
     def build(traced: Callable[..., Any], more: int) -> Any:
         if mesh is not None:
@@ -71,11 +82,41 @@ def compile_spmd(
         if axis is None:
             return jax.jit(traced, donate_argnums=donate)
         compile_, axes = jax.pmap if spmd == "pmap" else _shard_map, (*in_axes, *(None,) * more)
-        return compile_(traced, axis_name=AXIS, devices=devices, in_axes=axes, out_axes=out_axes, donate_argnums=donate)
+        options: Any = {"axis_name": AXIS, "devices": devices, "in_axes": axes, "out_axes": out_axes, "donate_argnums": donate}
+        mapped = compile_(traced, **options)
+        return _Joined(mapped, _shard_map(traced, **options), axes, count) if spans_processes(devices) else mapped
 
     where = tuple(devices) if mesh is None else mesh.program_key
-    static = spmd, where, donate, _hashable(in_axes), _hashable(out_axes)
+    static = spmd, where, donate, _hashable(in_axes), _hashable(out_axes), gathered and _hashable(gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
+
+
+class _Joined:
+    """A function of pmap for the devices of several processes; `lower` makes the same program with shard_map.
+
+    Args:
+        mapped: from pmap; it gets the arguments of this process, whose split axes have the slices of its own devices.
+        lowerable: the same function from `_shard_map`.  (`lower` of pmap does not support several processes.)
+        in_axes: one pytree prefix per argument.
+        count: number of devices.
+    """
+
+    lowers_apart = True  # `lower` traces the function once more
+
+    def __init__(self, mapped: Any, lowerable: Any, in_axes: tuple[Any, ...], count: int) -> None:
+        self._mapped, self._lowerable, self._in_axes, self._count = mapped, lowerable, in_axes, count
+
+    def __call__(self, *args: Any) -> Any:
+        return self._mapped(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """Lower the function for arguments of this process."""
+
+        def of_all(x: Any, axis: Any) -> Any:
+            shape = np.shape(x) if axis is None else (self._count, *np.shape(x)[1:])
+            return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+
+        return self._lowerable.lower(*(_each(of_all, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)))
 
 
 def _wrong_axis(size: int, devices: int) -> ValueError:

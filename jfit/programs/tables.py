@@ -492,6 +492,8 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
     shared: the text does not say which Python function they call.
     """
     traced, large, python = None, False, False
+    if getattr(run, "lowers_apart", False):  # of several processes: the text would cost a second trace
+        return None, None, False
     if hasattr(run, "trace"):  # functions of pmap have none
         traced = run.trace(*args)
         jaxprs = list(_jaxprs(traced.jaxpr, set()))

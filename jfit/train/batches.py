@@ -30,7 +30,7 @@ from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
 from jfit.ops.rows import LOST
 from jfit.parallel import place, place_split, split_batch
-from jfit.parallel.contexts import Device, resolve
+from jfit.parallel.contexts import Device, across, job_devices
 from jfit.parallel.devices import place_shared
 from jfit.parallel.mesh import device_count
 from jfit.train.auto_devices import is_auto, model_devices
@@ -131,7 +131,7 @@ def settings_of(
         ValueError: an invalid list of devices, metric or policy.
     """
     return Settings(
-        devices=resolve(devices) if model is None or not is_auto(devices) else model_devices(model, batch_size),
+        devices=job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size)),
         batch_size=batch_size,
         eval_batch_size=eval_batch_size or batch_size,
         num_epoch=num_epoch,

@@ -25,7 +25,7 @@ from jfit.lowering.build import as_model, split_trained
 from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
-from jfit.parallel import check_unsharded, compile_spmd, place, require_one_process
+from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.parallel.mesh import on_mesh
 from jfit.step import eval_step, predict_step, unrolls
@@ -420,7 +420,7 @@ class Evaluator:
 
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and metrics over a data set as a dict; arguments as for `Run.score`, with the parameters in `state`."""
-        require_one_process("Run.score")
+        check_entry("Run.score", several=True)
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         converted = self._data(data, size)
@@ -437,7 +437,7 @@ class Evaluator:
         Arguments as for `Run.predict`, with the parameters in `state`.
         """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
-        require_one_process("Run.predict")
+        check_entry("Run.predict", several=True)
         converted = self._data(data, size, labels=False)
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
@@ -560,7 +560,7 @@ class InferenceModel:
         gather_outputs: bool = False,
         **options: Any,
     ) -> None:
-        require_one_process("jfit.score or jfit.predict")
+        check_entry("jfit.score or jfit.predict", several=True)
         model, params, aux = split_trained(model, params, aux)
         of_loss = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
         self.model = as_model(model, loss=loss, params=params, aux=aux, predict=True, **of_loss)

@@ -19,7 +19,7 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
-from jfit.parallel import check_unsharded, place, require_one_process, with_local, with_shards
+from jfit.parallel import check_entry, check_unsharded, place, with_local, with_shards
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
 from jfit.programs import check_shapes
 from jfit.step import train_step
@@ -277,7 +277,7 @@ def fit(
         True
     """
     # settings
-    require_one_process("jfit.fit")
+    check_entry("jfit.fit", several=True)
     _positive(
         batch_size=batch_size,
         num_epoch=num_epoch,

@@ -28,7 +28,7 @@ from jfit.interrupts import StopFlag, Stopped
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
-from jfit.parallel import Window, check_unsharded, place, require_one_process
+from jfit.parallel import Window, check_entry, check_unsharded, place
 from jfit.step import train_step
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
@@ -256,7 +256,7 @@ def lr_find(
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, https://arxiv.org/abs/1506.01186.
     """
-    require_one_process("jfit.lr_find")
+    check_entry("jfit.lr_find")
     _check(start, end, steps, smoothing, diverge)
     model, params, aux = split_trained(model, params, aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):

@@ -22,7 +22,7 @@ from jfit.graph import Symbol, load_json
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
-from jfit.parallel import place, require_one_process
+from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of
 from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
@@ -689,7 +689,7 @@ class Run:
             >>> loaded.position["epoch"], bool((loaded.predict(x) == run.predict(x)).all())
             (2, True)
         """
-        require_one_process("jfit.Run.load")
+        check_entry("jfit.Run.load")
         if which not in ("newest", "best"):
             raise ValueError(f'which is {which!r}; expected "newest" or "best"')
         directory = checkpoints.best(directory) if which == "best" else directory

@@ -26,7 +26,7 @@ from jfit.mxnet.module.binding import same_shapes, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
-from jfit.parallel.contexts import cpu, require_one_process
+from jfit.parallel.contexts import check_entry, cpu
 
 Params = dict[str, Any]
 
@@ -123,7 +123,7 @@ class FeedForward:
         context: Any = None,
         **kwargs: Any,
     ) -> None:
-        require_one_process("FeedForward")
+        check_entry("FeedForward")
         if ctx is not None and context is not None:
             raise ValueError("both ctx and context are set; they are the same argument: pass one.")
         ctx = ctx if context is None else context

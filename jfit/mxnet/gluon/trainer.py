@@ -19,7 +19,7 @@ from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Optimizer, Updater
 from jfit.mxnet.optimizer import create as create_optimizer
-from jfit.parallel import require_one_process
+from jfit.parallel import check_entry
 
 
 class Trainer:
@@ -67,7 +67,7 @@ class Trainer:
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
-        require_one_process("Trainer")
+        check_entry("Trainer")
         parameters = _parameters(params, self._accepts_pytrees)
         self._params: list[Parameter] = parameters or []
         self._tree = PytreeParams(params, compression_params) if parameters is None else None

@@ -20,7 +20,7 @@ from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
-from jfit.parallel import require_one_process
+from jfit.parallel import check_entry
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.reduce import get as get_reduce
 
@@ -133,7 +133,7 @@ class KVStore(KVStoreBase):
     def __init__(self, name: str = "local", reduce: Reduce | str | None = None) -> None:
         self._type, self._rule = name.lower(), _checked_rule(reduce)
         if self.distributed:
-            require_one_process(f"kvstore {name!r}")
+            check_entry(f"kvstore {name!r}")
         self._stored: dict[Any, Any] = {}  # MutableArray by key
         self._order: dict[Any, int] = {}  # position of each key in the order of init
         self._updater: Any = None

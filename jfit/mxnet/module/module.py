@@ -29,7 +29,7 @@ from jfit.mxnet.module.states import load_states_into, save_states_of
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
-from jfit.parallel import require_one_process
+from jfit.parallel import check_entry
 from jfit.step.reduce import all_reduce, unreduced
 
 
@@ -195,7 +195,7 @@ class Module(BaseModule):
             ValueError: the names differ from `data_names`, the shapes do not fit the graph, or devices outnumber rows.
             AssertionError: inputs_need_grad=True with for_training=False.
         """
-        require_one_process(type(self).__name__)
+        check_entry(type(self).__name__)
         if force_rebind and self.binded:
             self._settle()
             self.binded = False

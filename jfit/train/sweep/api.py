@@ -13,7 +13,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.interrupts import StopFlag, Stopped
-from jfit.parallel import require_one_process, resolve
+from jfit.parallel import check_entry, resolve
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.train.ahead import compiling_ahead
@@ -107,7 +107,7 @@ def sweep(
         >>> len(result), result.best.settings["learning_rate"]
         (8, 0.5)
     """
-    require_one_process("jfit.sweep")
+    check_entry("jfit.sweep")
     if folds is not None and eval_data is not None:
         raise ValueError("sweep: folds= and eval_data= are both passed, but folds evaluate on rows of train_data; omit one")
     if folds is not None and settings.get("validation_split") is not None:

@@ -1,0 +1,280 @@
+"""The job of this process: `init`, rank and number of processes, values exchanged by all of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import sys
+import threading
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
+from jfit.distributed.settings import Settings, settings_of
+
+
+class Peer(NamedTuple):
+    """A process of the job.
+
+    Attributes:
+        rank: its number, from 0.
+        host: name of its host.
+        pid: its process id.
+    """
+
+    rank: int
+    host: str
+    pid: int
+
+
+class Job:
+    """What this process knows about its job.
+
+    Attributes:
+        settings: the `Settings` it was started with.
+        channel: `Channel` to the hub.
+        hub: the `Hub`, in the process of rank 0; else None.
+        peers: `Peer` of each rank.
+    """
+
+    def __init__(self, settings: Settings, channel: Channel, hub: Hub | None, peers: list[Peer]) -> None:
+        self.settings, self.channel, self.hub, self.peers = settings, channel, hub, peers
+
+
+_job: Job | None = None
+
+
+def current() -> Job | None:
+    """The job of this process; None before `init`, and for a job of one process."""
+    return _job
+
+
+def init(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    rank: int | None = None,
+    *,
+    local_devices: Any = None,
+    timeout: float = 60.0,
+    watchdog: float = 30.0,
+) -> None:
+    """Join the processes of a job; call it once, before anything is computed.  Afterwards jfit uses all their devices.
+
+    All processes call it with the same script.  Without arguments, it reads the environment of torchrun (`RANK`, `WORLD_SIZE`,
+    `MASTER_ADDR`, `MASTER_PORT`; the coordinator listens at the port after it), or else asks JAX, which knows Slurm,
+    Open MPI, Kubernetes and TPU pods.  Where none of these is found, the job is this one process, and a line on stderr says so.
+
+    Args:
+        coordinator: "host:port" on which the process of rank 0 listens.
+        num_processes: number of processes.
+        rank: number of this process, from 0 to `num_processes` - 1.
+        local_devices: numbers of the devices of this host that belong to this process, from 0.  None: with accelerators and
+            torchrun, the one of its local rank; else all.
+        timeout: seconds to wait for the other processes.
+        watchdog: seconds after which a process that makes no progress, while others wait for it, ends the job; see
+            docs/scaling.md.
+
+    Raises:
+        JobError: the other processes did not come, or do not fit together; the port is in use.
+        RuntimeError: JAX has already computed something, or `init` was called before.
+        ValueError: some of the arguments are missing or impossible.
+
+    Example:
+        >>> import jfit
+        >>> jfit.distributed.rank(), jfit.distributed.num_processes()
+        (0, 1)
+    """
+    global _job
+    if _job is not None or jax.distributed.is_initialized():
+        raise RuntimeError(
+            "jfit.distributed.init was called after the job had begun; call it once, and jax.distributed.initialize not at all"
+        )
+    settings = settings_of(coordinator, num_processes, rank)
+    if settings is None:
+        settings = _detected(local_devices, timeout)
+        if settings is None:
+            return
+        _job = _joined(settings, timeout, started=True)
+    elif settings.num_processes == 1:
+        return
+    else:
+        _job = _joined(settings, timeout, local_devices=local_devices)
+
+
+def rank() -> int:
+    """Number of this process in its job.
+
+    Returns:
+        int from 0; 0 without a job.
+
+    Example:
+        >>> rank()
+        0
+    """
+    return 0 if _job is None else _job.settings.rank
+
+
+def num_processes() -> int:
+    """Number of processes of the job.
+
+    Returns:
+        int; 1 without a job.
+
+    Example:
+        >>> num_processes()
+        1
+    """
+    return 1 if _job is None else _job.settings.num_processes
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints, logs and writes files.
+
+    Returns:
+        bool: True for rank 0, and without a job.
+
+    Example:
+        >>> is_main()
+        True
+    """
+    return rank() == 0
+
+
+def exchange(value: Any, name: str = "exchange") -> list[Any]:
+    """Send a value to all processes of the job, and return the values of all, by rank.  No device takes part.
+
+    All processes must call it, in the same order for each name.
+
+    Args:
+        value: None, numbers, texts, lists or dicts of them (as in JSON), or bytes.
+        name: what is exchanged, for messages about a process that does not come; threads use different names.
+
+    Returns:
+        list with the value of each process; [value] without a job.
+
+    Raises:
+        JobError: a process was lost.
+
+    Example:
+        >>> exchange({"rows": 3}, "rows of the batch")
+        [{'rows': 3}]
+    """
+    if _job is None:
+        return [value]
+    return _job.channel.begin_exchange(name, value).result()
+
+
+def barrier(name: str = "barrier") -> None:
+    """Wait until all processes of the job have called this function.
+
+    Args:
+        name: what is waited for, for messages about a process that does not come.
+
+    Raises:
+        JobError: a process was lost.
+
+    Example:
+        >>> barrier()
+    """
+    exchange(None, name)
+
+
+def shutdown() -> None:
+    """Leave the job, after all processes have called this function.  It is called when the process ends without an error.
+
+    Example:
+        >>> shutdown()
+    """
+    global _job
+    if _job is None:
+        return
+    job = _job
+    barrier("the end of the job")
+    _job = None
+    jax.distributed.shutdown()
+    job.channel.close()
+
+
+def _joined(settings: Settings, timeout: float, *, started: bool = False, local_devices: Any = None) -> Job:
+    """Connect to the other processes, and start JAX's runtime for several processes unless it was started."""
+    hello = {"host": socket.gethostname(), "pid": os.getpid(), "versions": _versions()}
+    server, hub = (listen(settings) if settings.rank == 0 else None), None
+    if server is not None:
+        hub = Hub(server, settings.num_processes)
+        failed: list[JobError] = []
+
+        def answer() -> dict[str, Any]:
+            assert hub is not None
+            peers = [[h["host"], h["pid"]] for _, h in sorted(hub.hellos.items())]
+            return {"type": "welcome", "peers": peers, "port": _free_port(settings.address[0])}
+
+        def welcome() -> None:
+            try:
+                hub.welcome(timeout, answer)
+            except JobError as error:
+                failed.append(error)
+
+        threading.Thread(target=welcome, name="jfit-hub", daemon=True).start()
+    channel, reply = connect(settings, hello, timeout)
+    peers = [Peer(rank, host, pid) for rank, (host, pid) in enumerate(reply["peers"])]
+    channel.start()
+    if not started:
+        _start_jax(settings, int(reply["port"]), timeout, local_devices)
+    return Job(settings, channel, hub, peers)
+
+
+def _start_jax(settings: Settings, port: int, timeout: float, local_devices: Any) -> None:
+    host, _ = settings.address
+    address = f"{host}:{port}"
+    if local_devices is None and settings.local_rank is not None:
+        local_devices = [settings.local_rank]
+    jax.distributed.initialize(
+        address,
+        settings.num_processes,
+        settings.rank,
+        local_device_ids=local_devices,
+        initialization_timeout=max(int(timeout), 1),
+        heartbeat_timeout_seconds=300,  # the watchdog of jfit is faster, and JAX aborts the process
+        shutdown_timeout_seconds=10,
+        coordinator_bind_address=address if is_loopback(host) else None,
+    )
+
+
+def _detected(local_devices: Any, timeout: float) -> Settings | None:
+    """Ask JAX whether a cluster is there; its coordinator is then used to agree on the address of the hub."""
+    try:
+        jax.distributed.initialize(
+            local_device_ids=local_devices,
+            initialization_timeout=max(int(timeout), 1),
+            heartbeat_timeout_seconds=300,
+            shutdown_timeout_seconds=10,
+        )
+    except ValueError as error:
+        if "coordinator_address" not in str(error):
+            raise
+        print(
+            "jfit.distributed.init: this job is one process: neither the variables of torchrun (RANK, WORLD_SIZE) nor a "
+            "cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU) were found",
+            file=sys.stderr,
+        )
+        return None
+    from jax.experimental import multihost_utils
+
+    count, number = jax.process_count(), jax.process_index()
+    host = socket.gethostbyname(socket.gethostname())
+    port = _free_port(host)
+    sent = np.frombuffer(f"{host}:{port}".ljust(64).encode(), np.uint8)
+    address = bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).decode().strip()
+    return Settings(address, count, number, None, "JAX's detection of the cluster")
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host if is_loopback(host) else "", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}

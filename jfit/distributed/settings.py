@@ -1,0 +1,108 @@
+"""Which processes form a job: from arguments, from the environment of torchrun, or from that of MXNet's launcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Settings(NamedTuple):
+    """The processes of a job, and which of them this one is.
+
+    Attributes:
+        coordinator: "host:port" on which the process of rank 0 listens.
+        num_processes: number of processes.
+        rank: number of this process, from 0.
+        local_rank: number of this process on its host, from 0; None if it is the only one there, or it is not known.
+        source: where these settings come from, for messages.
+
+    Example:
+        >>> Settings("127.0.0.1:9000", 2, 0, None, "arguments").rank
+        0
+    """
+
+    coordinator: str
+    num_processes: int
+    rank: int
+    local_rank: int | None
+    source: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the coordinator."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def settings_of(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    rank: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings | None:
+    """Read the settings of a job: explicit arguments, else the environment of torchrun, else that of MXNet's launcher.
+
+    Args:
+        coordinator: "host:port" of the process of rank 0; None: from the environment.
+        num_processes: number of processes; None: from the environment.
+        rank: number of this process, from 0; None: from the environment.
+        environment: environment variables; None: those of this process.
+
+    Returns:
+        `Settings`; None if there are neither arguments nor such variables.
+
+    Raises:
+        ValueError: some of the three arguments are missing, or a value is not possible.
+
+    Example:
+        >>> torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+        >>> settings_of(environment=torchrun).coordinator
+        '127.0.0.1:29501'
+    """
+    env = os.environ if environment is None else environment
+    given = {"coordinator": coordinator, "num_processes": num_processes, "rank": rank}
+    if any(value is not None for value in given.values()):
+        if missing := [name for name, value in given.items() if value is None]:
+            raise ValueError(
+                f"jfit.distributed.init got {', '.join(n for n in given if n not in missing)}, but not {' and '.join(missing)};"
+                " pass all three, or none of them to read the environment of torchrun or of a cluster"
+            )
+        assert coordinator is not None and num_processes is not None and rank is not None
+        return _checked(Settings(coordinator, num_processes, rank, None, "the arguments of jfit.distributed.init"))
+    if "WORLD_SIZE" in env and "RANK" in env:
+        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]:
+            raise ValueError(
+                f"the environment has RANK and WORLD_SIZE, as torchrun sets them, but not {' and '.join(missing)}; start the "
+                "script with torchrun, or pass coordinator=, num_processes= and rank= to jfit.distributed.init"
+            )
+        # torchrun itself listens on MASTER_PORT.  Workers of an earlier attempt may still hold the port after it.
+        port = _number(env, "MASTER_PORT") + 1 + _number(env, "TORCHELASTIC_RESTART_COUNT", 0) % 8
+        several = "LOCAL_RANK" in env and _number(env, "LOCAL_WORLD_SIZE", 2) > 1
+        local = _number(env, "LOCAL_RANK") if several else None
+        coordinator = f"{env['MASTER_ADDR']}:{port}"
+        source = "the environment variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+        return _checked(Settings(coordinator, _number(env, "WORLD_SIZE"), _number(env, "RANK"), local, source))
+    return None
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ValueError(f"the environment variable {name} is {text!r}, expected a whole number") from None
+
+
+def _checked(settings: Settings) -> Settings:
+    if settings.num_processes < 1 or not 0 <= settings.rank < settings.num_processes:
+        raise ValueError(
+            f"rank {settings.rank} of {settings.num_processes} processes, from {settings.source}, is not possible: ranks are "
+            "numbered from 0 to the number of processes - 1"
+        )
+    host, _, port = settings.coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator {settings.coordinator!r}, from {settings.source}, is not 'host:port'")
+    return settings
