@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
+from jfit.distributed.output import show_once
 from jfit.distributed.settings import Settings, settings_of
 
 
@@ -221,6 +222,7 @@ def _joined(settings: Settings, timeout: float, *, started: bool = False, local_
     channel, reply = connect(settings, hello, timeout)
     peers = [Peer(rank, host, pid) for rank, (host, pid) in enumerate(reply["peers"])]
     channel.start()
+    show_once(settings.rank, hello["host"])
     if not started:
         _start_jax(settings, int(reply["port"]), timeout, local_devices)
     return Job(settings, channel, hub, peers)

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit.distributed import is_main
 from jfit.formats.atomic import FormatError, sweep, trash
 from jfit.formats.manifest import dump_sealed
 from jfit.step.sharded import whole_specs, whole_state
@@ -55,6 +56,8 @@ def save(
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint atomically: after a crash, the complete checkpoint exists or none of it.
+
+    In a job of several processes, rank 0 writes, and the others return the path at once.
 
     Args:
         directory: checkpoint directory of the run; created if necessary.
@@ -83,6 +86,8 @@ def save(
         >>> save(folder, {"step": np.int32(7), "params": {"w": np.ones(3)}}).name
         'step-00000007'
     """
+    if not is_main():
+        return path_of(directory, _step_of(state) if step is None else int(step))
     return write(prepare(directory, state, meta=meta, keep=keep, step=step, sync=sync, protect=protect, extra=extra))
 
 
@@ -229,6 +234,8 @@ def set_aside(
         >>> set_aside(folder).name, latest(folder) is None
         ('earlier-1', True)
     """
+    if not is_main():
+        return None
     # the name of one that was being replaced is ".step-....old"
     named = {folder.name.removeprefix(".").partition(".")[0]: folder for folder in folders_of(Path(directory))}
     folders = {name: folder for name, folder in named.items() if int(name.removeprefix("step-")) > after}

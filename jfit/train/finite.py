@@ -65,10 +65,10 @@ def newest_finite(directory: str | os.PathLike[str]) -> tuple[Saved, bool]:
                         f"{what}; the run continues from step {step}, the newest one without. With the same arguments it gets "
                         "there again: lower the learning rate, or pass nan='skip', or resume_with='clip_norm' and clip_norm=. "
                         f"To continue from step {saved.record['step']}, pass the folder of that checkpoint as resume=",
-                        stacklevel=4,
+                        stacklevel=6,
                     )
                     return older, True
-    warnings.warn(f"{what}, and no other one in this folder is finite; the run continues from it", stacklevel=4)
+    warnings.warn(f"{what}, and no other one in this folder is finite; the run continues from it", stacklevel=6)
     return saved, False
 
 

@@ -30,6 +30,7 @@ from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import zero_totals
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
+from jfit.train.agreement import from_main
 from jfit.train.auto_devices import batch_sizes, is_auto, training_devices
 from jfit.train.batch_sizes import unpaddable_message
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
@@ -444,7 +445,7 @@ def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | S
     source = checkpoint if resume is True else resume or None
     try:
         if checkpoint is not None:
-            locks.acquire(checkpoint, run)  # `Run.go` releases it
+            from_main(lambda: locks.acquire(checkpoint, run), "locking the folder of checkpoints")  # `Run.go` releases it
         left_out = run.resume_from(source, resume_with) if resume else False
         if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
             # otherwise those of an earlier run with more steps would be read as the newest

@@ -36,6 +36,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.data import ArrayData, StreamData
+from jfit.distributed import num_processes
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
@@ -45,9 +46,10 @@ from jfit.programs import Program
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.step.totals import joined, values, zero_totals
+from jfit.train.agreement import equal_times
 from jfit.train.ahead import compiling_ahead
 from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
-from jfit.train.callbacks.base import Callback, Event
+from jfit.train.callbacks.base import Callback, Event, of_this_process
 from jfit.train.data_checks import DataChecks
 from jfit.train.dispatch import Dispatch, DispatchSpec, one_step, repeat_steps
 from jfit.train.history import History
@@ -120,7 +122,7 @@ class Loop:
         self.log_every, intervals = log_every, [c.every for c in callbacks if "step_log" in c.events and c.every]
         intervals += [log_every] if log_every else []
         self.step_log = StepLog(names, intervals, self.devices[0]) if names else None
-        self.callbacks, self.evaluate, self.eval_every = list(callbacks), evaluate, eval_every
+        self.callbacks, self.evaluate, self.eval_every = list(map(of_this_process, callbacks)), evaluate, eval_every
         self.profiler, self._num_epoch = profiler, 0
         self.callback_states: list[Any] = [c.init() for c in callbacks]
         self.history = History() if history is None else history
@@ -267,6 +269,7 @@ class Loop:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         if counters.compile_seconds() > compiled:
             logs["compile_time"] = counters.compile_seconds() - compiled
+        logs = equal_times(logs)
         end, flag.critical = self.position, True
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
@@ -375,7 +378,8 @@ class Loop:
         )  # sync: hardly waits, since the copy to the host began 8 dispatches ago
         self.dispatcher.checks.check(fault, self.position)
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
-        self.nan.report(self, int(totals.first_bad_step))
+        if num_processes() == 1 or not self.nan.keeps:  # processes log at other steps, and go back at the end of an epoch
+            self.nan.report(self, int(totals.first_bad_step))
         self.history.add_point(**previous.position, **logs)
         self._notify_all("log", logs, **previous.position)
 

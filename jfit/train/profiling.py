@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jfit import counters
+from jfit.distributed import is_main
 
 
 class StepProfiler:
@@ -44,7 +45,7 @@ class StepProfiler:
 
     def before(self, step: int, report: Any) -> None:
         """Start the profiler if the next dispatch is the first of the range; `report` is that of the dispatch before it."""
-        if self.start <= step < self.stop and not self._running:
+        if self.start <= step < self.stop and not self._running and is_main():
             if report is not None:
                 counters.wait(report)  # sync: once, so that the trace does not contain earlier steps
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ class StepProfiler:
         if self._running:
             self._running = False
             jax.profiler.stop_trace()
-        elif not self._started:
+        elif not self._started and is_main():
             logging.getLogger("jfit").warning(
                 "profile=(%d, %d): no trace was written: training had none of these steps, and ended after %d updates",
                 self.start,

@@ -17,6 +17,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data.columns import Columns
+from jfit.distributed import is_main, num_processes
 from jfit.forks import check_not_forked
 from jfit.graph import Symbol, load_json
 from jfit.lowering.build import as_model
@@ -28,18 +29,18 @@ from jfit.step.sharded import sharded_like, whole_params, whole_state
 from jfit.step.state import TrainState, averaged
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
+from jfit.train.agreement import find_checkpoint
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
 from jfit.train.evaluate import Evaluator
 from jfit.train.fingerprint import check as check_fingerprint
-from jfit.train.finite import newest_finite
 from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match, check_position
 from jfit.train.plotting import TIMES
 from jfit.train.replaying import Replay, replay_step
-from jfit.train.saved import META, Saved, newest, read, warn_of_traces
+from jfit.train.saved import Saved, newest, path_of, read
 from jfit.train.threads import copied
 from jfit.train.train_data import data_meta, restore_data
 
@@ -411,10 +412,10 @@ class Run:
         loop.thread.check_here("Run.resume_from", "wait until that training has ended")
         if directory is None:
             raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints; or pass the folder as resume=")
-        if checkpoints.latest(directory) is None and not (Path(directory) / META).is_file():
-            warn_of_traces(directory)
+        found = find_checkpoint(directory)  # read once: state and position are those of one checkpoint
+        if found is None:
             return False
-        saved, is_older = newest_finite(directory)  # read once: state and position are those of one checkpoint
+        saved, is_older = found
         meta = saved.meta
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
@@ -519,6 +520,8 @@ class Run:
         if self._state_is_readable():
             return "jfit.last_run() has the state of the last finished step"
         folder = self.settings.checkpoint
+        if num_processes() > 1:  # the others may have ended
+            return "the state on the devices was lost; start the job again with resume=True to continue from a checkpoint"
         if folder is None or checkpoints.latest(folder) is None:
             return "the state on the devices was lost, and there is no checkpoint; pass checkpoint= to fit to save checkpoints"
         try:
@@ -628,6 +631,9 @@ class Run:
     def save(self, directory: str | Path) -> Path:
         """Save state, history and graph as a checkpoint, atomically.  `Run.load` loads it, `jfit.fit(resume=folder)` continues.
 
+        In a job of several processes, rank 0 writes, and the others return at once; with a state that is split over devices
+        (`reduce="sharded"` and the like), all processes must call this method.
+
         Args:
             directory: folder of checkpoints, created if missing.
 
@@ -639,7 +645,14 @@ class Run:
         """
         if self._loop is not None:
             self._loop.thread.check_here("Run.save", "call event.run.save(folder) in a callback, or pass checkpoint= to fit")
+        if not is_main() and not self.saves_together:
+            return path_of(directory, self.position["step"])
         return checkpoints.save(directory, self.snapshot(), meta=self.meta(), keep=None, extra=self.extra())
+
+    @property
+    def saves_together(self) -> bool:
+        """Whether a save needs all processes of a job: parts of the state are on the devices of each."""
+        return num_processes() > 1 and self.state.local is not None
 
     @classmethod
     def load(

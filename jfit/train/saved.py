@@ -104,7 +104,7 @@ def warn_of_traces(directory: str | os.PathLike[str]) -> None:
     warnings.warn(
         f"resume: {directory} has no checkpoint from which this run can continue, so it starts at step 0; an earlier run left "
         f"{' and '.join(parts)}{hint}",
-        stacklevel=4,
+        stacklevel=6,
     )
 
 
@@ -172,7 +172,7 @@ def read(folder: Path) -> Saved:
             content = file.read_bytes()
         except OSError as error:
             raise FormatError(file, "content", f"the file cannot be read ({error})", REMEDY) from error
-        _check_crc(file, expected, content)
+        check_content(file, expected, content)
         arrays[name] = load_tensors(file, content)[0]
     return Saved(folder, record, arrays)
 
@@ -188,7 +188,7 @@ def check(folder: Path) -> dict[str, Any]:
     record = record_of(folder)
     for name, expected in record["files"].items():
         _check_size(folder / name, expected)
-        _check_crc(folder / name, expected)
+        check_content(folder / name, expected)
     return record
 
 
@@ -251,8 +251,12 @@ def _check_size(file: Path, expected: dict[str, Any]) -> None:
         raise FormatError(file, "size", f"found {size} bytes, expected {expected['bytes']} according to {META}", REMEDY)
 
 
-def _check_crc(file: Path, expected: dict[str, Any], content: bytes | None = None) -> None:
-    """Compare the CRC-32 of a file, or of its `content`, with that in meta.json."""
+def check_content(file: Path, expected: dict[str, Any], content: bytes | None = None) -> None:
+    """Compare the CRC-32 of a file, or of its `content`, with that in meta.json.
+
+    Raises:
+        FormatError: they differ.
+    """
     crc = 0 if content is None else zlib.crc32(content)
     if content is None:
         with open(file, "rb") as opened:

@@ -20,16 +20,22 @@ def savers(loop: Any) -> list[int]:
     return [i for i, callback in enumerate(loop.callbacks) if callback.name.startswith("checkpointing")]
 
 
-def save_now(loop: Any, first: int) -> None:
+def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
     """Save a checkpoint of the state of a `Loop`, unless the last one is of the same step.
 
     A large one is written in the background until the event "fit_end".
 
     Args:
-        loop: the `Loop`; between two steps.
+        loop: the `Loop`; between two steps, in a job the same step in all processes.
         first: number of updates done when its training began.
+        alone: in a job, the other processes may not come here; then only rank 0 saves, if it has all arrays.
     """
     finish_saves(loop, "it is tried again")
+    for i, saver in _writers(loop):
+        if not alone:
+            loop.callback_states[i] = saver.agree(loop.callback_states[i])
+        elif not saver.can_save_alone(loop.run):
+            return
     for i in savers(loop):
         state = loop.callback_states[i]
         last = state["last"] if isinstance(state, dict) else state
@@ -63,7 +69,7 @@ def save_after_error(loop: Any, error: BaseException, first: int) -> None:
         first: number of updates done when training began.
     """
     if isinstance(error, DataTimeout):
-        save_now(loop, first)
+        save_now(loop, first, alone=True)
     elif isinstance(error, KeyboardInterrupt):
         abandon_saves(loop)
 

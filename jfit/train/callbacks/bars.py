@@ -40,7 +40,8 @@ def progress(bar: bool = True, *, force: bool = False, file: TextIO | None = Non
     def on(event: Event, state: None) -> None:
         (live if file is None and in_notebook() else text).show(event)
 
-    return Callback(on=on, events=("fit_start", "epoch_start", "log", "epoch_end", "fit_end"), name="progress")
+    events = ("fit_start", "epoch_start", "log", "epoch_end", "fit_end")
+    return Callback(on=on, events=events, name="progress", main_only=True)
 
 
 class _Display:

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jfit.distributed import is_main
+
 EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
 
 
@@ -72,6 +74,8 @@ class Callback(NamedTuple):
         every: number of steps between two "step" or "step_log" events; required if one of these is in `events`.  With "step", a
             call of the compiled program runs at most the steps up to the next event.  None: no such events.
         name: name of the callback in error messages and checkpoints.
+        main_only: in a job of several processes, whether only rank 0 calls `on`, as for callbacks that print or write files.
+            Otherwise all processes do, and `on` may run programs on the devices.
 
     Example:
         >>> count = Callback(on=lambda event, state: state + 1, init=lambda: 0, name="count")
@@ -84,6 +88,7 @@ class Callback(NamedTuple):
     events: tuple[str, ...] = ("epoch_end",)
     every: int | None = None
     name: str = "callback"
+    main_only: bool = False
 
 
 def as_callback(callback: Any) -> Callback:
@@ -91,7 +96,8 @@ def as_callback(callback: Any) -> Callback:
 
     Args:
         callback: a `Callback`, or a function `f(event)`.  The function is called at "epoch_end", or for the kinds in its
-            attribute `f.events` (a string or a tuple); `f.every` is the number of steps between "step" or "step_log" events.
+            attribute `f.events` (a string or a tuple); `f.every` is the number of steps between "step" or "step_log" events,
+            and `f.main_only` is as in `Callback`.
 
     Returns:
         The `Callback`.
@@ -120,16 +126,21 @@ def as_callback(callback: Any) -> Callback:
         return state
 
     every = getattr(callback, "every", None)
-    return _checked(Callback(on=on, events=events, every=every, name=getattr(callback, "__name__", "callback")))
+    main_only = bool(getattr(callback, "main_only", False))
+    name = getattr(callback, "__name__", "callback")
+    return _checked(Callback(on=on, events=events, every=every, name=name, main_only=main_only))
 
 
-def lambda_callback(*, every: int | None = None, name: str = "lambda", **functions: Callable[[Event], Any]) -> Callback:
+def lambda_callback(
+    *, every: int | None = None, name: str = "lambda", main_only: bool = False, **functions: Callable[[Event], Any]
+) -> Callback:
     """Create a callback without state from one function per kind of event.
 
     Args:
         every: number of steps between two calls of the `step` or `step_log` function; required with one of them, otherwise
             None.
         name: name of the callback in error messages.
+        main_only: in a job of several processes, whether only rank 0 calls the functions.
         **functions: kind of event -> function `f(event)`; the kinds are in `EVENTS`.
 
     Returns:
@@ -147,7 +158,15 @@ def lambda_callback(*, every: int | None = None, name: str = "lambda", **functio
         functions[event.kind](event)
         return state
 
-    return _checked(Callback(on=on, events=tuple(functions), every=every, name=name))
+    return _checked(Callback(on=on, events=tuple(functions), every=every, name=name, main_only=main_only))
+
+
+def of_this_process(callback: Callback) -> Callback:
+    """Return a callback as this process of a job calls it: without effect, if it is only for rank 0 and this is another one.
+
+    Its `every` stays, so that dispatches are equally long in all processes.
+    """
+    return callback if is_main() or not callback.main_only else callback._replace(on=lambda event, state: state)
 
 
 def suggest_name(name: str, valid_names: Iterable[str]) -> str:

@@ -48,7 +48,7 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
             _write_csv(path, [*_csv_rows(path), row])
         return state
 
-    return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger")
+    return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger", main_only=True)
 
 
 def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback:
@@ -82,7 +82,8 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
             _append(path, _json_line(row))
         return state
 
-    return Callback(on=on, events=("fit_start", "epoch_end" if every == "epoch" else "log"), name="jsonl_logger")
+    events = ("fit_start", "epoch_end" if every == "epoch" else "log")
+    return Callback(on=on, events=events, name="jsonl_logger", main_only=True)
 
 
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
@@ -126,7 +127,8 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
         clock.update(time=time.perf_counter(), batch=event.batch)
         return state
 
-    return Callback(on=on, events=("epoch_start", "log", "step", "epoch_end"), every=frequent, name="speedometer")
+    events = ("epoch_start", "log", "step", "epoch_end")
+    return Callback(on=on, events=events, every=frequent, name="speedometer", main_only=True)
 
 
 def _speed_line(event: Event, clock: dict[str, Any], batch_size: int, logs: dict[str, float]) -> None:

@@ -6,15 +6,18 @@ import logging
 import math
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jfit.distributed import is_main, num_processes
 from jfit.formats.atomic import atomic_dir
 from jfit.formats.manifest import dump_sealed
 from jfit.train import checkpoint, locks
+from jfit.train.agreement import from_main
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
 from jfit.train.finite import is_finite, last_finite
@@ -120,6 +123,8 @@ class Saver:
         self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
+        self._outer: BaseException | None = None  # the exception that was being handled when training began
+        self._together = False  # whether all processes of a job wait for the write and raise its error
 
     @property
     def directory(self) -> str | os.PathLike[str]:
@@ -134,8 +139,8 @@ class Saver:
     def on(self, event: Event, state: Any) -> Any:
         self._state_of_run = state
         if event.kind == "fit_start":
-            self.failed, self._home = False, os.getcwd()
-            locks.acquire(self.directory, event.run)
+            self.failed, self._home, self._outer = False, os.getcwd(), sys.exception()
+            from_main(lambda: locks.acquire(self.directory, event.run), "locking the folder of checkpoints")
             _check_states(event)
             return state
         if event.kind == "log":  # several times per second: a failure is reported soon
@@ -143,7 +148,25 @@ class Saver:
         if event.kind != "fit_end":
             return self.update(event, self.finish(state))
         state = self.finish(state, "it is tried again")
-        return self.write(event, state) if self.failed else state
+        if sys.exception() is not self._outer:  # training failed: the other processes of a job may not come here
+            return self.write(event, state) if self.failed and self.can_save_alone(event.run) else state
+        state = self.agree(state)
+        if not self.failed:
+            return state
+        self._together = True
+        try:
+            return self.write(event, state)
+        finally:
+            self._together = False
+
+    def can_save_alone(self, run: Any) -> bool:
+        """Whether this process writes the checkpoints, and does not need the other processes of the job for that."""
+        return is_main() and not _needs_all(run)
+
+    def agree(self, state: Any) -> Any:
+        """In a job, return the state of the callback in rank 0, which knows whether the last save failed."""
+        state, self.failed = from_main(lambda: [state, self.failed], "whether the last checkpoint was saved")
+        return state
 
     def finish(self, state: Any, then: str = "training continues, and the next checkpoint is tried again") -> Any:
         """Wait for the checkpoint that is written in the background, and return the state of the callback.
@@ -199,12 +222,16 @@ class Saver:
         Raises:
             OSError: the files cannot be written at the end of the run, when there is no later attempt.
         """
+        if not is_main() and not self._together and not _needs_all(event.run):
+            return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
         state = event.run.snapshot()
         goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
         if goes_back and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
+        if not is_main() and not self._together:
+            return after
         options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
         prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
         limit = self.background_bytes
@@ -215,7 +242,10 @@ class Saver:
             self._in_flight.write.start()
             return after
         try:
-            _write(prepared, state)
+            if self._together:
+                from_main(lambda: _write(prepared, state), "saving the last checkpoint")
+            else:
+                _write(prepared, state)
         except OSError as error:
             self.failed, problem = True, self._problem(event.step, error)
             if event.kind == "fit_end":
@@ -238,7 +268,8 @@ class _BestKept(Saver):
         self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        best, due = self._present(state), event.kind == "step" or self.per_epoch
+        best = from_main(lambda: self._present(state), "which of the best checkpoints exist")
+        due = event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
             value = monitored("checkpointing", event, self.monitor, required=not best)
             # the checkpoint of this step is overwritten if the last "step" event saved it
@@ -296,6 +327,12 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
         prepared.record["meta"]["finite"] = False
         prepared = prepared._replace(protect=[*prepared.protect, *last_finite(prepared.path.parent)])
     write(prepared, is_wanted)
+
+
+def _needs_all(run: Any) -> bool:
+    """Whether all processes of a job need a copy of the state when rank 0 saves one."""
+    nan = getattr(getattr(run, "_loop", None), "nan", None)
+    return num_processes() > 1 and (getattr(run, "saves_together", False) or getattr(nan, "keeps", False))
 
 
 def _no_best() -> dict[str, Any]:

@@ -170,7 +170,8 @@ def _tracker(name: str, calls: _Calls, every: int | None) -> Callback:
     # Only one of "log" and "step_log": a "log" event may come after the "step_log" event of a later step, and Weights & Biases
     # ignores values of a step before the last one that it has.
     within = "log" if every is None else "step_log"
-    return as_callback(Callback(on=on, events=("fit_start", within, "epoch_end", "fit_end"), every=every, name=name))
+    events = ("fit_start", within, "epoch_end", "fit_end")
+    return as_callback(Callback(on=on, events=events, every=every, name=name, main_only=True))
 
 
 def _settings(event: Event) -> dict[str, Any]:
