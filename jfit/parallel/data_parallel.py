@@ -14,11 +14,12 @@ from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.contexts import check_entry, job_devices
+from jfit.parallel.contexts import check_entry, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, slices_of
 from jfit.parallel.replicas import shares_buffers
-from jfit.parallel.spmd import Window, compile_spmd
+from jfit.parallel.spmd import GATHERED, Window, compile_spmd
+from jfit.parallel.whole import host_state, with_chunks_of_all
 from jfit.step import Step, StepOut
 from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
@@ -110,10 +111,10 @@ class DataParallel:
     """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
     Create it with `jfit.data_parallel`.  Calls return before the devices are done; the host waits if more than
-    16 calls are queued.
+    16 calls are queued.  In a job of several processes all of them call it alike.
 
     Attributes:
-        devices: list of `jax.Device`.
+        devices: list of `jax.Device`, in a job those of all processes.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -123,27 +124,40 @@ class DataParallel:
     """
 
     def __init__(
-        self, step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None, reduce: Any = None
+        self,
+        step: Step,
+        devices: Any = None,
+        *,
+        batch_axes: Mapping[str, int] | None = None,
+        reduce: Any = None,
+        own_rows: bool = False,
     ) -> None:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
         step = step if reduce is None else with_reduce(step, reduce)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)
-        self._parts = slices or len(self.devices)  # into how many parts a batch is cut
+        own, spans = own_part(self.devices), spans_processes(self.devices)
+        self._own = own if spans and slices is None else None  # slices of a batch on the devices of this process
+        self._own_rows = own_rows and self._own is not None
+        count = own.stop - own.start if self._own_rows else len(self.devices)
+        self._parts = slices or count  # into how many parts a batch is cut
+        self._splits = self._parts > 1 or self._own is not None  # whether its arrays get a leading axis of parts
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._frozen = getattr(step, "frozen", ())
         self._syncs: bool = getattr(step, "sync_batch_stats", False)
         self._checked: set[Any] = set()  # sizes of batches; of batches that are padded, the shapes
-        self._home = set(self.devices)
+        self._home = set(self.devices[own])
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
         self._returned: int | None = None  # id of the state of the last call
         self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
         self._ordered = None if slices is None else OrderedSteps(step, self.devices, batch_axes=self._axes)
         if self._ordered is None:
-            self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="train_step")
+            state_axes, out_axes = OUT_AXES
+            out_axes = (state_axes, out_axes if self._own_rows else out_axes._replace(outputs=GATHERED))
+            self._program = compile_spmd(step, self.devices, (STATE_AXES, 0), out_axes, donate=(0,), name="train_step")
 
     def place(self, state: TrainState) -> TrainState:
         """Copy the state to all devices; call it once before the first step.
@@ -161,17 +175,29 @@ class DataParallel:
                 "sharded_parameters", and its optimizer does not update every element on its own.
         """
         if self._model is not None:
-            state = whole_state(state)
+            state = self._whole(state)
             trainable, _ = split_params(self._model, state.params, self._frozen)
             state = with_local(state, self._rule, trainable, len(self.devices))
             state = with_shards(state, self._step, len(self.devices))
         return place(state, self.devices)
 
+    def _whole(self, state: TrainState) -> TrainState:
+        leaves, own = jax.tree.leaves(state.local), self._own
+        if own is not None and leaves and all(isinstance(x, jax.Array) and len(x) == own.stop - own.start for x in leaves):
+            return host_state(state, self.devices)  # from an earlier step: this process has the parts of its own devices only
+        return whole_state(state)
+
+    def _split(self, batch: Batch) -> Batch:
+        """Split a batch over the devices; of the devices of other processes, this one has no slices."""
+        if not self._own_rows:
+            return split_batch(batch, self._parts, self._axes, self._multiple, own=self._own)
+        return split_batch(batch, self._parts, self._axes, self._multiple, own=slice(None))
+
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
         """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""
         count = self._parts
         if self._ordered is None:
-            split = split_batch(batch, count, self._axes, self._multiple)
+            split = self._split(batch)
             return *self._program(state, split), split
         padded = split_batch(batch, 1, self._axes, count * self._multiple)
         state, out, outputs = self._ordered(state, padded)
@@ -201,14 +227,14 @@ class DataParallel:
         if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function
             counters.wait(fence)  # sync: at every 8th call, the host waits for the call 8 before it
         outputs = getattr(out, "outputs", None)
-        if self._parts > 1 and outputs is not None:
+        if self._splits and outputs is not None:
             out = out._replace(outputs=merge_outputs(outputs, self._rows(split, outputs), size))
         return state, out
 
     def _prepared(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
         batch = Batch(batch) if isinstance(batch, dict) else batch
         whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
-        if self._parts > 1:  # programs of several devices read NumPy arrays after the call has returned
+        if self._splits:  # programs of several devices read NumPy arrays after the call has returned
             whole = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, whole)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
@@ -242,7 +268,7 @@ class DataParallel:
                 "lower; they have no collectives: the host copies the sums of the slices to the first device"
             )
         state, whole = self._prepared(state, batch)
-        return self._program.lower(state, split_batch(whole, self._parts, self._axes, self._multiple))
+        return self._program.lower(state, self._split(whole))
 
     def _check_rows(self, state: TrainState, batch: Batch, size: int) -> None:
         """Raise an error for batches without rows, or if rows that affect each other must be padded; warn if they are split."""
@@ -252,7 +278,7 @@ class DataParallel:
             raise ValueError("the batch has 0 rows, so it has no loss; pass batches of at least one row, or skip this one")
         if model is None or model.verify is None or key in self._checked:
             return
-        plan = verified_plan(model, whole_params(state), state.aux, batch.inputs)
+        plan = verified_plan(model, whole_params(with_chunks_of_all(state, self.devices)), state.aux, batch.inputs)
         if size % unit and not plan.paddable:
             raise ValueError(
                 f"the batch has {size} rows, which do not divide into {unit} equal parts, and it cannot be padded: "
@@ -290,7 +316,12 @@ _copy = jax.jit(lambda x: x + 0)
 
 
 def data_parallel(
-    step: Step, devices: Any = None, *, batch_axes: Mapping[str, int] | None = None, reduce: Reduce | str | None = None
+    step: Step,
+    devices: Any = None,
+    *,
+    batch_axes: Mapping[str, int] | None = None,
+    reduce: Reduce | str | None = None,
+    own_rows: bool = False,
 ) -> DataParallel:
     """Run a training step on N devices: each computes the gradients of its shard of the batch, psum adds them.
 
@@ -300,6 +331,9 @@ def data_parallel(
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
         reduce: how the devices reduce their gradients, in place of the rule of the step: "psum", "sharded",
             "ordered" or another name or `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
+        own_rows: in a job of several processes, whether each passes its own rows of the global batch, by rank: as many as the
+            others, with row weights if the others have them.  The outputs are then those of its own rows.  False: all
+            processes pass the same global batch, of which each reads the rows of its own devices.
 
     Returns:
         `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with
@@ -314,4 +348,4 @@ def data_parallel(
         >>> int(state.step)
         1
     """
-    return DataParallel(step, devices, batch_axes=batch_axes, reduce=reduce)
+    return DataParallel(step, devices, batch_axes=batch_axes, reduce=reduce, own_rows=own_rows)

@@ -205,7 +205,9 @@ def split_rows(x: Any, count: int, axis: int = 0) -> Any:
     return cut if axis == 0 else np.moveaxis(cut, axis, 0)
 
 
-def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None, multiple: int = 1) -> Batch:
+def split_batch(
+    batch: Batch, count: int, axes: Mapping[str, int] | None = None, multiple: int = 1, *, own: slice | None = None
+) -> Batch:
     """Split a batch over devices: every array gets a leading device axis, (devices, rows, ...).
 
     Args:
@@ -214,6 +216,7 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
         axes: input name -> batch axis, for inputs whose batch axis is not 0; None: all are 0.
         multiple: number by which the number of rows per device must be divisible; if necessary, the batch is padded with
             repeated rows of weight 0.
+        own: slices to return, those of the devices of this process, see `jfit.parallel.contexts.own_part`; None: all.
 
     Returns:
         `Batch`; its row weights are arrays, not None, if the batch was padded.
@@ -229,10 +232,11 @@ def split_batch(batch: Batch, count: int, axes: Mapping[str, int] | None = None,
     step = count * multiple
     if size % step:
         batch = pad_rows(batch, -(-size // step) * step, axes)
-    if count == 1:
+    if count == 1 and own is None:
         return batch
     # jax arrays stay on their device: converting them to numpy would make the host wait.
-    cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)  # noqa: E731
+    part = slice(None) if own is None else own
+    cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)[part]  # noqa: E731
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     return Batch(split, *(None if w is None else cut(w) for w in (batch.weight, batch.metric_weight)))
 

@@ -374,12 +374,13 @@ def sharded_state(state: State, split: Sequence[bool], count: int, params: Colle
     return old._replace(opt_state=opt_state, params=new_params, local=tuple(local) or None)
 
 
-def sharded_like(state: State, like: Any) -> State:
+def sharded_like(state: State, like: Any, count: int | None = None) -> State:
     """Split a state as another state is split.
 
     Args:
         state: `TrainState` with the natural shapes.
         like: `TrainState` of the same optimizer on the devices.
+        count: number of devices; None: as many as `like` has chunks.
 
     Returns:
         `TrainState`; the argument itself if `like` is not split.
@@ -387,6 +388,5 @@ def sharded_like(state: State, like: Any) -> State:
     if not is_sharded(like):
         return state
     marks = jax.tree.leaves(like.opt_state, is_leaf=_is_shard)
-    return sharded_state(
-        state, [*map(_is_shard, marks)], len(like.local[0]), {k for k, x in like.params.items() if _is_shard(x)}
-    )
+    names = {k for k, x in like.params.items() if _is_shard(x)}
+    return sharded_state(state, [*map(_is_shard, marks)], count or len(like.local[0]), names)

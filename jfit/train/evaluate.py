@@ -28,10 +28,11 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.parallel.mesh import on_mesh
+from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.faults import first_fault
 from jfit.step.fitting import choose_metrics, needs_inputs, paired
-from jfit.step.state import TrainState, averaged
+from jfit.step.state import TrainState
 from jfit.step.totals import Totals, joined, values, zero_totals
 from jfit.train.batch_sizes import BatchSizes
 from jfit.train.batches import (
@@ -111,7 +112,7 @@ class Scorer:
             dict of floats (some metrics: arrays) by metric name.
         """
         self._compile(data)
-        state = averaged(state)
+        state = evaluated_state(state, self.devices)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics, self.model.logged), self.devices)
         constants = (state.params, state.aux)
@@ -210,7 +211,7 @@ class ResidentScorer:
 
     def __call__(self, state: TrainState, epoch: int = 0) -> dict[str, float]:
         """Return loss and metrics over all rows, a dict by metric name; `epoch` is ignored."""
-        state, totals = averaged(state), self._zeros()
+        state, totals = evaluated_state(state, self.scorer.devices), self._zeros()
         step = 1 if self._one_per_call else BATCHES_PER_CALL
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
@@ -222,7 +223,7 @@ class ResidentScorer:
 
     def prepare(self, state: TrainState, submit: Any) -> None:
         """Trace the program for a state, and compile it on another thread, see `jfit.programs.Program.prepare`."""
-        state, number = averaged(state), np.int32(0)
+        state, number = evaluated_state(state, self.scorer.devices), np.int32(0)
         self._program.prepare(state.params, state.aux, self._zeros(), self._epoch_data, number, number, submit=submit)
 
     def _zeros(self) -> Totals:
@@ -321,7 +322,7 @@ class Predictor:
 
         The rows are padded to a power of two, so that `batch_size` bounds the number of programs by its logarithm.
         """
-        state = averaged(state)
+        state = evaluated_state(state, self.devices)
         size = min(self.batch_size, 1 << (data.num_rows - 1).bit_length())
         options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans, "sizes": self._sizes}
         batches = HostBatches(self.model, data, len(self.devices), size, **options)
@@ -336,7 +337,7 @@ class Predictor:
 
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
-        state = averaged(state)
+        state = evaluated_state(state, self.devices)
         constants = (state.params, state.aux)
         options: dict[str, Any] = {"values": constants, "weights": False, "sizes": self._sizes}
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)

@@ -25,8 +25,9 @@ from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
 from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of
-from jfit.step.sharded import sharded_like, whole_params, whole_state
-from jfit.step.state import TrainState, averaged
+from jfit.parallel.whole import evaluated_state, host_state, specs_of_all, with_chunks_of_all
+from jfit.step.sharded import sharded_like, whole_params
+from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
 from jfit.train.agreement import find_checkpoint
@@ -117,7 +118,7 @@ class Run:
         if self.functions.module is None:
             return self.functions
         state = self.state
-        arrays = counters.read((averaged(state).params, state.aux))  # sync: for the user
+        arrays = counters.read((evaluated_state(state, self.settings.devices).params, state.aux))  # sync: for the user
         params, aux = (jax.tree.map(jnp.array, tree) for tree in arrays)
         return self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
 
@@ -128,12 +129,12 @@ class Run:
         With `fit(ema=...)` they are the moving averages, which `score` and `predict` use; `raw_params` are the parameters
         without averaging.
         """
-        return self._tree("params", averaged(self.state).params)
+        return self._tree("params", evaluated_state(self.state, self.settings.devices).params)
 
     @property
     def raw_params(self) -> Any:
         """Current parameters as `params`, but without averaging: those that the optimizer updates."""
-        return self._tree("params", whole_params(self.state))
+        return self._tree("params", whole_params(with_chunks_of_all(self.state, self.settings.devices)))
 
     @property
     def aux(self) -> Any:
@@ -146,7 +147,7 @@ class Run:
 
         With `ema=` of `fit` these are the averages, as `params`.
         """
-        return self._named("params", averaged(self.state).params)
+        return self._named("params", evaluated_state(self.state, self.settings.devices).params)
 
     @property
     def named_aux(self) -> dict[str, jax.Array]:
@@ -209,8 +210,12 @@ class Run:
         return dict(self._position) if self._loop is None else self._loop.position
 
     def snapshot(self) -> TrainState:
-        """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys."""
-        return whole_state(counters.copy(self.state))
+        """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys.
+
+        In a job of several processes, all of them must call it if `reduce` of `fit` keeps state per device ("sharded",
+        "sharded_parameters", "2bit", "1bit"): the parts of the other processes are gathered.
+        """
+        return host_state(self.state, self.settings.devices)
 
     # -------------------------------------------------------------------------------- methods for callbacks
     def set_base_lr(self, rate: float) -> None:
@@ -312,7 +317,7 @@ class Run:
     def _resume_extra(self, saved: Saved) -> None:
         loop = self._require_loop("resume_from")
         if "best.safetensors" in saved.arrays:
-            self._best = checkpoints.unflatten(saved, loop.state, "best")
+            self._best = checkpoints.unflatten(saved, specs_of_all(loop.state, self.settings.devices), "best")
         if loop.host_metrics is not None and "host_metrics.safetensors" in saved.arrays:
             loop.host_metrics.unpack(saved.arrays["host_metrics.safetensors"])
         if saved.meta.get("report") is not None:  # not in checkpoints of earlier versions
@@ -324,7 +329,7 @@ class Run:
 
     def _placed(self, state: TrainState) -> TrainState:
         """Copy a state from `snapshot()` or a checkpoint to the devices, split over them as the current state is."""
-        return place(sharded_like(state, self.state), self.settings.devices)
+        return place(sharded_like(state, self.state, len(self.settings.devices)), self.settings.devices)
 
     def _set_state(self, state: TrainState) -> None:
         """Replace the state by one on the same devices, without recompilation."""
@@ -420,7 +425,7 @@ class Run:
         if meta.get("ema", self._averages) != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
-        state, difference = checkpoints.resumed(saved, loop.state)
+        state, difference = checkpoints.resumed(saved, specs_of_all(loop.state, self.settings.devices))
         check_position(directory, meta, self.batch_size)
         loop.state = self._placed(state)
         self._resume_extra(saved)
@@ -596,8 +601,8 @@ class Run:
         """Context manager whose value is the state for scores and predictions, which no other thread deletes in the block."""
         if self._loop is None:
             return contextlib.nullcontext(self.state)
-        loop = self._loop
-        return loop.thread.reading(lambda: averaged(loop.state)._replace(opt_state=(), metrics=(), local=None))
+        loop, devices = self._loop, self.settings.devices
+        return loop.thread.reading(lambda: evaluated_state(loop.state, devices)._replace(opt_state=(), metrics=(), local=None))
 
     def replay(self, step: int) -> Replay:
         """Repeat a training step, and return what it computes node by node, with the first node that is not finite.
