@@ -1,10 +1,13 @@
 """Settings of all tests: eight emulated CPU devices, strict rank promotion, a compile cache, the choice of fast tests."""
 
 import gc
+import inspect
 import os
 import random
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 
 # Devices are counted when the backend starts, so the flags must be set before jax is first imported.
 _FLAGS = {
@@ -68,11 +71,24 @@ def pytest_sessionstart(session: pytest.Session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`."""
-    for item in items:
-        if re.search(r"_bits?(_|$)", item.name.split("[")[0]):
-            item.add_marker(pytest.mark.optimized)
+    """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`, and what promises bits is
+    compiled with optimizations.  Fast tests without bit(s) in their name may compare arrays exactly for other reasons, and stay quick."""
     selection.mark_repetitions(items)
+    for item in items:
+        slow = item.get_closest_marker("slow") and not item.path.name.startswith("test_ops_")
+        if re.search(r"_bits?(_|$)", item.name.split("[")[0]) or (slow and compares_exactly(item.function)):
+            item.add_marker(pytest.mark.optimized)
+
+
+EXACT = {"array_equal", "assert_array_equal", "assert_same_bits", "bits", "bits_of", "tobytes"}
+
+
+def compares_exactly(function: Callable) -> bool:
+    """Whether the code of a test compares bits."""
+    codes = [getattr(inspect.unwrap(function), "__code__", None)]
+    for code in codes:
+        codes += [constant for constant in (code.co_consts if code else ()) if isinstance(constant, CodeType)]
+    return any(EXACT.intersection(code.co_names) for code in codes if code)
 
 
 def pytest_collection_finish():

@@ -594,6 +594,7 @@ def trained_with(name, change, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.repetitions(slow=8)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_are_arguments_give_the_bits_of_constants(name, monkeypatch):
     options = {"clip_norm": 0.7, "clip_value": 0.3} if list(NUMBERS).index(name) % 2 else {}

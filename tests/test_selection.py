@@ -46,7 +46,7 @@ def test_markers_apply_in_a_pytest_session(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "import selection\n\ndef pytest_collection_modifyitems(items):\n    selection.mark_repetitions(items)\n"
     )
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: s\n    repetitions(k): r\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: s\n    repetitions(k): r\n    exhaustive: e\n")
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "many = pytest.mark.parametrize('n', range(9))\n"
@@ -54,22 +54,20 @@ def test_markers_apply_in_a_pytest_session(tmp_path):
         "@many\n@pytest.mark.repetitions(2)\ndef test_two(n): pass\n"
         "@many\n@pytest.mark.slow\ndef test_none(n): pass\n"
         "@many\n@pytest.mark.parametrize('m', range(9))\ndef test_nine(n, m): pass\n"
+        "@many\n@pytest.mark.repetitions(2, slow=5)\ndef test_five(n): pass\n"
+        "@many\n@pytest.mark.slow\n@pytest.mark.repetitions(slow=3)\ndef test_three(n): pass\n"
         "@pytest.mark.parametrize('n', [pytest.param(0, marks=pytest.mark.slow), 1])\ndef test_one(n): pass\n"
         "def test_plain(): pass\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--collect-only",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        str(tmp_path),
-    ]
-    listed = subprocess.run(command, cwd=HERE, env={"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=120)
-    names = [line.split("::")[1].split("[")[0] for line in listed.stdout.splitlines() if "::" in line]
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
-    assert counts == {"test_each": 9, "test_two": 2, "test_nine": 9, "test_one": 1, "test_plain": 1}, listed.stdout
+
+    def counts(expression):
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", expression, "-p", "no:cacheprovider", str(tmp_path)]
+        listed = subprocess.run(command, cwd=HERE, env={"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=120)
+        names = [line.split("::")[1].split("[")[0] for line in listed.stdout.splitlines() if "::" in line]
+        return {name: names.count(name) for name in dict.fromkeys(names)}
+
+    fast = {"test_each": 9, "test_two": 2, "test_nine": 9, "test_five": 2, "test_one": 1, "test_plain": 1}
+    assert counts("not slow") == fast
+    assert counts("slow and not exhaustive") == {"test_two": 7, "test_none": 9, "test_nine": 72, "test_five": 3, "test_three": 3, "test_one": 1}
+    assert counts("exhaustive") == {"test_five": 4, "test_three": 6}
+    assert counts("not slow and exhaustive") == {}
