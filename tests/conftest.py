@@ -72,7 +72,7 @@ def pytest_sessionstart(session: pytest.Session):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
     """Before `-m` chooses: repetitions of a promise are slow tests, by the rule of `selection`, and what promises bits is
-    compiled with optimizations.  Fast tests without bit(s) in their name may compare arrays exactly for other reasons, and stay quick."""
+    compiled with optimizations.  Fast tests that compare arrays exactly, mostly for other reasons, stay quick."""
     selection.mark_repetitions(items)
     for item in items:
         slow = item.get_closest_marker("slow") and not item.path.name.startswith("test_ops_")

@@ -38,7 +38,7 @@ def fast_cases(cases: Sequence[Case], limit: int | None = None) -> set[str]:
 
 
 def mark_repetitions(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases that the rule leaves out of the fast set as slow, and those that the CI server leaves out as exhaustive."""
+    """Marks the cases that the fast set leaves out as slow, and those that the CI server leaves out, too, as exhaustive."""
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec"):

@@ -33,6 +33,12 @@ NOTEBOOKS = [
     ROOT / "notebooks" / f"{name}.ipynb"
     for name in ("01_fit", "02_pure_step", "03_module", "04_models_from_files", "05_learning", "06_scaling", "07_runs")
 ]
+# Some are compiled as users compile also where the others are not (`.ci/run`).
+AS_USERS_COMPILE = {"01_fit", "04_models_from_files", "05_learning"}
+NOTEBOOK_CASES = [
+    pytest.param(path, id=path.name, marks=[pytest.mark.optimized] if path.stem in AS_USERS_COMPILE else [])
+    for path in NOTEBOOKS
+]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -85,7 +91,7 @@ def test_every_notebook_is_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", NOTEBOOK_CASES)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     # The kernel is another process with the temporary folder as its working directory; it must import this checkout.
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)

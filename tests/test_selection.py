@@ -61,13 +61,31 @@ def test_markers_apply_in_a_pytest_session(tmp_path):
     )
 
     def counts(expression):
-        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", expression, "-p", "no:cacheprovider", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--collect-only",
+            "-m",
+            expression,
+            "-p",
+            "no:cacheprovider",
+            str(tmp_path),
+        ]
         listed = subprocess.run(command, cwd=HERE, env={"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=120)
         names = [line.split("::")[1].split("[")[0] for line in listed.stdout.splitlines() if "::" in line]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
     fast = {"test_each": 9, "test_two": 2, "test_nine": 9, "test_five": 2, "test_one": 1, "test_plain": 1}
     assert counts("not slow") == fast
-    assert counts("slow and not exhaustive") == {"test_two": 7, "test_none": 9, "test_nine": 72, "test_five": 3, "test_three": 3, "test_one": 1}
+    assert counts("slow and not exhaustive") == {
+        "test_two": 7,
+        "test_none": 9,
+        "test_nine": 72,
+        "test_five": 3,
+        "test_three": 3,
+        "test_one": 1,
+    }
     assert counts("exhaustive") == {"test_five": 4, "test_three": 6}
     assert counts("not slow and exhaustive") == {}
