@@ -474,7 +474,7 @@ def test_the_leaves_of_a_pytree_are_copied_in_and_out():
     assert new["w"].shape == (2,) and new["n"].tolist() == [0, 1] and new["d"].dtype == np.float32
 
 
-@pytest.mark.parametrize("kvstore", ["dist_sync", KVStore()])
+@pytest.mark.parametrize("kvstore", ["dist_async", KVStore()])
 def test_a_pytree_with_a_store_raises(kvstore):
     with pytest.raises(ValueError, match="a pytree is updated without a store"):
         Trainer({"w": jnp.ones(2)}, "sgd", kvstore=kvstore)

@@ -14,7 +14,8 @@ import numpy as np
 
 from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
 from jfit.distributed.output import show_once
-from jfit.distributed.settings import Settings, settings_of
+from jfit.distributed.ranks import claim_rank
+from jfit.distributed.settings import UNNUMBERED, Settings, settings_of
 
 
 class Peer(NamedTuple):
@@ -65,8 +66,9 @@ def init(
     """Join the processes of a job; call it once, before anything is computed.  Afterwards jfit uses all their devices.
 
     All processes call it with the same script.  Without arguments, it reads the environment of torchrun (`RANK`, `WORLD_SIZE`,
-    `MASTER_ADDR`, `MASTER_PORT`; the coordinator listens at the port after it), or else asks JAX, which knows Slurm,
-    Open MPI, Kubernetes and TPU pods.  Where none of these is found, the job is this one process, and a line on stderr says so.
+    `MASTER_ADDR`, `MASTER_PORT`; the coordinator listens at the port after it), or that of MXNet's launcher (`DMLC_NUM_WORKER`,
+    `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`, `DMLC_WORKER_ID`), or else asks JAX, which knows Slurm, Open MPI, Kubernetes and
+    TPU pods.  Where none of these is found, the job is this one process, and a line on stderr says so.
 
     Args:
         coordinator: "host:port" on which the process of rank 0 listens.
@@ -94,6 +96,8 @@ def init(
             "jfit.distributed.init was called after the job had begun; call it once, and jax.distributed.initialize not at all"
         )
     settings = settings_of(coordinator, num_processes, rank)
+    if settings is not None and settings.rank == UNNUMBERED and settings.num_processes > 1:
+        settings = claim_rank(settings, timeout)
     if settings is None:
         settings = _detected(local_devices, timeout)
         if settings is None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+UNNUMBERED = -1  # rank of a process that gets its rank when it connects
+
 
 class Settings(NamedTuple):
     """The processes of a job, and which of them this one is.
@@ -83,7 +85,26 @@ def settings_of(
         coordinator = f"{env['MASTER_ADDR']}:{port}"
         source = "the environment variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
         return _checked(Settings(coordinator, _number(env, "WORLD_SIZE"), _number(env, "RANK"), local, source))
-    return None
+    return _of_mxnet(env) if "DMLC_NUM_WORKER" in env else None
+
+
+def _of_mxnet(env: Mapping[str, str]) -> Settings:
+    """Read the variables of MXNet's launcher, which are those of ps-lite; a process without a number gets rank `UNNUMBERED`."""
+    if missing := [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT") if name not in env]:
+        raise ValueError(
+            f"the environment has DMLC_NUM_WORKER, as MXNet's launcher sets it, but not {' and '.join(missing)}: the address "
+            "and port of the host on which the first worker runs"
+        )
+    if (role := env.get("DMLC_ROLE", "worker")) != "worker":
+        raise ValueError(f"DMLC_ROLE is {role!r}, but only workers take part in a job of jfit; do not start this process")
+    name = next((n for n in ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID") if n in env), None)
+    rank = UNNUMBERED if name is None else _number(env, name)
+    names = ["DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", *([] if name is None else [name])]
+    source = f"the environment variables of MXNet's launcher ({', '.join(names)})"
+    coordinator = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
+    settings = Settings(coordinator, _number(env, "DMLC_NUM_WORKER"), rank, None, source)
+    _checked(settings._replace(rank=0) if name is None else settings)
+    return settings
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -17,6 +17,7 @@ from jfit import lazy as _lazy
 from jfit.mxnet import context, ndarray, random
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.kvstore.job import end_unless_worker as _end_unless_worker
 from jfit.mxnet.namespaces import absent
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
@@ -117,4 +118,5 @@ _HOMES = {
     "viz": "jfit.mxnet.visualization",
 }
 
+_end_unless_worker()  # before the script computes anything; MXNet runs its servers here
 _lazy.attributes(sys.modules[__name__], _HOMES, lambda attribute: absent("mx", attribute, __all__))

@@ -123,7 +123,7 @@ class FeedForward:
         context: Any = None,
         **kwargs: Any,
     ) -> None:
-        check_entry("FeedForward")
+        check_entry("FeedForward", several=True)
         if ctx is not None and context is not None:
             raise ValueError("both ctx and context are set; they are the same argument: pass one.")
         ctx = ctx if context is None else context

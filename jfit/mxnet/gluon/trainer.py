@@ -15,7 +15,8 @@ from jfit.formats.atomic import atomic_write
 from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.tree import PytreeParams
-from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, create, select
+from jfit.mxnet.kvstore.job import join_job
+from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, check_spans_job, create, select
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Optimizer, Updater
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -35,12 +36,14 @@ class Trainer:
         optimizer: name of an optimizer, or an `Optimizer`; its rescale_grad is used as `scale`.
         optimizer_params: arguments of the optimizer, if it is given by name.
         kvstore: type name, store or None.  There is no store for one context (unless the type is a `dist` one) and for a
-            pytree.
+            pytree.  In a job of several processes "dist_sync" or "dist_device_sync": gradients are summed over all processes,
+            and parameters begin with the values of rank 0; or None: each process trains alone.
         compression_params: see `KVStore.set_gradient_compression`; no effect without a store.
         update_on_kvstore: whether the store updates the parameters; None: as `jfit.mxnet.kvstore.select` chooses.
 
     Raises:
-        ValueError: `params` is neither Parameters nor a pytree of arrays, or a mix.
+        ValueError: `params` is neither Parameters nor a pytree of arrays, or a mix; or the store sums over the devices of this
+            process only, but the job has several processes.
         AssertionError: optimizer_params with an `Optimizer` object, or parameters on different contexts.
 
     Example:
@@ -67,12 +70,13 @@ class Trainer:
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
-        check_entry("Trainer")
+        check_entry("Trainer", several=True)
         parameters = _parameters(params, self._accepts_pytrees)
         self._params: list[Parameter] = parameters or []
-        self._tree = PytreeParams(params, compression_params) if parameters is None else None
-        if self._tree is not None:
-            _no_store(kvstore, update_on_kvstore)
+        self._tree = None
+        if parameters is None:
+            distributed = _distributes_tree(kvstore, update_on_kvstore)
+            self._tree = PytreeParams(params, compression_params, distributed)
         self._index = {p.name: i for i, p in enumerate(self._params)}
         for param in self._params:
             self._adopt(param)
@@ -109,10 +113,11 @@ class Trainer:
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Sum the gradients over devices, and update the parameters once.
+        """Sum the gradients over devices and processes, and update the parameters once.
 
         Args:
-            batch_size: gradients are divided by it; 1 if the loss is already a mean.
+            batch_size: gradients are divided by it; 1 if the loss is already a mean.  In a job of several processes the sum is
+                over all of them, so it is the number of rows of all processes, as in MXNet.
             ignore_stale_grad: skip parameters whose gradient was not written since the last step, instead of raising.
             grads: pytree of gradients, if the parameters are a pytree; a leaf None is a stale gradient.
 
@@ -124,6 +129,8 @@ class Trainer:
                 optimizer is in a distributed store, which does not see the change.
         """
         if self._tree is not None:
+            if self._tree.distributed and grads is not None:
+                grads = self._tree.sum_over_devices([grads])
             return self.update(batch_size, ignore_stale_grad, grads)
         _no_grads(grads)
         self._rescale(batch_size)
@@ -188,8 +195,6 @@ class Trainer:
         Args:
             fname: path of the file.
 
-        Raises:
-            AssertionError: the store is distributed.
         """
         if self._tree is None:
             self._prepare()
@@ -205,7 +210,6 @@ class Trainer:
             fname: path of a file written by `save_states` or by MXNet's Trainer.
 
         Raises:
-            AssertionError: the store is distributed.
             FormatError: the file is damaged.
         """
         if self._tree is None:
@@ -275,12 +279,17 @@ class Trainer:
         if not self._ready:
             self._make_store()
         if self._waiting and self._kvstore is not None:
+            dense = []
             for param in self._waiting:
-                cells = param._cells(param._data)
                 if param.stype != "default":
-                    self._kvstore.init(self._index[param.name], cells[0])
+                    self._kvstore.init(self._index[param.name], param._cells(param._data)[0])
                 else:
-                    self._kvstore.broadcast(self._index[param.name], cells[0], cells)
+                    dense.append((self._index[param.name], param._cells(param._data)))
+            if isinstance(self._kvstore, KVStore) and dense:
+                self._kvstore.broadcast([i for i, _ in dense], [cells[0] for _, cells in dense], [cells for _, cells in dense])
+            else:
+                for i, cells in dense:
+                    self._kvstore.broadcast(i, cells[0], cells)
         self._waiting = []
 
     def _make_store(self) -> None:
@@ -415,15 +424,21 @@ def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
     return values
 
 
-def _no_store(kvstore: Any, update_on_kvstore: bool | None) -> None:
-    """Raise ValueError for arguments that need a key-value store, because a pytree is updated without one.
+def _distributes_tree(kvstore: Any, update_on_kvstore: bool | None) -> bool:
+    """Return whether the gradients of a pytree are summed over the processes of the job.
 
-    The types "device", "local" and None are accepted and ignored.
+    Raises ValueError for arguments that need a key-value store, because a pytree is updated without one.  The types "device",
+    "local" and None are ignored in a job of one process.
     """
     if update_on_kvstore:
         raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated without a store.")
+    if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore and "async" not in kvstore:
+        join_job(kvstore)
+        return True
     if kvstore not in (None, "device", "local"):
         raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: omit kvstore.")
+    check_spans_job(None, kvstore)
+    return False
 
 
 def _no_grads(grads: Any) -> None:

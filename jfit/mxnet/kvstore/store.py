@@ -6,6 +6,7 @@ the updater with both; `pull` copies the stored value to the destinations.  All 
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
@@ -13,14 +14,17 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jfit import distributed
 from jfit.formats.atomic import atomic_write
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import compression
+from jfit.mxnet.kvstore.job import join_job
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
 from jfit.parallel import check_entry
+from jfit.parallel.workers import check_same, from_main, sum_over_processes
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.reduce import get as get_reduce
 
@@ -98,22 +102,25 @@ def check_capability(capability: str) -> None:
 
 
 class KVStore(KVStoreBase):
-    """Key-value store in one process: `push` computes stored <- sum of the values, or calls updater(key, sum, stored).
+    """Key-value store: `push` computes stored <- sum of the values, or calls updater(key, sum, stored).
+
+    In a job of several processes, a `dist` store sums over the devices of each process, then over the processes.  Every
+    process has a copy of the stored values, applies the same updates to it, and pulls from it.  So all processes call `init`
+    and `push` with the same keys in the same order; `init` stores the values of rank 0.
 
     The keys of a store are all int or all str.  Values are arrays, or lists of arrays, one per device.  `out=` takes a
     `MutableArray`, a NumPy array, or lists of them; without `out` the result is returned, because a jax.Array is immutable.
 
     Args:
         name: type of the store: `local`, `device`, `nccl`, `local_update_cpu`, `local_allreduce_cpu`,
-            `local_allreduce_device`, or a name containing `dist`, which is supported for one process (rank 0 of 1) only.
-            Case is ignored, and any other name is a local store, as in MXNet.  The type does not affect where values are
-            summed: always on the device of the first value.
+            `local_allreduce_device`, `dist_sync`, `dist_device_sync` or `dist_sync_device`.  Case is ignored, and any other
+            name is a local store, as in MXNet.  The type does not affect where values are summed: always on the device of the
+            first value.
         reduce: how the training step of a `Module` that uses the store reduces gradients over devices: a name such as
             "ordered", or a `jfit.step.reduce.Reduce`.  None: gradients are summed, or compressed as
             `set_gradient_compression` says.  `push` always sums, and raises an error for other rules than "psum".
 
     Raises:
-        NotImplementedError: a `dist` store with several processes.
         ValueError: `reduce` is unknown, or it is a rule that splits the optimizer state over devices, such as "sharded".
 
     Example:
@@ -133,7 +140,8 @@ class KVStore(KVStoreBase):
     def __init__(self, name: str = "local", reduce: Reduce | str | None = None) -> None:
         self._type, self._rule = name.lower(), _checked_rule(reduce)
         if self.distributed:
-            check_entry(f"kvstore {name!r}")
+            check_entry(f"kvstore {name!r}", several=True)
+        self._pushed: set[Any] = set()  # keys, shapes and dtypes that were pushed together, which the other processes know
         self._stored: dict[Any, Any] = {}  # MutableArray by key
         self._order: dict[Any, int] = {}  # position of each key in the order of init
         self._updater: Any = None
@@ -154,10 +162,28 @@ class KVStore(KVStoreBase):
         """Whether the type is a `dist` one."""
         return "dist" in self._type
 
+    @property
+    def rank(self) -> int:
+        """Number of this process in its job; 0 unless the type is a `dist` one."""
+        return distributed.rank() if self.distributed else 0
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes of the job; 1 unless the type is a `dist` one."""
+        return distributed.num_processes() if self.distributed else 1
+
     def barrier(self) -> None:
-        """Synchronize all processes; does nothing, because there is only one."""
+        """Wait until all processes of the job have called this method, if the type is a `dist` one."""
+        if self.distributed:
+            distributed.barrier("kvstore.barrier")
 
     _barrier = barrier
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        raise NotImplementedError(
+            "a kvstore of jfit has no servers, so commands cannot be sent to them: every process applies the optimizer itself; "
+            "call set_optimizer, or set_updater, in all processes"
+        )
 
     def is_capable(self, capability: str) -> bool:
         """True for "optimizer", the only capability; raises ValueError for any other."""
@@ -169,20 +195,26 @@ class KVStore(KVStoreBase):
 
         Args:
             key: int or str key, or list of keys.
-            value: array, or list of one array per key.
+            value: array, or list of one array per key.  In a job of several processes, that of rank 0 is stored.
 
         Raises:
             MXNetError: a key already exists, has several values, or is of another type (int, str) than the others.
+            ValueError: the processes have values of different shapes.
         """
+        new: dict[Any, Any] = {}
         for k, values in self._pairs(key, value):
-            if k in self._stored or len(values) > 1:
-                what = "is already in the store" if k in self._stored else f"has {len(values)} values"
+            if k in self._stored or k in new or len(values) > 1:
+                what = f"has {len(values)} values" if len(values) > 1 else "is already in the store"
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value; use push to change it.")
-            self._stored[k] = self.arrays.mutable(committed_copy(as_array(values[0])))
+            new[k] = as_array(values[0])
+        if self.num_workers > 1:
+            new = _on_device_of(new, from_main(new, "values of kvstore.init"))
+        for k, first in new.items():
+            self._stored[k] = self.arrays.mutable(committed_copy(first))
             self._order[k] = len(self._order)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum the values of each key over devices, then store the sum, or call the updater with it.
+        """Sum the values of each key over devices and processes, then store the sum, or call the updater with it.
 
         Args:
             key: key or list of keys; the values of a repeated key are summed.
@@ -203,6 +235,8 @@ class KVStore(KVStoreBase):
         # MXNet's update order: int keys ascending, str keys in the order of init
         keys = sorted(gathered, key=self._order.__getitem__ if self._strings else None)
         sums = self._reduce(keys, [gathered[k] for k in keys])
+        if self.num_workers > 1:
+            sums = self._over_processes(keys, sums)
         if self._updater is None:
             for k, value in zip(keys, sums, strict=True):
                 # the sum of a single value is the caller's array itself, so copy it
@@ -330,8 +364,9 @@ class KVStore(KVStoreBase):
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Quantize pushed gradients to fewer bits; the quantization error of 1 or 2 bits is added to the next push.
 
-        In a `device` store each device compresses its gradient before the sum, also if there is only one device; a `dist`
-        store compresses the sum over the devices of the process.
+        In a `device` store each device compresses its gradient before the sum, also if there is only one device; in a `dist`
+        store each process compresses the sum over its devices.  `push` sends float32 between processes; a Module packs
+        the bits.
 
         Args:
             compression_params: `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}` or `{"type": "bfloat16"}`.  MXNet has
@@ -358,22 +393,22 @@ class KVStore(KVStoreBase):
         self._compression = compression.parse(compression_params)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to a file, atomically.
+        """Write the optimizer's states to a file, atomically.  They are equal in all processes: one of them writes.
 
         Args:
             fname: path of the file.
             dump_optimizer: include the optimizer's settings.
 
         Raises:
-            AssertionError: no optimizer is set, or the type is a `dist` one.
+            AssertionError: no optimizer is set.
         """
         atomic_write(fname, self._states("save").get_states(dump_optimizer))
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Load the optimizer's states from a file written by `save_optimizer_states` or MXNet.
+        """Load the optimizer's states from a file written by `save_optimizer_states` or MXNet; all processes load it.
 
         Raises:
-            AssertionError: no optimizer is set, or the type is a `dist` one.
+            AssertionError: no optimizer is set.
             FormatError: the file is damaged.
         """
         updater = self._states("load")
@@ -394,8 +429,8 @@ class KVStore(KVStoreBase):
         return isinstance(next(iter(self._stored), None), str)
 
     def _states(self, verb: str) -> Any:
-        if self._updater is None or self.distributed:
-            why = "it is distributed" if self.distributed else "it has no optimizer: call set_optimizer first"
+        if self._updater is None:
+            why = "it has no optimizer: call set_optimizer first"
             raise AssertionError(f"cannot {verb} optimizer states of the {self._type!r} kvstore, because {why}.")
         return self._updater
 
@@ -435,6 +470,15 @@ class KVStore(KVStoreBase):
         sent = iter(self._compression([place for place, _ in flat], [v for _, v in flat]))
         return sum_groups([[next(sent) for _ in values] for values in groups])
 
+    def _over_processes(self, keys: list[Hashable], sums: list[Any]) -> list[Any]:
+        """Sum arrays over processes; the sums are on the devices of the arrays."""
+        pushed = [[str(k), list(v.shape), str(v.dtype)] for k, v in zip(keys, sums, strict=True)]
+        if (known := repr(pushed)) not in self._pushed:  # a program for other arrays than those of the others would not end
+            check_same(pushed, "values of kvstore.push")
+            self._pushed.add(known)
+        places = [sharding_of(v) for v in sums]
+        return device_put_all(sum_over_processes(sums), places)
+
     def _pulled_like(self, key: Any, value: Any) -> Any:
         """Return copies of the stored value of `key` in the structure of `value`, on the devices of its arrays."""
         if isinstance(key, (list, tuple)):
@@ -459,13 +503,64 @@ def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
     return rule
 
 
+def _on_device_of(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
+    values = device_put_all(list(new.values()), [sharding_of(v) for v in old.values()])
+    return dict(zip(new, values, strict=True))
+
+
+def _asynchronous(name: str) -> Any:
+    try:
+        module = importlib.import_module("jfit.mxnet.kvstore.asynchronous")
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(
+            f"kvstore {name!r} updates asynchronously, which is not part of this version of jfit ({error}); 'dist_sync' adds "
+            "the gradients of all processes in each step"
+        ) from None
+    return module.connect(name)
+
+
+def workers_of(store: Any) -> int:
+    """Return the number of processes whose gradients a store adds in one step: more than 1 for a `dist_sync` store in a job.
+
+    Example:
+        >>> workers_of(None), workers_of(KVStore("dist_sync"))
+        (1, 1)
+    """
+    kind = getattr(store, "type", None) or ""
+    return store.num_workers if "dist" in kind and "_sync" in kind else 1
+
+
+def check_spans_job(store: Any, kvstore: Any) -> None:
+    """Raise an error if this process is one of a job, but its store sums over its own devices only.
+
+    Args:
+        store: the store, or None.
+        kvstore: what the caller passed; None is allowed, for a process that trains a model of its own.
+
+    Raises:
+        ValueError: the store is not a `dist` one.
+
+    Example:
+        >>> check_spans_job(None, "local")
+    """
+    count = distributed.num_processes()
+    if count == 1 or kvstore is None or (store is not None and (not isinstance(store, KVStore) or store.distributed)):
+        return
+    name = kvstore if isinstance(kvstore, str) else store.type
+    raise ValueError(
+        f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes, each of which would train "
+        "a model of its own; pass kvstore='dist_sync' to sum the gradients of all of them, or None if that is what you want"
+    )
+
+
 def create(
     name: str = "local", make: Callable[..., KVStoreBase] = KVStore, *, reduce: Reduce | str | None = None
 ) -> KVStoreBase:
     """Create a key-value store by type name.
 
     Args:
-        name: a type of `KVStore`, or the class name of a registered store; case is ignored.
+        name: a type of `KVStore`, or the class name of a registered store; case is ignored.  For a `dist` type, this process
+            joins the job that environment variables describe, if there are any (see `jfit.mxnet.kvstore.job`).
         make: constructor for types that are not registered.
         reduce: as for `KVStore`, how the training step of a `Module` reduces gradients over devices; None: they are summed.
 
@@ -491,6 +586,10 @@ def create(
         return klass()
     if name.lower() in ("horovod", "byteps"):
         raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
+    if "dist" in name.lower():
+        join_job(name)
+        if "async" in name.lower() and distributed.num_processes() > 1:
+            return _asynchronous(name)
     return make(name) if reduce is None else make(name, reduce=reduce)
 
 
@@ -511,6 +610,7 @@ def select(
 
     Raises:
         TypeError: `kvstore` is neither None, a name nor a store.
+        ValueError: the store sums over the devices of this process only, but the job has several processes.
 
     Example:
         >>> select("local", 1, {}), select("device", 2, {})[1]
@@ -521,11 +621,13 @@ def select(
     if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
         raise TypeError(f"kvstore is {kvstore!r}; expected a KVStore, the name of a type or None.")
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):
+        check_spans_job(None, kvstore)
         return None, False
     update = bool(int(os.getenv("MXNET_UPDATE_ON_KVSTORE", "1")))
     if kvstore == "local" and _largest_size(arg_params) > BIG:
         update = False
     store = make(kvstore) if isinstance(kvstore, str) else kvstore
+    check_spans_job(store, kvstore)
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
 
 

@@ -13,6 +13,7 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
+from jfit.mxnet.kvstore.store import workers_of
 from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.binding import desc_of, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
@@ -278,8 +279,11 @@ class BucketingModule(BaseModule):
             return
         self._settle()
         params = dict(optimizer_params)
+        if isinstance(kvstore, str) and "dist" in kvstore:
+            kvstore = self._default._make_store(kvstore)
         if isinstance(optimizer, str):
-            params.setdefault("rescale_grad", 1.0 / rows_of_batch(self._curr_module.data_shapes))
+            rows = rows_of_batch(self._curr_module.data_shapes) * workers_of(kvstore)
+            params.setdefault("rescale_grad", 1.0 / rows)
         self._default.init_optimizer(kvstore, optimizer, params, force_init)
         for module in self._buckets.values():
             if module is not self._default:

@@ -203,7 +203,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     """Return whether EpochRunner supports this training.
 
     The arrays must be in memory and fit on the devices, every output must have a label, and a step must be one program, which
-    it is not with reduce="ordered" or `ctx_group`s on different devices.
+    it is not with reduce="ordered", `ctx_group`s on different devices, or a `dist` store of several processes.
     """
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
@@ -214,6 +214,7 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
         optimizer is not None
         and optimizer.is_pure
         and parameters.reduce.slices is None
+        and parameters.workers is None
         and passes.programs.replicas is None
         and set(passes.grad_reqs) == set(passes.trainable)
         and "add" not in passes.grad_reqs.values()

@@ -59,8 +59,8 @@ class Module(BaseModule):
             of their group, everything else on `context`.  A node without a group runs where its inputs are.  If `context` is a
             list, each group has a list of devices, one for each context, or one device for all; or `group2ctxs` is a list of
             dicts, one for each context.  Parameters and optimizer state are on the devices of the first context.
-        compression_params: gradient compression, for kvstore "device": `{"type": "2bit", "threshold": 0.5}`, `{"type": "1bit"}`
-            or `{"type": "bfloat16"}`; MXNet has "2bit" only.
+        compression_params: gradient compression, for kvstore "device" or "dist_sync": `{"type": "2bit", "threshold": 0.5}`,
+            `{"type": "1bit"}` or `{"type": "bfloat16"}`; MXNet has "2bit" only.
 
     Raises:
         ValueError: a name is not an argument of the symbol, or a group in `group2ctxs` has another number of devices than
@@ -195,7 +195,7 @@ class Module(BaseModule):
             ValueError: the names differ from `data_names`, the shapes do not fit the graph, or devices outnumber rows.
             AssertionError: inputs_need_grad=True with for_training=False.
         """
-        check_entry(type(self).__name__)
+        check_entry(type(self).__name__, several=True)
         if force_rebind and self.binded:
             self._settle()
             self.binded = False
@@ -306,19 +306,25 @@ class Module(BaseModule):
         optimizer_params: Any = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Set the optimizer and how gradients are reduced over devices.
+        """Set the optimizer and how gradients are reduced over devices, and in a `dist` store over processes.
+
+        In a job of several processes all of them call it, and then `update`, the same number of times.  Parameters and
+        auxiliary states become those of rank 0.
 
         Args:
             kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
-                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts.
-            optimizer: a name (gradients are then scaled by 1 / batch size), or an `Optimizer` (its `rescale_grad`, default 1,
-                is used, and its weight decay applies to all parameters, as in MXNet).
+                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts.  In a job of several
+                processes "dist_sync", or None: each process trains a model of its own.
+            optimizer: a name (gradients are then scaled by 1 / batch size, in a `dist` store by 1 / (batch size * processes)),
+                or an `Optimizer` (its `rescale_grad`, default 1, is used, and its weight decay applies to all parameters, as
+                in MXNet).
             optimizer_params: arguments of a named optimizer, a dict or (name, value) pairs.
             force_init: replace the optimizer if the module has one.
 
         Raises:
             TypeError: `optimizer` is neither a name nor an Optimizer.
-            ValueError: `compression_params` is not supported with this key-value store.
+            ValueError: `compression_params` is not supported with this key-value store; the store sums over the devices of
+                this process only, but the job has several; or the processes have different networks.
             NotImplementedError: a user-defined optimizer class with a key-value store of reduce="ordered".
         """
         assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
@@ -327,13 +333,13 @@ class Module(BaseModule):
             return
         self._settle()
         parameters, passes = self.parameters, self.passes
-        params, _ = parameters.arrays()
-        store, on_store = self._select(kvstore, params)
-        rows = self.binding.rows
+        store, on_store = self._select(kvstore, parameters.arrays()[0])
+        rows = self.binding.rows * stores.workers_of(store)
         optimizer, reduce = self._make_optimizer(optimizer, dict(optimizer_params), rows, on_store), self._reduce_of(store)
         if reduce.slices is not None and not optimizer.is_pure:
             raise not_ordered("a user-defined optimizer class updates parameters on the host")
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
+        reduce = parameters.join_workers(store, passes.trainable, reduce)  # from here on, that over the own devices
         parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, reduce)
         parameters.updater = None if optimizer.is_pure else get_updater(optimizer)
         self.optimizer_initialized = True
@@ -368,7 +374,7 @@ class Module(BaseModule):
 
     def _reduce_of(self, store: Any) -> Any:
         if self._compression and store is not None:
-            if "device" not in store.type:
+            if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             params = {"type": "2bit", **self._compression}
             if params["type"] not in TYPES:

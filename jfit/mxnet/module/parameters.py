@@ -12,10 +12,12 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
+from jfit.distributed import num_processes
 from jfit.interrupts import defer_interrupts
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.module.ordered import ordered_groups
+from jfit.mxnet.module.workers import Workers
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
@@ -44,6 +46,7 @@ class Parameters:
         fixed_gammas: gammas of BatchNorm with fix_gamma=True: always 1, but counted as updated, because MXNet updates them and
             overwrites the result.
         reduce: reduction of gradients over devices.
+        workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
         passes: number of training passes since the last update, from which their random keys are derived.
     """
 
@@ -64,6 +67,7 @@ class Parameters:
         self.trainable: list[str] = []
         self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
+        self.workers: Workers | None = None
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
         self._rate: Any = None
@@ -141,6 +145,29 @@ class Parameters:
         self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
+    def join_workers(self, store: Any, trainable: Sequence[str], reduce: Reduce) -> Reduce:
+        """Prepare the sums of a `dist` store over the processes of the job, if there are several.
+
+        Args:
+            store: the key-value store, or None.
+            trainable: names of the parameters that the optimizer updates.
+            reduce: how gradients are reduced over devices.
+
+        Returns:
+            How gradients are reduced over the devices of this process.
+        """
+        self.workers = None
+        if num_processes() == 1 or store is None or "dist" not in store.type:
+            return reduce
+        if reduce.slices is not None:
+            raise NotImplementedError(
+                f"kvstore {store.type!r} has reduce='ordered', which a Module supports in one process only; leave out reduce=, "
+                "or train with jfit.fit(..., reduce='ordered')"
+            )
+        self.workers, initial = Workers.start(self, trainable, reduce)
+        self.set_arrays(*initial)
+        return all_reduce()
+
     def set_optimizer(
         self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce
     ) -> None:

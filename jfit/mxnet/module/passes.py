@@ -366,6 +366,7 @@ class Passes:
             self.flush()
             return
         pending = self._backward == () and self._outputs is None and self.programs.replicas is None
+        pending = pending and parameters.workers is None  # which sum gradients between two programs
         fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
         if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
@@ -377,13 +378,18 @@ class Passes:
             raise RuntimeError(
                 f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
             )
-        gradients = {n: self.gradients[n] for n in self.trainable}
+        gradients: dict[str, Any] = {n: self.gradients[n] for n in self.trainable}
+        workers = parameters.workers
+        if workers is not None:
+            gradients = workers.reduced(parameters, gradients, self.aux)
         if not optimizer.is_pure:
-            self._update_in_python({n: dense_gradient(parameters, n, g) for n, g in gradients.items()})
+            several = len(parameters.devices) > 1 and workers is None
+            self._update_in_python({n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}, several)
             return
         with interrupts.defer_interrupts():  # the host's update counts and the state change together
             parameters.begin_update(self.trainable, self.updated)
-            parameters.run(self, self.programs.update(), gradients)
+            run, args = self.programs.update(summed=workers is not None), gradients
+            parameters.run(self, run, args if workers is None else workers.arguments(gradients, parameters.grouped))
 
     def _step(self) -> None:
         parameters, at = self.parameters, self._last_pass()
@@ -395,8 +401,11 @@ class Passes:
             self.gradients.update(out.gradients or {})
         self._limit_queue(out.fence)
 
-    def _update_in_python(self, gradients: Mapping[str, Array]) -> None:
-        """Run a user-defined optimizer's `update(index, weight, grad, state)` on the host; fixed gammas always stay 1."""
+    def _update_in_python(self, gradients: Mapping[str, Array], several: bool) -> None:
+        """Run a user-defined optimizer's `update(index, weight, grad, state)` on the host; fixed gammas always stay 1.
+
+        several: whether gradients have a leading device axis.
+        """
         parameters = self.parameters
         assert parameters.state is not None
         if parameters.split:
@@ -409,7 +418,7 @@ class Passes:
                 "gradient compression supports only optimizers by name, not a user-defined optimizer class"
             )
         params, _ = parameters.arrays()
-        new, several = {}, len(parameters.devices) > 1
+        new: dict[str, Any] = {}
         number = {name: i for i, name in enumerate(parameters.names)}
         for name in sorted(self.updated, key=number.__getitem__):
             gradient = gradients.get(name, jnp.zeros_like(params[name]))
@@ -440,10 +449,13 @@ def _blocked(model: Model, index: int) -> bool:
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
 
 
-def dense_gradient(parameters: Parameters, name: str, gradient: Any) -> Any:
-    """Return a gradient as a dense array (it may be SparseRows), with a leading device axis if there are several devices."""
+def dense_gradient(parameters: Parameters, name: str, gradient: Any, several: bool | None = None) -> Any:
+    """Return a gradient as a dense array (it may be SparseRows).
+
+    several: whether it has a leading device axis; None: if there are several devices.
+    """
     if not is_rows(gradient):
         return gradient
     assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
-    return dense_rows(gradient, size, several=len(parameters.devices) > 1)
+    return dense_rows(gradient, size, several=len(parameters.devices) > 1 if several is None else several)

@@ -16,9 +16,12 @@ from jfit.mxnet.module.replicas import Replicas
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
+from jfit.step.reduce import Reduce
 from jfit.step.state import TrainState
 
 Program = Callable[..., Any]
+# gradients that were summed before the program
+_SUMMED = Reduce(lambda gradients: None, lambda gradients, sums, local, axis_name: (gradients, sums, local))
 
 
 class Programs:
@@ -126,33 +129,42 @@ class Programs:
         optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
         return functools.partial(train_step, self.model, optimizer, reduce=reduce, **options)
 
-    def update(self) -> Program:
-        """Return the program (state, gradients with a leading device axis, rescale) -> state; it donates the state."""
+    def update(self, summed: bool = False) -> Program:
+        """Return the program (state, gradients, rescale) -> state; it donates the state.
+
+        summed: whether the gradients are sums over all devices, from `Workers`; otherwise they have a leading device axis, if
+            there are several devices.
+        """
+        several = len(self.parameters.devices) > 1 and not self.parameters.grouped
 
         def make():
             optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+            reduce = _SUMMED if summed else reduce
             table_names = frozenset(self.model.tables)
 
             def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
+                if summed and several:
+                    gradients = gradients[0]
                 step = update_step(optimizer, rescale=rescale, reduce=reduce)
                 # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
                 tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
                 return step(state, {**gradients, **tables}, axis_name=axis_name)
 
             axes = self.axes()[1]
-            return fn, (axes, 0, None), axes
+            split: Any = (None, 0) if several else None  # pmap needs an argument with a device axis
+            return fn, (axes, split if summed else 0, None), axes
 
         if self.parameters.grouped:
-            return self._update_by_device(make()[0])
-        return self.compiled(("update", self.setting()), make, "module_update", donate=(0,))
+            return self._update_by_device(make()[0], summed)
+        return self.compiled(("update", summed, self.setting()), make, "module_update", donate=(0,))
 
-    def _update_by_device(self, update: Program) -> Program:
-        key = "update by device", self.setting()
+    def _update_by_device(self, update: Program, summed: bool) -> Program:
+        key = "update by device", summed, self.setting()
         if key not in self._compiled:
             parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
             assert parameters.state is not None
             together = bool(turns) or bool(parameters.state.opt_state.shared)
-            contexts = len(parameters.devices), parameters.split
+            contexts = 1 if summed else len(parameters.devices), parameters.split
             self._compiled[key] = update_by_device(update, parameters.placement, together, *contexts)
         return self._compiled[key]
 

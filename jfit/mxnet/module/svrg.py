@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
+from jfit.distributed import num_processes
 from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
@@ -153,6 +154,11 @@ class SVRGModule(Module):
     ) -> None:
         """Set the optimizer, as `Module.init_optimizer`, and reset the full gradient (mu in the formula of the class) to 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        if self.parameters.workers is not None:
+            raise NotImplementedError(
+                f"an {type(self).__name__} does not sum its full gradients over the {num_processes()} processes of this job; "
+                "use a Module, or start one process, in which context= takes several devices"
+            )
         self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.trainable}
         self._up_to_date = False
         store = self._kvstore

@@ -1,0 +1,82 @@
+"""Ranks of processes that were started without a number: first come, first served, as ps-lite gives them to MXNet's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+from jfit.distributed.channel import Connection, JobError
+from jfit.distributed.settings import Settings
+
+_CLAIM = "jfit-rank-1"
+
+
+def claim_rank(settings: Settings, timeout: float) -> Settings:
+    """Agree on ranks with the other processes at the address of the coordinator.
+
+    The first process on that host gets rank 0; it numbers the others in the order in which they connect.
+
+    Args:
+        settings: the job, without the rank of this process.
+        timeout: seconds to wait for all processes.
+
+    Returns:
+        `Settings` with the rank.
+
+    Raises:
+        JobError: not all processes came in time, or nobody answers.
+    """
+    end = time.monotonic() + timeout
+    try:
+        server = socket.create_server(settings.address, backlog=settings.num_processes + 16)
+    except OSError:  # another process has it, or it is the address of another host
+        return settings._replace(rank=_received(settings, end, timeout))
+    with server:
+        others = _connected(server, settings, end, timeout)
+    # The server is closed first: a process that has its rank connects to the hub of rank 0, at the same address.
+    for rank, other in enumerate(others, start=1):
+        other.send({"type": _CLAIM, "rank": rank})
+        other.close()
+    return settings._replace(rank=0)
+
+
+def _connected(server: socket.socket, settings: Settings, end: float, timeout: float) -> list[Connection]:
+    others: list[Connection] = []
+    while len(others) < settings.num_processes - 1:
+        server.settimeout(max(end - time.monotonic(), 0.01))
+        try:
+            other = Connection(server.accept()[0])
+        except TimeoutError:
+            raise JobError(
+                f"{len(others) + 1} of {settings.num_processes} processes asked for a rank at {settings.coordinator} within "
+                f"{timeout:.0f} s; start the others, or wait longer with jfit.distributed.init(timeout=...)"
+            ) from None
+        with contextlib.suppress(OSError, ValueError):
+            other.timeout(5.0)
+            if other.receive()[0]["type"] == _CLAIM:
+                others.append(other)
+                continue
+        other.close()
+    return others
+
+
+def _received(settings: Settings, end: float, timeout: float) -> int:
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            left = max(end - time.monotonic(), 0.1)
+            connection = Connection(socket.create_connection(settings.address, timeout=min(left, 5.0)))
+            try:
+                connection.timeout(left)
+                connection.send({"type": _CLAIM})
+                answer, _ = connection.receive()
+                if answer["type"] == _CLAIM:
+                    return int(answer["rank"])
+            finally:
+                connection.close()
+        if time.monotonic() > end:
+            raise JobError(
+                f"this process got no rank from {settings.coordinator} within {timeout:.0f} s; without DMLC_WORKER_ID, one of "
+                f"the workers must run on that host, and all must be started; the address comes from {settings.source}"
+            )
+        time.sleep(0.1)

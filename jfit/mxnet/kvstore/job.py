@@ -1,0 +1,60 @@
+"""How a script for MXNet's `dist` stores joins its job: by the environment variables of MXNet's launcher, or of torchrun.
+
+MXNet starts workers, servers and a scheduler, with the role in `DMLC_ROLE`.  jfit has workers only: every process applies the
+optimizer itself.  So a process with another role has nothing to do, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from jfit import distributed
+from jfit.distributed.settings import settings_of
+
+
+def end_unless_worker() -> None:
+    """End this process, with exit status 0 and a line on stderr, if MXNet's launcher started it as a server or scheduler.
+
+    MXNet runs its servers at `import mxnet`, so that they never reach the script; `import jfit.mx` calls this function.
+
+    Example:
+        >>> end_unless_worker()
+    """
+    role = os.environ.get("DMLC_ROLE", "worker")
+    if role in ("server", "scheduler"):
+        print(f"jfit: DMLC_ROLE is {role!r}, but jfit needs workers only, so this process ends", file=sys.stderr, flush=True)
+        sys.exit(0)
+
+
+def join_job(name: str) -> None:
+    """Join the job that environment variables describe, unless this process has; without such variables, do nothing.
+
+    Args:
+        name: type of the key-value store, for messages.
+
+    Raises:
+        RuntimeError: JAX has already computed something, so it cannot join.
+        ValueError: a variable is missing, or impossible.
+
+    Example:
+        >>> join_job("dist_sync")
+        >>> distributed.num_processes()
+        1
+    """
+    end_unless_worker()
+    if distributed.num_processes() > 1:
+        return
+    settings = settings_of()
+    if settings is None or settings.num_processes == 1:
+        return
+    try:
+        distributed.init()
+    except RuntimeError as error:
+        if isinstance(error, distributed.JobError):
+            raise
+        raise RuntimeError(
+            f"kvstore {name!r} cannot join the {settings.num_processes} processes that {settings.source} describe, because "
+            f"this process has already computed something ({error}); create the kvstore, or call jfit.distributed.init(), at "
+            "the beginning of the script"
+        ) from None
