@@ -27,6 +27,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import ArrayData, StreamData
+from jfit.distributed import num_processes
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import device_count
@@ -39,7 +40,7 @@ SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data; arrays of 
 MOST_BYTES = 64 << 20  # of an array that a function uses; of larger ones a sample is compared
 _MAX_DEPTH = 40
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "jfit")
-ENVIRONMENT = ("versions", "devices", "cores", "flags")
+ENVIRONMENT = ("versions", "devices", "processes", "cores", "flags")
 # settings of jax with which equal programs, or the same function, can give other numbers, and their defaults
 _CONFIG: dict[str, Any] = {"enable_x64": False, "default_matmul_precision": None, "threefry_partitionable": True}
 _CONFIG |= {"default_prng_impl": "threefry2x32", "random_seed_offset": 0, "numpy_dtype_promotion": "standard"}
@@ -83,6 +84,7 @@ def fingerprint(
         "learning_rate": rate,
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "devices": f"{device_count(devices)} x {devices[0].device_kind}",
+        "processes": num_processes(),
         "cores": _threads(),
         "flags": _flags(),
     }
@@ -272,6 +274,8 @@ def _changes_bits(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any])
         return True
     if name == "versions":
         return any(earlier[name].get(library) != now[name].get(library) for library in ("jax", "jaxlib"))
+    if name == "processes":
+        return False
     old, new = (fields["devices"].partition(" x ")[2] for fields in (earlier, now))
     return old != new or (name == "cores" and "cpu" in new.lower())
 

@@ -14,6 +14,7 @@ import numpy as np
 from jfit import optim
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
+from jfit.distributed import num_processes
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import verified_plan, warn_per_device
@@ -34,7 +35,7 @@ from jfit.train.agreement import from_main
 from jfit.train.auto_devices import batch_sizes, is_auto, training_devices
 from jfit.train.batch_sizes import unpaddable_message
 from jfit.train.batches import Settings, data_of, first_batch, labels_of, settings_of
-from jfit.train.callbacks import Callback, as_callback, checkpointing
+from jfit.train.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
@@ -44,6 +45,7 @@ from jfit.train.loop import make_dispatcher
 from jfit.train.nonfinite import check_policy
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
+from jfit.train.same_run import check_same_run, described_data
 from jfit.train.step_log import step_names
 from jfit.train.train_data import add_class_weights, check_options, set_timeout, split_rows
 
@@ -433,6 +435,10 @@ def fit(
         lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed),
         lambda: describe(others),
     )
+    more = {"eval_every": eval_every, "eval_batch_size": settings.eval_batch_size, "values of steps": list(names)}
+    more |= {"steps between events": sorted(c.every for c in callbacks if c.every and "step" in c.events)}
+    more |= {"checkpoint": checkpoint is not None, "resume": bool(resume)}
+    check_same_run(run, lambda: {**more, "eval_data": described_data(eval_data)})
     _prepare_folder(run, checkpoint, resume, resume_with)
     try:
         return run.go()
@@ -625,6 +631,8 @@ def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int
         raise ValueError(f"checkpoint_best={best!r} needs checkpoint=, the folder of the checkpoints")
     if progress:
         converted.insert(0, progress_bar(force=progress is True))
+    if num_processes() > 1 and not any(c.name == "check_replicas" for c in converted):
+        converted.append(check_replicas())
     # Checkpointing is the last callback, so that a checkpoint has the states of the others after the same event.
     return sorted(converted, key=lambda c: c.name.startswith("checkpointing"))
 

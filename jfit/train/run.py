@@ -40,6 +40,7 @@ from jfit.train.history import History, from_json_value, to_json_value
 from jfit.train.loop import Loop, reported_lr
 from jfit.train.matching import check_match, check_position
 from jfit.train.plotting import TIMES
+from jfit.train.recovery import recovery_note
 from jfit.train.replaying import Replay, replay_step
 from jfit.train.saved import Saved, newest, path_of, read
 from jfit.train.threads import copied
@@ -502,7 +503,7 @@ class Run:
             loop.train(self.num_epoch)
         except BaseException as error:
             where = f"in epoch {loop.epoch} after step {loop.step}"
-            error.add_note(f"jfit: training stopped {where}; {self._recovery_note()}")
+            error.add_note(f"jfit: training stopped {where}; {recovery_note(self)}")
             raise
         finally:
             locks.release(self)
@@ -516,33 +517,6 @@ class Run:
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self
-
-    def _recovery_note(self) -> str:
-        """Return the part of an error message that says where the newest state of the run is.
-
-        If the state on the devices cannot be read, the newest checkpoint is restored first.
-        """
-        if self._state_is_readable():
-            return "jfit.last_run() has the state of the last finished step"
-        folder = self.settings.checkpoint
-        if num_processes() > 1:  # the others may have ended
-            return "the state on the devices was lost; start the job again with resume=True to continue from a checkpoint"
-        if folder is None or checkpoints.latest(folder) is None:
-            return "the state on the devices was lost, and there is no checkpoint; pass checkpoint= to fit to save checkpoints"
-        try:
-            self.resume_from(folder)
-        except (OSError, ValueError) as error:
-            return f"the state on the devices was lost, and the checkpoints in {folder} cannot be read ({error})"
-        checkpoint = f"checkpoint of step {self.position['step']} from {folder}"
-        return f"the state on the devices was lost; jfit.last_run() has the {checkpoint}"
-
-    def _state_is_readable(self) -> bool:
-        """Return whether the state can be read: after a failed dispatch its arrays may be invalid, or donated and deleted."""
-        try:
-            jax.block_until_ready(self.state)  # sync: training has stopped; deleted arrays raise too
-        except (RuntimeError, ValueError):
-            return False
-        return True
 
     # -------------------------------------------------------------------------------- scoring and prediction
     def score(self, data: Any, eval_metric: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
