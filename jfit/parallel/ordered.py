@@ -1,7 +1,8 @@
 """Training steps with the same bits on any number of devices (`reduce="ordered"`): several programs per step.
 
-Every program is compiled for one device.  XLA compiles a program for several devices (pmap, shard_map) in another order of
-passes, which rounds differently, so that one device and two devices would not agree.
+Every program that computes is compiled for one device.  XLA compiles a program for several devices (pmap, shard_map) in another
+order of passes, which rounds differently, so that one device and two devices would not agree.  The processes of a job only
+exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.ops.axis import VirtualSlice
+from jfit.parallel.contexts import own_part, spans_processes
 from jfit.parallel.devices import sharding
+from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Program
 from jfit.step import StepOut
@@ -33,13 +36,16 @@ def slices_of(step: Any) -> int | None:
     return getattr(getattr(step, "reduce", None), "slices", None)
 
 
-def cut_slices(batch: Batch, count: int, axes: Mapping[str, int] | None = None) -> tuple[Batch, ...]:
+def cut_slices(
+    batch: Batch, count: int, axes: Mapping[str, int] | None = None, numbers: Sequence[int] | None = None
+) -> tuple[Batch, ...]:
     """Cut a batch into equal consecutive slices.
 
     Args:
         batch: the batch; `count` divides the number of its rows.
         count: number of slices.
         axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        numbers: numbers of the slices that are returned; None: all.
 
     Returns:
         One `Batch` per slice.
@@ -50,25 +56,28 @@ def cut_slices(batch: Batch, count: int, axes: Mapping[str, int] | None = None) 
         [[0, 1], [2, 3]]
     """
 
+    numbers = range(count) if numbers is None else numbers
+
     def cut(x: Any, axis: int = 0) -> list[Any]:
         size = x.shape[axis] // count
-        return [x[(*(slice(None),) * axis, slice(j * size, (j + 1) * size))] for j in range(count)]
+        return [x[(*(slice(None),) * axis, slice(j * size, (j + 1) * size))] for j in numbers]
 
     inputs = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
-    weights = [[None] * count if w is None else cut(w) for w in (batch.weight, batch.metric_weight)]
-    return tuple(Batch({k: v[j] for k, v in inputs.items()}, weights[0][j], weights[1][j]) for j in range(count))
+    weights = [[None] * len(numbers) if w is None else cut(w) for w in (batch.weight, batch.metric_weight)]
+    return tuple(Batch({k: v[i] for k, v in inputs.items()}, weights[0][i], weights[1][i]) for i in range(len(numbers)))
 
 
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
     Each device runs one program for each of its slices of the batch.  The first device adds the sums of all slices, updates
-    the parameters and copies them to the others.  The host waits for the step before the last one, because the gradients of
-    all slices of a step are in memory.
+    the parameters and copies them to the others.  In a job of several processes, the first device of each process does so, with
+    the sums that all processes exchange.  The host waits for the step before the last one, because the gradients of all slices
+    of a step are in memory.
 
     Args:
         step: from `jfit.train_step(..., reduce="ordered")`.
-        devices: list of `jax.Device`, at most one per slice.
+        devices: list of `jax.Device`, at most one per slice; in a job those of all processes, by rank.
         result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
@@ -101,11 +110,13 @@ class OrderedSteps:
     ) -> None:
         count, stages = step.reduce.slices, step.stages
         _check(step, len(devices))
-        self.slices, self._devices = count, list(devices)
+        self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
         self._axes = step.model.batch_axes if batch_axes is None else batch_axes
         self._everywhere = sharding(devices)
-        self._owners = [j * len(devices) // count for j in range(count)]  # of each slice, the position of its device
-        self._numbers = [jax.device_put(np.int32(j), devices[owner]) for j, owner in enumerate(self._owners)]
+        of_slices = [devices[j * len(devices) // count] for j in range(count)]
+        self._own = [j for j, device in enumerate(of_slices) if device in self._devices]  # slices of this process
+        self._owners = [of_slices[j] for j in self._own]
+        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
             sums, outputs = slice_sums(stages, state, batch, number, count)
@@ -117,12 +128,16 @@ class OrderedSteps:
                 return finish_slices(update, state, sums, weighted, result)
 
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
-            donate = (0,) if len(devices) == 1 else ()
+            donate = (0,) if self._is_alone else ()
             axes = (None, None) if rescaled is None else (None, None, None)
-            return compile_spmd(fn, devices[:1], axes, None, donate=donate, name="train_update")
+            return compile_spmd(fn, self._devices[:1], axes, None, donate=donate, name="train_update")
 
         self._one = Program(one, jax.jit, name="train_slice")
-        self._sum = Program(tree_sum, jax.jit, name="train_sum")
+        self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
+        self._stacked: Any = _stacked
+        if spans_processes(devices):
+            self._sum = Gather(of_slices, tree_sum, pairs=True, name="train_sum")
+            self._stacked = Gather(of_slices, _stacked, pairs=False, name="train_values")
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
 
@@ -137,30 +152,31 @@ class OrderedSteps:
         Returns:
             (new `TrainState`, result, values of the slices with a leading axis (slices, ...)).
         """
-        devices, states = self._devices, self._per_device(state)
-        read = [s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for s in states]
+        states, first = self._per_device(state), self._devices[0]
+        read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        for owner, number, rows in zip(self._owners, self._numbers, cut_slices(batch, self.slices, self._axes), strict=True):
-            part = self._one(read[owner], jax.device_put(rows, devices[owner]), number)
-            parts.append(part if owner == 0 else jax.device_put(part, devices[0]))
+        slices = cut_slices(batch, self.slices, self._axes, self._own)
+        for owner, number, rows in zip(self._owners, self._numbers, slices, strict=True):
+            part = self._one(read[owner], jax.device_put(rows, owner), number)
+            parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
         del parts, read
         total = self._sum(sums)
         if self._before is not None and not self._before.is_deleted():
             counters.wait(self._before)  # sync: the step before, while this one runs; bounds the memory of gradients
-        state, result = self._finish[batch.weight is not None](states[0], total, *rescale)
+        state, result = self._finish[batch.weight is not None](states[first], total, *rescale)
         self._before = min(jax.tree.leaves(result), key=lambda leaf: leaf.nbytes)
-        values = _stacked(values) if jax.tree.leaves(values) else values[0]
-        return (state if len(devices) == 1 else jax.device_put(state, self._everywhere)), result, values
+        values = self._stacked(values) if jax.tree.leaves(values) else values[0]
+        return (state if self._is_alone else jax.device_put(state, self._everywhere)), result, values
 
-    def _per_device(self, state: TrainState) -> list[TrainState]:
-        """The arrays of a replicated state on each of the devices, without copies."""
-        if len(self._devices) == 1:
-            return [state]
+    def _per_device(self, state: TrainState) -> dict[Any, TrainState]:
+        """The arrays of a replicated state on each of the devices of this process, without copies."""
+        if self._is_alone:
+            return {self._devices[0]: state}
         leaves, tree = jax.tree.flatten(state)
         # by device: the state may come from a step whose devices are the same in another order
         parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
-        return [tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices]
+        return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
 
 
 @jax.jit
