@@ -1,27 +1,32 @@
-"""One row of the scaling benchmark: training speed of a model on a number of devices, measured in this process."""
+"""One row of the scaling benchmark: training speed of a model on a number of devices, measured in this process.
+
+In a job of several processes, all of them call `measure` with the same request, and all get the same row.
+"""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
+import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jfit import counters, optim
+from jfit import counters, distributed, optim
 from jfit.bench import models, peers
 from jfit.lowering import lower
 from jfit.parallel import DataParallel, collectives, data_parallel
+from jfit.parallel.contexts import job_devices, own_part
+from jfit.parallel.whole import host_state
 from jfit.step import train_step
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
-from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, init_state
 
 DIGEST_STEPS = 3  # the digest of the parameters is taken once, after these steps
@@ -71,10 +76,15 @@ class Trainer:
         return statistics.median(times)
 
 
-def digest(state: TrainState) -> str:
-    """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state."""
+def digest(state: TrainState, devices: Sequence[Any]) -> str:
+    """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state.
+
+    Args:
+        state: on the devices.
+        devices: list of `jax.Device`, in a job of several processes those of all.
+    """
     result = hashlib.sha256()
-    state = whole_state(state)
+    state = host_state(state, devices)
     for leaf in jax.tree.leaves((state.params, state.aux, state.opt_state)):
         result.update(np.asarray(leaf).tobytes())
     return result.hexdigest()[:16]
@@ -84,23 +94,28 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Measure one number of devices.
 
     Args:
-        request: "model", "shapes", "devices", "batch" (global), "reduce", "seconds" (of each measured block) and "rounds".
+        request: "model", "shapes", "devices" (of all processes), "batch" (global), "reduce", "seconds" (of each measured block)
+            and "rounds".
 
     Returns:
-        dict of the columns of the report; times are in seconds per step.
+        dict of the columns of the report; times are in seconds per step.  In a job, they are those of the slowest process.
+
+    Raises:
+        RuntimeError: the processes of a job have different parameters after the first steps.
     """
     bench = models.load(request["model"], request["shapes"])
-    devices, count = jax.devices()[: request["devices"]], request["devices"]
-    if len(devices) < count:
-        raise SystemExit(f"{count} devices requested, but this machine has {len(devices)}")
+    devices, count = _devices(request["devices"]), request["devices"]
     rows = bench.rows(request["batch"])
     compiled, started = counters.compile_seconds(), time.perf_counter()
     trainer = Trainer(bench, rows, devices, request["reduce"])
     trainer.train(1)
     first, compiled = time.perf_counter() - started, counters.compile_seconds() - compiled
     trainer.train(DIGEST_STEPS - 1)
-    result: dict[str, Any] = {"devices": count, "batch": request["batch"], "digest": digest(trainer.state)}
-    result |= {"compile_s": compiled, "first_step_s": first, **_compiled_facts(trainer)}
+    result: dict[str, Any] = {"devices": count, "batch": request["batch"], "digest": _digest_of_all(trainer)}
+    if distributed.num_processes() > 1:
+        hosts = distributed.exchange(socket.gethostname(), "names of hosts")
+        result |= {"processes": distributed.num_processes(), "hosts": len(set(hosts))}
+    result |= {"compile_s": _slowest(compiled), "first_step_s": _slowest(first), **_compiled_facts(trainer)}
     loops: dict[str, Callable[[int], Any]] = {"jfit": trainer.train}
     if count > 1 and request["reduce"] == "psum":
         loops["alone"] = Trainer(bench, rows, devices, ALONE).train
@@ -110,13 +125,38 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         loops["hand"] = hand
     times = _interleaved(loops, request["seconds"], request["rounds"])
     seconds = {name: statistics.median(values) for name, values in times.items()}
-    host = trainer.dispatch_seconds(max(5, min(50, round(request["seconds"] / seconds["jfit"]))))
+    host = _slowest(trainer.dispatch_seconds(max(5, min(50, round(request["seconds"] / seconds["jfit"])))))
     result |= {"step_s": seconds["jfit"], "samples_per_s": request["batch"] / seconds["jfit"], "host_s": host}
     if "alone" in loops:
         result["collective_s"] = statistics.median(a - b for a, b in zip(times["jfit"], times["alone"], strict=True))
     if hand is not None:
         result["hand_ratio"] = statistics.median(h / j for h, j in zip(times["hand"], times["jfit"], strict=True))
     return result | {"platform": devices[0].platform, "device": devices[0].device_kind}
+
+
+def _devices(count: int) -> list[Any]:
+    """The devices of this process, or in a job those of all processes, each with the same number."""
+    if distributed.num_processes() > 1:
+        return job_devices(count // distributed.num_processes())
+    if len(jax.devices()) < count:
+        raise SystemExit(f"{count} devices requested, but this machine has {len(jax.devices())}")
+    return jax.devices()[:count]
+
+
+def _slowest(seconds: float) -> float:
+    """The longest time of all processes."""
+    return max(distributed.exchange(seconds, "times of the benchmark"))
+
+
+def _digest_of_all(trainer: Trainer) -> str:
+    digests = distributed.exchange(digest(trainer.state, trainer.devices), "digests of the benchmark")
+    if len(set(digests)) > 1:
+        by_rank = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(digests))
+        raise RuntimeError(
+            f"the processes have different parameters after {DIGEST_STEPS} steps ({by_rank}), although each step adds the "
+            "gradients of all; check that all have the same versions of jax and jfit, and the same kind of device"
+        )
+    return digests[0]
 
 
 def _interleaved(loops: dict[str, Callable[[int], Any]], seconds: float, rounds: int) -> dict[str, list[float]]:
@@ -126,13 +166,14 @@ def _interleaved(loops: dict[str, Callable[[int], Any]], seconds: float, rounds:
         train(2)  # compiles
         start = time.perf_counter()
         train(3)
-        steps[name] = max(3, round(3 * seconds / (time.perf_counter() - start)))
+        steps[name] = max(3, round(3 * seconds / _slowest(time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
+            distributed.barrier("a block of the benchmark")
             start = time.perf_counter()
             loops[name](steps[name])
-            times[name].append((time.perf_counter() - start) / steps[name])
+            times[name].append(_slowest(time.perf_counter() - start) / steps[name])
     return times
 
 
@@ -149,21 +190,27 @@ def _compiled_facts(trainer: Trainer) -> dict[str, Any]:
         if memory is not None:
             sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
             facts["memory_bytes"] = sizes - memory.alias_size_in_bytes
-    stats = trainer.devices[0].memory_stats()
+    stats = trainer.devices[own_part(trainer.devices)][0].memory_stats()
     return facts | ({"memory_bytes": stats["peak_bytes_in_use"]} if stats else {})
 
 
 def main(arguments: list[str]) -> int:
-    """Measure one number of devices, and print the result as a line of JSON.
+    """Measure one number of devices, and print the result as a line of JSON, in a job once.
 
     Args:
-        arguments: the request as JSON, see `measure`.
+        arguments: the request as JSON, see `measure`.  Its "join" has the arguments of `jfit.distributed.init` with which this
+            process joins a job.
 
     Returns:
         Exit status.
     """
     parser = argparse.ArgumentParser(prog="python -m jfit.bench measure", description=main.__doc__)
     parser.add_argument("request", help="JSON")
-    print(json.dumps(measure(json.loads(parser.parse_args(arguments).request))))
-    sys.stdout.flush()
+    request = json.loads(parser.parse_args(arguments).request)
+    if join := request.pop("join", None):
+        distributed.init(**join)
+    result = measure(request)
+    if distributed.is_main():
+        print(json.dumps(result))
+        sys.stdout.flush()
     return 0

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.parallel import place
+from jfit.parallel.contexts import own_part
+
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 Params = dict[str, Array]
 
@@ -95,7 +98,7 @@ def pmap_loop(name: str, rows: Mapping[str, np.ndarray], devices: Sequence[Any])
     Args:
         name: model, a key of `NETS`.
         rows: one global batch: "data" and "softmax_label".
-        devices: list of `jax.Device`.
+        devices: list of `jax.Device`, in a job of several processes those of all.
 
     Returns:
         `train(steps)`, which runs that many steps on the batch and waits for them; None if the model has no loop.
@@ -130,8 +133,9 @@ def pmap_loop(name: str, rows: Mapping[str, np.ndarray], devices: Sequence[Any])
     else:
         run = jax.pmap(step, axis, in_axes=(None, 0), out_axes=None, donate_argnums=0, devices=devices)
     params = make()
-    state = jax.tree.map(jnp.asarray, (params, jax.tree.map(np.zeros_like, params), make_stats()))
-    split = functools.partial(_split, count=count)
+    # on the devices of this process, in the sharding of the results: arrays that a job of several processes reshards are lost
+    state = place((params, jax.tree.map(np.zeros_like, params), make_stats()), devices)
+    split = functools.partial(_split, count=count, own=own_part(devices))
     holder = [state]
 
     def train(steps: int) -> Any:
@@ -146,5 +150,5 @@ def pmap_loop(name: str, rows: Mapping[str, np.ndarray], devices: Sequence[Any])
     return train
 
 
-def _split(x: np.ndarray, count: int) -> np.ndarray:
-    return x if count == 1 else x.reshape((count, -1, *x.shape[1:]))
+def _split(x: np.ndarray, count: int, own: slice) -> np.ndarray:
+    return x if count == 1 else x.reshape((count, -1, *x.shape[1:]))[own]

@@ -21,8 +21,13 @@ def _mib(name: str) -> Callable[[Row], str]:
     return lambda row: f"{row[name] / 2**20:.2f}" if name in row else ""
 
 
+def _layout(row: Row) -> str:
+    return f"{row['processes']} x {row['devices'] // row['processes']}" if "processes" in row else ""
+
+
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "devices": lambda row: str(row["devices"]),
+    "processes x devices": _layout,
+    "devices": lambda row: "" if "processes" in row else str(row["devices"]),
     "batch": lambda row: str(row["batch"]),
     "samples/s": lambda row: f"{row['samples_per_s']:,.0f}",
     "efficiency": lambda row: f"{row['efficiency']:.2f}",
@@ -64,18 +69,48 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
         machine: "cores", "python", "emulated", and versions.
     """
     rows = [[make(row) for make in COLUMNS.values()] for row in with_efficiency(results)]
-    shown = [i for i, name in enumerate(COLUMNS) if any(row[i] for row in rows) or name == "devices"]
+    shown = [i for i, name in enumerate(COLUMNS) if any(row[i] for row in rows) or (name == "devices" and not rows)]
     lines = [[list(COLUMNS)[i] for i in shown], ["---:"] * len(shown), *[[row[i] for i in shown] for row in rows]]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     device = results[0]["device"] if results else "no device"
-    note = f"{device}, {machine['cores']} cores, Python {machine['python']}, jax {machine['jax']}."
-    most = max((row["devices"] for row in results), default=1)
-    if machine["emulated"] and most > machine["cores"]:
+    hosts = max((row.get("hosts", 1) for row in results), default=1)
+    cores = f"{hosts} hosts with {machine['cores']} cores each" if hosts > 1 else f"{machine['cores']} cores"
+    note = f"{device}, {cores}, Python {machine['python']}, jax {machine['jax']}."
+    # devices share the cores of their host, and other rows may have fewer hosts
+    most, share = 1, 1.0
+    for row in results:
+        here = row.get("hosts", 1) * machine["cores"] / row["devices"]
+        most, share = (row["devices"], here) if here < share else (most, share)
+    if machine["emulated"] and share < 1:
+        cores = round(share * most)
         note += (
-            f" The devices are emulated: up to {most} devices share {machine['cores']} cores, so an efficiency of "
-            f"{machine['cores'] / most:.2f} is all that {most} devices can have."
+            f" The devices are emulated: up to {most} devices share {cores} cores, so an efficiency of "
+            f"{share:.2f} is all that {most} devices can have."
         )
     return f"## {title}\n\n{note}\n\n{table}\n"
+
+
+def with_section(page: str, section: str) -> str:
+    """Add a section to a Markdown page, in place of the section with the same heading if the page has one.
+
+    Args:
+        page: text of the page; "" for a new one.
+        section: text that begins with a heading.
+
+    Example:
+        >>> page = with_section("# Page", "## b\\n\\n1\\n")
+        >>> with_section(with_section(page, "## c\\n\\n3\\n"), "## b\\n\\n2\\n")
+        '# Page\\n\\n## b\\n\\n2\\n\\n## c\\n\\n3\\n'
+    """
+    heading, level = section.splitlines()[0], len(section) - len(section.lstrip("#"))
+    lines = page.splitlines()
+    if heading not in lines:
+        return "\n\n".join(part for part in (page.rstrip("\n"), section.rstrip("\n")) if part) + "\n"
+    start = lines.index(heading)
+    after = (i for i in range(start + 1, len(lines)) if lines[i].startswith("#") and len(lines[i].split()[0]) <= level)
+    end = next(after, len(lines))
+    parts = ["\n".join(lines[:start]), section, "\n".join(lines[end:])]
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip("\n")) + "\n"
 
 
 def plot(title: str, results: Sequence[Row], path: Path) -> None:

@@ -1,7 +1,8 @@
-"""How training scales over devices: samples per second, efficiency, and where the time of a step goes.
+"""How training scales over devices and processes: samples per second, efficiency, and where the time of a step goes.
 
 Each number of devices is measured in a process of its own, because XLA reads the number of emulated CPU devices when it
-starts.
+starts.  With --processes, several processes on this machine measure it together.  A process that a launcher started as one of
+several (torchrun, srun, mpirun) starts no others: it joins its job, and measures that.
 """
 
 from __future__ import annotations
@@ -10,22 +11,32 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfit.bench import models, report, torch_ddp
+from jfit import distributed
+from jfit.bench import measure, models, processes, report, torch_ddp
 from jfit.step.reduce import RULES
 
 MOST_EMULATED = 64  # CPU devices of one process: each has threads of its own, and compiling takes longer with their number
+MOST_PROCESSES = 64  # of one machine; a job that a launcher started may have more
+# Variables with the number of processes of a job, and with the number of a process.  (A shell of sbatch has SLURM_NTASKS and
+# SLURM_PROCID, too; only processes that srun started have SLURM_STEP_NUM_TASKS.)
+LAUNCHERS = {"WORLD_SIZE": "RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
 PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jfit.bench scaling", description="How training scales over devices.")
-    parser.add_argument("--devices", default="1,2,4,8", help="numbers of devices, separated by commas (default: %(default)s)")
+    parser.add_argument("--devices", help="numbers of devices, of each process with --processes (default: 1,2,4,8; there: 1)")
+    parser.add_argument("--processes", help="numbers of processes, separated by commas; each with the numbers of --devices")
+    parser.add_argument(
+        "--join", action="store_true", help="join the job of this process; torchrun, srun and mpirun are recognized without it"
+    )
     parser.add_argument("--model", default="mlp", help=f"{', '.join(models.MODELS)}, or a symbol.json file (default: mlp)")
     parser.add_argument("--shape", action="append", default=[], help="for a file: shape of a row of an input, data=3,224,224")
     parser.add_argument(
@@ -36,17 +47,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a measured block (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="number of blocks, of which medians are shown (default: 5)")
     parser.add_argument("--torch", action="store_true", help="also measure torch DDP with gloo (CPU; mlp and resnet20)")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for the processes of a row (default: 1800)")
+    parser.add_argument("--before", type=Path, help="JSON file of an earlier measurement, whose rows come first in the table")
     parser.add_argument("--json", help="write the results to this file, or '-' for the standard output")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--append", type=Path, help="add the table to this Markdown file, in place of one with the same title")
     parser.add_argument("--plot", type=Path, help="draw samples per second and efficiency into this image file")
     return parser
 
 
-def requests(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def requests(arguments: argparse.Namespace, joined: int | None = None) -> list[dict[str, Any]]:
     """Return what to measure, a dict for each number of devices (see `jfit.bench.measure.measure`).
 
     Args:
         arguments: parsed command line.
+        joined: number of processes of the job of this process; None: it measures alone, or starts processes.
+
+    Returns:
+        List of dicts; in addition "processes" has the number of processes, None for one that is no job.
 
     Raises:
         ValueError: an option has an invalid value.
@@ -54,23 +72,40 @@ def requests(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     Example:
         >>> [r["batch"] for r in requests(_parser().parse_args(["--devices", "1,2", "--batch", "32"]))]
         [32, 64]
+        >>> [r["devices"] for r in requests(_parser().parse_args(["--processes", "1,2", "--devices", "2"]))]
+        [2, 4]
     """
-    try:
-        counts = [int(count) for count in arguments.devices.split(",")]
-    except ValueError:
-        raise ValueError(f"--devices is {arguments.devices!r}; expected numbers separated by commas, such as 1,2,4") from None
-    if min(counts) < 1:
-        raise ValueError(f"--devices is {arguments.devices!r}; expected numbers of at least 1")
+    several = joined is not None or arguments.processes is not None
+    devices = _counts("devices", arguments.devices or ("1" if several else "1,2,4,8"))
+    counts: list[int | None] = list(_counts("processes", arguments.processes)) if arguments.processes else [joined]
+    if joined is not None and joined not in counts:
+        raise ValueError(
+            f"--processes is {arguments.processes}, but the launcher started {joined} processes; start as many as are to be "
+            "measured, once for each number, and join the tables with --before"
+        )
+    counts = counts if joined is None else [joined]
     for name, value in (("batch", 1 if arguments.batch is None else arguments.batch), ("rounds", arguments.rounds)):
         if value < 1:
             raise ValueError(f"--{name} is {value}; expected a number of at least 1")
     shapes = dict(_shape(text) for text in arguments.shape)
     if shapes and arguments.model in models.MODELS:
         raise ValueError(f"--shape is for models in files; the inputs of {arguments.model} have fixed shapes, so leave it out")
-    batch = arguments.batch or models.load(arguments.model, shapes).batch * (1 if arguments.mode == "weak" else max(counts))
+    layouts = [(count, (count or 1) * n) for count in counts for n in devices]
+    weak, most = arguments.mode == "weak", max(total for _, total in layouts)
+    batch = arguments.batch or models.load(arguments.model, shapes).batch * (1 if weak else most)
     common = {"model": arguments.model, "shapes": shapes, "reduce": arguments.reduce, "seconds": arguments.seconds}
     common |= {"rounds": arguments.rounds}
-    return [common | {"devices": n, "batch": batch * n if arguments.mode == "weak" else batch} for n in counts]
+    return [common | {"processes": p, "devices": n, "batch": batch * n if weak else batch} for p, n in layouts]
+
+
+def _counts(name: str, text: str) -> list[int]:
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--{name} is {text!r}; expected numbers separated by commas, such as 1,2,4") from None
+    if min(counts) < 1:
+        raise ValueError(f"--{name} is {text!r}; expected numbers of at least 1")
+    return counts
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -81,24 +116,32 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise ValueError(f"--shape is {text!r}; expected a name and the sizes of a row, such as data=3,224,224") from None
 
 
-def run(request: Mapping[str, Any], emulate: bool) -> dict[str, Any]:
-    """Measure one number of devices in a new process.
+def run(request: Mapping[str, Any], emulate: bool, timeout: float = 1800.0) -> dict[str, Any]:
+    """Measure one number of devices in a new process, or in several that form a job on the loopback interface.
 
     Args:
-        request: see `jfit.bench.measure.measure`.
-        emulate: whether the process emulates the devices on the CPU.
+        request: see `requests`.
+        emulate: whether each process emulates its devices on the CPU.
+        timeout: seconds after which the processes are killed.
 
     Returns:
         The results, by column.
 
     Raises:
-        RuntimeError: the process failed; the message has the end of its output.
+        RuntimeError: a process failed, or did not end in time; the message has the end of its output.
     """
-    command = [sys.executable, "-m", "jfit.bench", "measure", json.dumps(request)]
-    result = subprocess.run(command, env=environment(request["devices"], emulate), capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"the measurement of {request['devices']} devices failed:\n{result.stderr[-2000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    count = request["processes"] or 1
+    own = request["devices"] // count
+    name, asked = f"{count} process(es) with {own} device(s)", [dict(request) for _ in range(count)]
+    if count > 1:
+        coordinator = f"127.0.0.1:{processes.free_port()}"
+        for rank, one in enumerate(asked):
+            join = {"coordinator": coordinator, "num_processes": count, "rank": rank}
+            # the accelerators of this machine are divided; emulated devices are those of each process anyway
+            one["join"] = join | ({} if emulate else {"local_devices": [rank * own + i for i in range(own)]})
+    commands = [[sys.executable, "-m", "jfit.bench", "measure", json.dumps(one)] for one in asked]
+    outputs = processes.run_together(f"the measurement of {name}", commands, [environment(own, emulate)] * count, timeout)
+    return json.loads(outputs[0].splitlines()[-1]) | ({"processes": count} if request["processes"] else {})
 
 
 def environment(devices: int, emulate: bool) -> dict[str, str]:
@@ -121,6 +164,19 @@ def environment(devices: int, emulate: bool) -> dict[str, str]:
     return variables
 
 
+def in_job(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process as one of several.
+
+    Args:
+        variables: environment variables.
+
+    Example:
+        >>> in_job({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}), in_job({})
+        (True, False)
+    """
+    return any(own in variables and variables.get(count, "1") != "1" for count, own in LAUNCHERS.items())
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark from the command line.
 
@@ -131,14 +187,41 @@ def main(arguments: Sequence[str]) -> int:
         Exit status.
     """
     options = _parser().parse_args(arguments)
+    options.command = _command(arguments)
+    joined = None
+    if options.join or in_job(os.environ):
+        distributed.init()
+        joined = distributed.num_processes()
+        if joined == 1 and in_job(os.environ):
+            print(
+                "jfit.bench: a launcher started this process as one of several, but jfit.distributed.init found no job, so "
+                "each would measure alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each (see docs/hosts.md)",
+                file=sys.stderr,
+            )
+            return 2
     try:
-        todo = requests(options)
+        todo, before = requests(options, joined), _rows_of(options.before)
     except ValueError as error:
         print(f"jfit.bench: {error}", file=sys.stderr)
         return 2
+    return _started(options, todo, before) if joined is None else _joined(options, todo, before)
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command line without the options for files, which do not change what is measured."""
+    files, kept, left_out = {"--json", "--markdown", "--append", "--plot"}, [], False
+    for word in arguments:
+        left_out, before = word in files, left_out
+        if not (left_out or before or word.split("=")[0] in files):
+            kept.append(word)
+    return shlex.join(["python", "-m", "jfit.bench", "scaling", *kept])
+
+
+def _started(options: argparse.Namespace, todo: list[dict[str, Any]], before: list[dict[str, Any]]) -> int:
+    """Measure each row in new processes."""
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     backend, present = json.loads(probe.stdout.splitlines()[-1])
-    most = max(request["devices"] for request in todo)
+    most, most_processes = max(r["devices"] // (r["processes"] or 1) for r in todo), max(r["processes"] or 1 for r in todo)
     if backend == "cpu" and most > MOST_EMULATED:
         print(
             f"jfit.bench: --devices has {most}, but this machine has no accelerator, so that a process would emulate {most} "
@@ -146,19 +229,72 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if most_processes > MOST_PROCESSES:
+        print(
+            f"jfit.bench: --processes has {most_processes}, all of which would be started on this machine; pass at most "
+            f"{MOST_PROCESSES}, or start the benchmark on several hosts with torchrun, srun or mpirun",
+            file=sys.stderr,
+        )
+        return 2
     results = []
     for number, request in enumerate(todo):
-        title = f"{request['model']}: {request['devices']} device(s), batch {request['batch']}"
-        print(f"[{number + 1} of {len(todo)}] {title} ...", file=sys.stderr, flush=True)
+        _announce(number, len(todo), request)
         if backend != "cpu" and request["devices"] > present:
             print(f"  left out: this machine has {present} device(s)", file=sys.stderr)
             continue
-        results.append(run(request, emulate=backend == "cpu"))
-        if backend == "cpu" and options.torch and request["devices"] > 1 and torch_ddp.is_available(options.model):
-            results[-1]["torch_per_s"] = torch_ddp.samples_per_second(request)
+        try:
+            results.append(run(request, backend == "cpu", options.timeout))
+            if backend == "cpu" and _compares_torch(options, request):
+                results[-1]["torch_per_s"] = torch_ddp.samples_per_second(request, timeout=options.timeout)
+        except RuntimeError as error:
+            print(f"jfit.bench: {error}", file=sys.stderr)
+            if before + results:
+                _write(options, before + results, machine(backend))
+            return 1
         print(f"  {results[-1]['samples_per_s']:,.0f} samples/s", file=sys.stderr, flush=True)
-    _write(options, results, machine(backend))
+    _write(options, before + results, machine(backend))
     return 0
+
+
+def _joined(options: argparse.Namespace, todo: list[dict[str, Any]], before: list[dict[str, Any]]) -> int:
+    """Measure each row in the processes of a job, of which this one is one; rank 0 prints and writes."""
+    results, main_process = [], distributed.is_main()
+    for number, request in enumerate(todo):
+        if main_process:
+            _announce(number, len(todo), request)
+        row = measure.measure(request)
+        results.append(row)
+        if row["platform"] == "cpu" and _compares_torch(options, request):
+            row["torch_per_s"] = torch_ddp.samples_per_second_of_job(request, timeout=options.timeout)
+        if main_process:
+            print(f"  {row['samples_per_s']:,.0f} samples/s", file=sys.stderr, flush=True)
+    if main_process:
+        _write(options, before + results, machine(results[0]["platform"]))
+    distributed.shutdown()
+    return 0
+
+
+def _announce(number: int, count: int, request: Mapping[str, Any]) -> None:
+    devices = (
+        f"{request['devices']} device(s)"
+        if request["processes"] is None
+        else (f"{request['processes']} process(es) x {request['devices'] // request['processes']} device(s)")
+    )
+    title = f"{request['model']}: {devices}, batch {request['batch']}"
+    print(f"[{number + 1} of {count}] {title} ...", file=sys.stderr, flush=True)
+
+
+def _compares_torch(options: argparse.Namespace, request: Mapping[str, Any]) -> bool:
+    return options.torch and request["devices"] > 1 and torch_ddp.is_available(options.model)
+
+
+def _rows_of(path: Path | None) -> list[dict[str, Any]]:
+    if path is None:
+        return []
+    try:
+        return json.loads(path.read_text())["results"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--before is {path}, which is no JSON file of an earlier measurement ({error!r})") from None
 
 
 def machine(backend: str) -> dict[str, Any]:
@@ -179,7 +315,8 @@ def machine(backend: str) -> dict[str, Any]:
 
 
 def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: dict[str, Any]) -> None:
-    title = f"{options.model}, {options.mode} scaling, reduce={options.reduce}"
+    subject = options.model + (" over processes" if any("processes" in row for row in results) else "")
+    title = f"{subject}, {options.mode} scaling, reduce={options.reduce}"
     text = report.markdown(title, results, where)
     if options.json == "-":
         print(json.dumps({"title": title, "machine": where, "results": results}, indent=1))
@@ -189,5 +326,9 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: di
             Path(options.json).write_text(json.dumps({"title": title, "machine": where, "results": results}, indent=1))
     if options.markdown:
         options.markdown.write_text(text)
+    if options.append:
+        old = options.append.read_text() if options.append.exists() else ""
+        heading, rest = text.split("\n", 1)
+        options.append.write_text(report.with_section(old, f"{heading}\n\n`{options.command}`\n{rest}"))
     if options.plot:
         report.plot(title, results, options.plot)

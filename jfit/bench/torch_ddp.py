@@ -6,15 +6,14 @@ import argparse
 import importlib.util
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from jfit.bench import models, peers
+from jfit import distributed
+from jfit.bench import models, peers, processes
 
 
 def is_available(model: str) -> bool:
@@ -30,32 +29,55 @@ def is_available(model: str) -> bool:
     return model in ("mlp", "resnet20") and importlib.util.find_spec("torch") is not None
 
 
-def samples_per_second(request: Mapping[str, Any]) -> float:
-    """Measure training by as many processes as `request` has devices, on CPU.
+def samples_per_second(request: Mapping[str, Any], timeout: float = 1800.0) -> float:
+    """Measure training by as many processes on this machine as `request` has devices, on CPU.
 
     Args:
         request: "model", "devices", "batch" (global), "seconds" and "rounds".
+        timeout: seconds after which the processes are killed.
 
     Returns:
         Samples per second over all processes.
 
     Raises:
-        RuntimeError: a process failed; the message has the end of its output.
+        RuntimeError: a process failed, or did not end in time; the message has the end of its output.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    count, processes = request["devices"], []
-    for rank in range(count):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-        environment |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "jfit.bench", "torch", json.dumps(dict(request))]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    results = [process.communicate() for process in processes]
-    for process, (_, errors) in zip(processes, results, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"torch DDP failed:\n{errors[-2000:]}")
-    return float(results[0][0].splitlines()[-1])
+    return _run(request, range(request["devices"]), "127.0.0.1", processes.free_port(), timeout)[0]
+
+
+def samples_per_second_of_job(request: Mapping[str, Any], timeout: float = 1800.0) -> float:
+    """Measure training by as many processes as `request` has devices, of which each process of the job starts its part.
+
+    Args:
+        request: as for `samples_per_second`.
+        timeout: seconds after which the processes are killed.
+
+    Returns:
+        Samples per second over all processes, the same in all processes of the job.
+
+    Raises:
+        RuntimeError: a process failed, or did not end in time; the message has the end of its output.
+    """
+    job = distributed.job.current()
+    if job is None:
+        return samples_per_second(request, timeout)
+    own = request["devices"] // distributed.num_processes()
+    port = distributed.exchange(processes.free_port(), "the port of torch")[0]
+    ranks = range(distributed.rank() * own, (distributed.rank() + 1) * own)
+    speeds = _run(request, ranks, job.settings.address[0], port, timeout)
+    return distributed.exchange(speeds[0], "samples per second of torch")[0]
+
+
+def _run(request: Mapping[str, Any], ranks: range, host: str, port: int, timeout: float) -> list[float]:
+    """Run the processes `ranks` of torch, with rank 0 at host:port, and return the samples per second that each prints."""
+    environments = []
+    for rank in ranks:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        variables |= {"RANK": str(rank), "WORLD_SIZE": str(request["devices"]), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        environments.append(variables | {"OMP_NUM_THREADS": "1"})
+    commands = [[sys.executable, "-m", "jfit.bench", "torch", json.dumps(dict(request))]] * len(ranks)
+    outputs = processes.run_together("torch DDP", commands, environments, timeout)
+    return [float(output.splitlines()[-1]) for output in outputs]
 
 
 def main(arguments: list[str]) -> int:
