@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.programs import clear_programs
     from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
+    from jfit.train.asynchronous import fit_async
     from jfit.train.cost import Cost, cost
     from jfit.train.evaluate import predict, score
     from jfit.train.fit import fit
@@ -122,6 +123,7 @@ __all__ = [
     "eval_step",
     "export",
     "fit",
+    "fit_async",
     "formats",
     "gpu",
     "graceful_stop",
@@ -172,6 +174,7 @@ _HOMES = {
     "jfit.programs": "clear_programs",
     "jfit.step": "StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
+    "jfit.train.asynchronous": "fit_async",
     "jfit.train.cost": "Cost cost",
     "jfit.train.evaluate": "predict score",
     "jfit.train.fit": "fit",
