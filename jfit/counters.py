@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit import activity
+
 COUNTS: Counter[str] = Counter()
 # Exceptions of the user's Python callbacks inside compiled programs: XLA reports them as text only.
 FAILURES: deque[Exception] = deque(maxlen=16)
@@ -38,6 +40,7 @@ _TITLES = {
     "forward": "the forward pass",
     "init_optimizer": "the state of the optimizer",
 }
+_waiting = activity.Doing(activity.DEVICES, "waiting for the devices")
 _listening, _adding = threading.Lock(), threading.Lock()  # programs are compiled on several threads
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _DISK_EVENT = "/jax/compilation_cache/cache_hits"
@@ -78,6 +81,7 @@ _compiling = _Compiling()
 
 def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
     if event == _COMPILE_EVENT:
+        activity.compiled()
         with _adding:
             COUNTS["compiles"] += 1
 
@@ -166,7 +170,8 @@ def compiling(program: str) -> Iterator[None]:
     _compiling.local.active = True
     _compiling.enter()
     try:
-        yield
+        with activity.Doing(activity.COMPILING, f"compiling {title}"):
+            yield
         outcome = "compiled"
     finally:
         _compiling.leave()
@@ -248,7 +253,7 @@ def wait(value: Any) -> Any:
         `value`, with all arrays computed.
     """
     COUNTS["host_syncs"] += 1
-    with explained():
+    with explained(), _waiting:
         return jax.block_until_ready(value)  # sync: the one place where the host waits
 
 
@@ -262,7 +267,7 @@ def read(tree: Any) -> Any:
         The pytree with NumPy arrays; typed PRNG keys, which NumPy does not have, are copied to the default device.
     """
     COUNTS["host_syncs"] += 1
-    with explained():
+    with explained(), _waiting:
         return jax.tree.map(_on_host, jax.device_get(tree))  # sync: the one place where arrays are copied to the host
 
 
@@ -279,7 +284,7 @@ def copy(tree: Any) -> Any:
         The pytree with writable NumPy arrays; typed PRNG keys stay keys, as in `read`.
     """
     COUNTS["host_syncs"] += 1
-    with explained():
+    with explained(), _waiting:
         return jax.tree.map(_copied, tree)  # sync: as in `read`
 
 

@@ -59,9 +59,27 @@ class StopFlag:
         self._raises = False  # whether `check` raises `Stopped` in the block
         self._raised = False  # whether it has done so
         self._anywhere = False  # whether the handlers of the signals call `check` themselves
+        self._handles: tuple[signal.Signals, ...] = ()
 
     def __bool__(self) -> bool:
         return self.set
+
+    @property
+    def in_job(self) -> bool:
+        """Whether all processes of a job stop together: then every call of `agree` and `check_step` counts."""
+        return False
+
+    def agree(self, reason: str | None) -> str | None:
+        """Return why to stop, or None.  In a job of several processes, all of them stop at the same call of this method.
+
+        Args:
+            reason: why this process wants to stop, or None.
+        """
+        return reason
+
+    def check_step(self) -> None:
+        """As `check`, between two steps: in a job, all processes call it equally often."""
+        self.check()
 
     @property
     def exit_code(self) -> int:
@@ -81,11 +99,12 @@ class StopFlag:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        self._raises = raises
+        self._raises, terminate = raises, terminate and _is_free(signal.SIGTERM)
+        self._handles = (signal.SIGINT,) * interrupt + (signal.SIGTERM,) * terminate
         with contextlib.ExitStack() as stack:
             if interrupt:
                 stack.enter_context(_handled(signal.SIGINT, self._on_interrupt))
-            if terminate and _is_free(signal.SIGTERM):
+            if terminate:
                 stack.enter_context(_handled(signal.SIGTERM, self._on_terminate))
             stack.callback(_remove, self)
             _flags.append(self)
@@ -104,7 +123,7 @@ class StopFlag:
         """Raise `Stopped` if the flag is set; only once, so that code that ends the training can wait."""
         if self.set and self.may_raise:
             self._raised = True
-            raise Stopped(_STOPPED.format(signal="SIGTERM" if self.signal is signal.SIGTERM else "Ctrl-C"))
+            raise Stopped(text_of(self.signal))
 
     @property
     def may_raise(self) -> bool:
@@ -135,6 +154,7 @@ class StopFlag:
             self.check()
 
 
+_make_flag: list[Callable[[], StopFlag]] = [StopFlag]
 _flags: list[StopFlag] = []  # those of the `watching` blocks in which the main thread is, innermost last
 _deferred: list[list[int]] = []  # signals since the begin of each `defer_interrupts` block in which the main thread is
 
@@ -169,8 +189,28 @@ def graceful_stop(*, interrupt: bool = False) -> Iterator[StopFlag]:
         >>> stop.exit_code  # then sys.exit(stop.exit_code)
         143
     """
-    with StopFlag().watching(interrupt=interrupt, terminate=True, raises=False) as stop:
+    with stop_flag().watching(interrupt=interrupt, terminate=True, raises=False) as stop:
         yield stop
+
+
+def stop_flag() -> StopFlag:
+    """Return a new flag for a loop; in a job of several processes, signals set it on all of them after the same step."""
+    return _make_flag[-1]()
+
+
+def use_flags(make: Callable[[], StopFlag] | None) -> None:
+    """Let `stop_flag` return the results of a function; None: `StopFlag` again."""
+    _make_flag[:] = [StopFlag if make is None else make]
+
+
+def outside_of(flag: StopFlag, number: signal.Signals) -> list[StopFlag]:
+    """The flags of enclosing `graceful_stop` blocks that handle a signal, and that it has not set."""
+    return [f for f in _flags if f is not flag and not f._raises and not f.set and number in f._handles]
+
+
+def text_of(number: signal.Signals | None) -> str:
+    """Message of `Stopped` after a signal."""
+    return _STOPPED.format(signal="SIGTERM" if number is signal.SIGTERM else "Ctrl-C")
 
 
 def check() -> None:
@@ -190,6 +230,18 @@ def check() -> None:
             raise Stopped(_STOPPED.format(signal="Ctrl-C"))
         if _flags:
             _flags[-1].check()
+
+
+def check_step() -> None:
+    """As `check`, between two steps of a loop: in a job of several processes, all of them call it equally often.
+
+    Example:
+        >>> check_step()
+    """
+    if _flags and not _deferred and threading.current_thread() is threading.main_thread():
+        _flags[-1].check_step()
+    else:
+        check()
 
 
 def is_watched() -> bool:

@@ -19,8 +19,8 @@ MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "lazy", "disk_cache", "forks", "interrupts", "counters", "programs", "formats", "ops", "graph", "init", "lowering", "optim",
-    "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
+    "lazy", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph", "init",
+    "lowering", "optim", "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
     "bench", "runs",  # commands
 ]

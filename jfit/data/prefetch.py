@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from jfit import interrupts
+from jfit import activity, interrupts
 
 _JOIN_SECONDS = 5.0  # after this, `close` stops waiting for a source that blocks; its thread is a daemon
 _STOP_SECONDS = 0.5  # the same after Ctrl-C or SIGTERM
@@ -51,6 +52,10 @@ class Patience:
         self.what, self.timeout = what, timeout
         self._due = LOG_SECONDS
 
+    def doing(self, number: int, kind: str) -> activity.Doing:
+        """Return a context manager for a wait for an item, which tells other processes of a job of it."""
+        return activity.Doing(kind, lambda: f"waiting for {self.what(number)}", self.timeout)
+
     def __call__(self, number: int, seconds: float) -> None:
         """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
         if self.timeout is not None and seconds >= self.timeout:
@@ -78,7 +83,8 @@ def next_patiently(iterator: Iterator[Any], patience: Patience) -> Any:
         3
     """
     item = interrupts.in_thread(next, iterator)
-    interrupts.wait_for(item, lambda seconds: patience(0, seconds))
+    with patience.doing(0, activity.FIRST):
+        interrupts.wait_for(item, lambda seconds: patience(0, seconds))
     return item.result()
 
 
@@ -100,15 +106,17 @@ class _Channel:
                 self.changed.notify_all()
             return not self.closed
 
-    def get(self, waiting: Callable[[float], None] | None = None) -> Any:
+    def get(self, patience: Callable[[int, float], None] | None = None, number: int = 0) -> Any:
         """Return the next item; at the end, raise the writer's error once, then StopIteration.
 
         Args:
-            waiting: called with the seconds of the wait so far, several times per second.
+            patience: called with `number` and the seconds of the wait so far, several times per second.
+            number: number of the item.
         """
         with self.changed:
             if not (self.items or self.closed or self.finished):
-                self._wait(waiting)
+                with patience.doing(number, activity.DATA) if isinstance(patience, Patience) else contextlib.nullcontext():
+                    self._wait(patience, number)
             if self.items and not self.closed:
                 self.changed.notify_all()
                 return self.items.popleft()
@@ -117,12 +125,12 @@ class _Channel:
             raise error
         raise StopIteration
 
-    def _wait(self, waiting: Callable[[float], None] | None) -> None:
+    def _wait(self, patience: Callable[[int, float], None] | None, number: int) -> None:
         started = time.monotonic()
         while not self.changed.wait_for(lambda: self.closed or self.items or self.finished, interrupts.WAIT_SECONDS):
             interrupts.check()
-            if waiting is not None:
-                waiting(time.monotonic() - started)
+            if patience is not None:
+                patience(number, time.monotonic() - started)
 
     def finish(self, error: BaseException | None) -> None:
         with self.changed:
@@ -198,7 +206,7 @@ class Prefetch(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            item = self._channel.get(self._waiting if self._patience is not None else None)
+            item = self._channel.get(self._patience, self._count)
             self._count += 1
             return item
         except KeyboardInterrupt:
@@ -210,10 +218,6 @@ class Prefetch(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-
-    def _waiting(self, seconds: float) -> None:
-        if self._patience is not None:
-            self._patience(self._count, seconds)
 
     def close(self) -> None:
         """Stop the thread and drop its items; iteration ends.  Calling it again has no effect."""

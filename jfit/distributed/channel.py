@@ -79,6 +79,10 @@ class Connection:
         """Let `receive` raise TimeoutError after so many seconds; None: never."""
         self._sock.settimeout(seconds)
 
+    def forget(self) -> None:
+        """In a forked process: close its copy of the connection, of which the other end sees nothing."""
+        self._sock.close()
+
     def close(self) -> None:
         """Close the connection; the other end sees its end."""
         with contextlib.suppress(OSError):
@@ -118,7 +122,7 @@ class Hub:
         self._lock = threading.Lock()
 
     def welcome(self, timeout: float, answer: Callable[[], dict[str, Any]]) -> None:
-        """Wait until all processes are connected, answer them, and begin to read their messages.
+        """Wait until all processes are connected, and answer them.
 
         Args:
             timeout: seconds to wait.
@@ -147,6 +151,9 @@ class Hub:
                 peer.send(reply)
         if problem:
             raise JobError(problem)
+
+    def start(self) -> None:
+        """Begin to read messages; `handlers` and `lost` are complete."""
         for rank, peer in self.peers.items():
             threading.Thread(target=self._read, args=(rank, peer), name=f"jfit-hub-{rank}", daemon=True).start()
 
@@ -220,6 +227,12 @@ class Hub:
     def _pass_on(self, rank: int, message: dict[str, Any], blob: bytes) -> None:
         self.broadcast({**message["message"], "rank": rank}, blob)
 
+    def forget(self) -> None:
+        """In a forked process: close its copies of all connections."""
+        self._server.close()
+        for peer in self.peers.values():
+            peer.forget()
+
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self._server.close()
@@ -289,6 +302,10 @@ class Channel:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(self._error)
+
+    def forget(self) -> None:
+        """In a forked process: close its copy of the connection."""
+        self._connection.forget()
 
     def close(self) -> None:
         """Say goodbye, and close the connection."""

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.metadata
 import os
 import socket
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from jfit import activity, counters, interrupts
+from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
+from jfit.distributed.errors import Hooks
+from jfit.distributed.monitor import Monitor, Peer, place_of
 from jfit.distributed.output import show_once
 from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import UNNUMBERED, Settings, settings_of
-
-
-class Peer(NamedTuple):
-    """A process of the job.
-
-    Attributes:
-        rank: its number, from 0.
-        host: name of its host.
-        pid: its process id.
-    """
-
-    rank: int
-    host: str
-    pid: int
+from jfit.distributed.stops import AgreedFlag, HubStops, Stops
 
 
 class Job:
@@ -40,10 +33,35 @@ class Job:
         channel: `Channel` to the hub.
         hub: the `Hub`, in the process of rank 0; else None.
         peers: `Peer` of each rank.
+        monitor: notices processes that fail or stall.
+        stops: stops on which all processes agree.
+        hooks: for errors of this process.
     """
 
-    def __init__(self, settings: Settings, channel: Channel, hub: Hub | None, peers: list[Peer]) -> None:
+    def __init__(self, settings: Settings, channel: Channel, hub: Hub | None, peers: list[Peer], watchdog: float) -> None:
         self.settings, self.channel, self.hub, self.peers = settings, channel, hub, peers
+        self.monitor = Monitor(settings.rank, peers, channel, hub, watchdog)
+        self.stops = Stops(channel, self.monitor.later)
+        self.monitor.ended.append(self.stops.fail)
+        if hub is not None:
+            HubStops(hub)
+            hub.start()
+        channel.start()
+        self.monitor.start()
+        self.hooks = Hooks(self.monitor)
+        interrupts.use_flags(lambda: AgreedFlag(self.stops))
+
+    def leave(self) -> None:
+        """Stop watching the other processes."""
+        self.monitor.stop()
+        self.hooks.remove()
+        interrupts.use_flags(None)
+
+    def forget(self) -> None:
+        """In a forked process: close its copies of the connections, which would keep them open after the end of its parent."""
+        self.channel.forget()
+        if self.hub is not None:
+            self.hub.forget()
 
 
 _job: Job | None = None
@@ -102,11 +120,9 @@ def init(
         settings = _detected(local_devices, timeout)
         if settings is None:
             return
-        _job = _joined(settings, timeout, started=True)
-    elif settings.num_processes == 1:
-        return
-    else:
-        _job = _joined(settings, timeout, local_devices=local_devices)
+        _joined(settings, timeout, watchdog, started=True)
+    elif settings.num_processes > 1:
+        _joined(settings, timeout, watchdog, local_devices=local_devices)
 
 
 def rank() -> int:
@@ -169,7 +185,9 @@ def exchange(value: Any, name: str = "exchange") -> list[Any]:
     """
     if _job is None:
         return [value]
-    return _job.channel.begin_exchange(name, value).result()
+    activity.begin_together(f"the exchange {name!r}")
+    with Doing(activity.PEERS, f"waiting for the other processes ({name})"):
+        return _job.channel.begin_exchange(name, value).result()
 
 
 def barrier(name: str = "barrier") -> None:
@@ -197,15 +215,32 @@ def shutdown() -> None:
     if _job is None:
         return
     job = _job
-    barrier("the end of the job")
+    with Doing(activity.END, "at the end of its script"):
+        job.channel.begin_exchange("the end of the job", None).result()
     _job = None
+    job.leave()
     jax.distributed.shutdown()
     job.channel.close()
 
 
-def _joined(settings: Settings, timeout: float, *, started: bool = False, local_devices: Any = None) -> Job:
+def _at_exit() -> None:
+    """Leave the job at the end of the script.  (After an error, the hooks have ended the process before.)"""
+    if _job is not None and os.getpid() == _job.monitor.process:
+        with contextlib.suppress(JobError):
+            shutdown()
+
+
+def _after_fork() -> None:
+    if _job is not None:
+        _job.forget()
+
+
+def _joined(
+    settings: Settings, timeout: float, watchdog: float, *, started: bool = False, local_devices: Any = None
+) -> None:
     """Connect to the other processes, and start JAX's runtime for several processes unless it was started."""
-    hello = {"host": socket.gethostname(), "pid": os.getpid(), "versions": _versions()}
+    global _job
+    hello = {"host": socket.gethostname(), "pid": os.getpid(), "place": place_of(), "versions": _versions()}
     server, hub = (listen(settings) if settings.rank == 0 else None), None
     if server is not None:
         hub = Hub(server, settings.num_processes)
@@ -213,7 +248,7 @@ def _joined(settings: Settings, timeout: float, *, started: bool = False, local_
 
         def answer() -> dict[str, Any]:
             assert hub is not None
-            peers = [[h["host"], h["pid"]] for _, h in sorted(hub.hellos.items())]
+            peers = [[h["host"], h["pid"], h.get("place", "")] for _, h in sorted(hub.hellos.items())]
             return {"type": "welcome", "peers": peers, "port": _free_port(settings.address[0])}
 
         def welcome() -> None:
@@ -224,12 +259,16 @@ def _joined(settings: Settings, timeout: float, *, started: bool = False, local_
 
         threading.Thread(target=welcome, name="jfit-hub", daemon=True).start()
     channel, reply = connect(settings, hello, timeout)
-    peers = [Peer(rank, host, pid) for rank, (host, pid) in enumerate(reply["peers"])]
-    channel.start()
+    peers = [Peer(rank, host, pid, place) for rank, (host, pid, place) in enumerate(reply["peers"])]
+    counters.listen()  # the ends of compilations
+    _job = Job(settings, channel, hub, peers, watchdog)
     show_once(settings.rank, hello["host"])
     if not started:
-        _start_jax(settings, int(reply["port"]), timeout, local_devices)
-    return Job(settings, channel, hub, peers)
+        with Doing(activity.PEERS, "starting JAX's runtime"):
+            _start_jax(settings, int(reply["port"]), timeout, local_devices)
+    atexit.register(_at_exit)  # after JAX has registered its own function, so that it is called before that one
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start_jax(settings: Settings, port: int, timeout: float, local_devices: Any) -> None:
@@ -283,4 +322,4 @@ def _free_port(host: str) -> int:
 
 
 def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    return {"jfit": sys.modules["jfit"].__version__, **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}}

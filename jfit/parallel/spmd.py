@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from jfit import activity
 from jfit.parallel.contexts import Device, spans_processes
 from jfit.parallel.devices import AXIS, place
 from jfit.parallel.mesh import MeshDevices
@@ -91,6 +92,9 @@ def compile_spmd(
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
 
 
+_running = activity.Doing(activity.DEVICES, "running a program")
+
+
 class _Joined:
     """A function of pmap for the devices of several processes; `lower` makes the same program with shard_map.
 
@@ -107,7 +111,11 @@ class _Joined:
         self._mapped, self._lowerable, self._in_axes, self._count = mapped, lowerable, in_axes, count
 
     def __call__(self, *args: Any) -> Any:
-        return self._mapped(*args)
+        activity.begin_together("a program of all processes")
+        if activity.record.now.kind in (activity.COMPILING, activity.DEVICES):
+            return self._mapped(*args)
+        with _running:
+            return self._mapped(*args)
 
     def lower(self, *args: Any) -> Any:
         """Lower the function for arguments of this process."""

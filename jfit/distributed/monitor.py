@@ -1,0 +1,309 @@
+"""Notice processes of a job that failed, were lost, are stopped or stall; say which, and end all processes.
+
+Every process has a thread that sends a heartbeat to the hub about every second, with what the process is doing.  The hub decides:
+
+- A connection that ends was that of a process that is lost.
+- A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.
+- A process that has begun fewer common programs than others, and does something of its own for longer than it may while those others
+  do not go on either, holds them up.  Compilation has no limit, as long as heartbeats arrive.
+
+The end of the job is one line in each process and `os._exit`: the main thread may be in a collective that never returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jfit import activity
+from jfit.distributed.channel import Channel, Hub, JobError
+
+EXIT_CODE = 1
+LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before this one ends
+AFTER_ERROR = 5.0  # seconds that a process may take after an exception has left `fit`, while others wait in theirs
+AFTER_END = 2.0  # the same after the end of its script
+PATIENT = 10  # saving, and code outside of jfit, may take so many times the watchdog's seconds
+
+
+class Peer(NamedTuple):
+    """A process of the job.
+
+    Attributes:
+        rank: its number, from 0.
+        host: name of its host.
+        pid: its process id.
+        place: text that is equal for processes that see each other's process ids.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+class Status(NamedTuple):
+    """The last heartbeat of a process, see `jfit.activity`.
+
+    Attributes:
+        count: number of common programs begun.
+        kind: kind of its activity.
+        what: description of its activity.
+        idle: seconds without progress.
+        seconds: seconds that the activity may take, or None.
+        heard: when it arrived, `time.monotonic()`.
+    """
+
+    count: int
+    kind: str
+    what: str
+    idle: float
+    seconds: float | None
+    heard: float
+
+    def limit(self, watchdog: float) -> float:
+        """Seconds that this activity may take while other processes wait."""
+        if self.kind in (activity.SAVING, activity.SCRIPT):
+            return PATIENT * watchdog
+        if self.kind in (activity.FAILED, activity.END):
+            return min(watchdog, AFTER_ERROR if self.kind == activity.FAILED else AFTER_END)
+        return max(watchdog, self.seconds or 0.0)
+
+
+def held_up(statuses: dict[int, Status], watchdog: float) -> int | None:
+    """The rank of a process for which others wait longer than `watchdog` allows; None: there is none.
+
+    Example:
+        >>> waits = Status(8, "devices", "training", 31.0, None, 0.0)
+        >>> stalls = Status(7, "data", "waiting for batch 7 of epoch 0", 32.0, None, 0.0)
+        >>> held_up({0: waits, 1: stalls}, 30.0), held_up({0: stalls, 1: stalls}, 30.0)
+        (1, None)
+    """
+    for rank, status in sorted(statuses.items(), key=lambda item: (item[1].count, -item[1].idle)):
+        if status.kind in (*activity.WAITING, activity.COMPILING):
+            continue
+        ahead, limit = [s for s in statuses.values() if s.count > status.count], status.limit(watchdog)
+        if status.kind == activity.FAILED and any(s.kind != activity.DEVICES for s in ahead):
+            limit = PATIENT * watchdog
+        if ahead and status.idle >= limit and all(s.kind != activity.COMPILING and s.idle >= limit for s in ahead):
+            return rank
+    return None
+
+
+class Monitor:
+    """Sends the heartbeats of this process, decides (in the process of the hub), and ends the process with the job.
+
+    Args:
+        rank: number of this process.
+        peers: the processes by rank.
+        channel: to the hub.
+        hub: the hub, in the process of rank 0; else None.
+        watchdog: seconds, see the top of this file.
+    """
+
+    def __init__(self, rank: int, peers: list[Peer], channel: Channel, hub: Hub | None, watchdog: float) -> None:
+        self.rank, self.peers, self.channel, self.hub, self.watchdog = rank, peers, channel, hub, watchdog
+        self.interval = min(1.0, watchdog / 4)
+        self.ended: list[Callable[[], None]] = []  # called when the job ends with an error
+        self.process = os.getpid()
+        self.last_words = False  # whether the main thread prints the traceback of its own error
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._told = False  # whether the hub has told the processes to end
+        self._ending, self._over = threading.Lock(), threading.Event()
+        self._heard, self._left = time.monotonic(), False
+        self._statuses: dict[int, Status] = {}
+        self._seen: tuple[Any, int] | None = None
+        self._since = time.monotonic()
+        channel.handlers |= {"end": self._on_end, "beat": self._on_hub}
+        channel.lost = self._on_lost_hub
+        if hub is not None:
+            hub.handlers |= {"beat": self._on_beat, "failed": self._on_failed}
+            hub.lost = self._on_lost
+
+    def start(self) -> None:
+        """Begin to send heartbeats."""
+        activity.watch(True)
+        self._thread = threading.Thread(target=self._run, name="jfit-monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more heartbeats, and ignore what happens to other processes."""
+        self._left = True
+        self._queue.put(None)
+        activity.watch(False)
+
+    def later(self, function: Callable[[], None]) -> None:
+        """Call a function on the thread of the monitor, soon; signal handlers may call this method."""
+        self._queue.put(function)
+
+    # -------------------------------------------------------------------------------- heartbeats
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._left:
+            with contextlib.suppress(OSError, JobError), contextlib.suppress(queue.Empty):
+                while (function := self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))) is not None:
+                    function()
+            now = time.monotonic()
+            if now - last > 2 * self.interval + 0.5 * self.watchdog:  # this process itself was stopped
+                self._heard = now
+                self._statuses = {rank: s._replace(heard=now) for rank, s in self._statuses.items()}
+            if now - last >= self.interval:
+                last = now
+                with contextlib.suppress(OSError):
+                    self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        record = activity.record
+        seen = record.now, record.count
+        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
+            self._seen, self._since = seen, now
+        what, idle = seen[0], now - self._since
+        with contextlib.suppress(Exception):
+            message = {"count": record.count, "kind": what.kind, "what": str(what), "idle": idle, "seconds": what.seconds}
+            self.channel.send({"type": "beat", **message})
+        if self.hub is not None:
+            self.hub.broadcast({"type": "beat"})
+            self._decide(now)
+        elif now - self._heard > self.watchdog and not self._left:
+            self.end(f"{self.peers[0]} gave no sign of life for {now - self._heard:.0f} s", 0, silent=True)
+
+    def _on_hub(self, message: dict[str, Any], _: bytes) -> None:
+        self._heard = time.monotonic()
+
+    def _on_beat(self, rank: int, message: dict[str, Any], _: bytes) -> None:
+        values = (message[name] for name in ("count", "kind", "what", "idle", "seconds"))
+        self._statuses[rank] = Status(*values, time.monotonic())
+
+    # -------------------------------------------------------------------------------- decisions of the hub
+    def _decide(self, now: float) -> None:
+        assert self.hub is not None
+        statuses = {rank: status for rank, status in list(self._statuses.items()) if rank not in self.hub.left}
+        for rank, status in statuses.items():
+            if now - status.heard > self.watchdog and rank != self.rank:
+                seconds = now - status.heard
+                self._end_all(f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s; it was {status.what}", rank, silent=True)
+                return
+        rank = held_up(statuses, self.watchdog)
+        if rank is not None:
+            status = statuses[rank]
+            ended, what = status.kind == activity.END, f", for {status.idle:.0f} s {status.what}"
+            text = "has ended its script" if ended else "does not go on"
+            self._end_all(f"{self.peers[rank]} {text}{'' if ended else what}, while other processes wait for it", rank)
+
+    def _on_failed(self, rank: int, message: dict[str, Any], _: bytes) -> None:
+        self._end_all(f"{self.peers[rank]} failed: {message['error']}", rank)
+
+    def _on_lost(self, rank: int) -> None:
+        if not self._left:
+            self._end_all(f"{self.peers[rank]} was lost: it was killed, it crashed, or its host is gone", rank)
+
+    def _end_all(self, text: str, rank: int, *, silent: bool = False) -> None:
+        assert self.hub is not None
+        if not self._told and not self._left:
+            self._told = True
+            self.hub.broadcast({"type": "end", "text": text, "rank": rank, "silent": silent})
+
+    # -------------------------------------------------------------------------------- the end of the job
+    def _on_end(self, message: dict[str, Any], _: bytes) -> None:
+        self._over.set()
+        self.end(message["text"], message["rank"], silent=message["silent"])
+
+    def _on_lost_hub(self) -> None:
+        if not self._left:
+            self.end(f"{self.peers[0]} was lost: it was killed, it crashed, or its host is gone", 0)
+
+    def end(self, text: str, rank: int, *, silent: bool = False) -> None:
+        """End this process, because of what happened to a rank; in an interactive session, only say so.
+
+        Args:
+            text: what happened.
+            rank: the process because of which the job ends.
+            silent: whether that process does not answer; on this host, it is killed.
+        """
+        if (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
+            return  # the main thread tells of its own error, and ends the process
+        interactive = is_interactive()
+        say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
+        peer = self.peers[rank]
+        if silent and rank != self.rank and peer.place and peer.place == self.peers[self.rank].place:
+            with contextlib.suppress(OSError):
+                os.kill(peer.pid, signal.SIGKILL)
+        for function in self.ended:
+            function()
+        self.channel.fail(JobError(text))
+        if interactive:
+            self._left = True
+            return
+        if self.last_words:
+            time.sleep(0.2)  # the main thread is printing the traceback of an error of its own
+        self._wait_for_others()
+        leave(EXIT_CODE)
+
+    def failed(self, text: str, code: int = EXIT_CODE) -> None:
+        """Tell the other processes that this one failed, and end it.
+
+        Args:
+            text: the last line of its error.
+            code: exit status.
+        """
+        with contextlib.suppress(OSError):
+            self.channel.send({"type": "failed", "error": text})
+            self._over.wait(LAST_WORDS)  # at the hub: the others have been told
+        self._wait_for_others()
+        leave(code)
+
+    def _wait_for_others(self) -> None:
+        """In the process of the hub: wait until the others have closed their connections, so that they get the last message."""
+        end = time.monotonic() + LAST_WORDS
+        while self.hub is not None and len(self.hub.left | {self.rank}) < self.hub.count and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def place_of() -> str:
+    """Text that is equal for processes on the same host which see each other's process ids; "" if that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid") + socket.gethostname()
+    except OSError:
+        return ""
+
+
+def is_interactive() -> bool:
+    """Whether this is an interactive session, such as a notebook, which is not ended with the job."""
+    if hasattr(sys, "ps1"):
+        return True
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get is not None and get() is not None
+
+
+def say(text: str) -> None:
+    """Write a line to stderr, also while another thread is writing there."""
+    line = f"{text}\n".encode(errors="replace")
+    try:
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, line)
+    except (OSError, ValueError):
+        pass
+
+
+def leave(code: int) -> None:
+    """End this process now, without waiting for threads, or for the functions of `atexit`."""
+    for stream in (sys.stdout, sys.stderr):
+        flusher = threading.Thread(target=_flush, args=(stream,), daemon=True)  # the main thread may hold its lock
+        flusher.start()
+        flusher.join(0.5)
+    os._exit(code)
+
+
+def _flush(stream: Any) -> None:
+    with contextlib.suppress(Exception):
+        stream.flush()

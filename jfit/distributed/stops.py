@@ -1,0 +1,231 @@
+"""Stops on which all processes of a job agree, so that each stops after the same step.
+
+The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Nothing is
+sent for them.  When a process is to stop (a signal, `Run.stop`), it tells the hub, which holds all processes: a thread of each
+freezes its count and sends it, and the main thread waits at its next stopping point.  The hub answers with the first stopping point
+that no process has passed, where all stop.  Processes that wait for devices do so for programs which others have called before
+that point, or will call on their way to it, so that they come there, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from jfit import activity, interrupts
+from jfit.activity import Doing
+from jfit.distributed.channel import Channel, Hub
+from jfit.interrupts import StopFlag, Stopped
+
+
+_NEVER = 1 << 62
+
+
+class Agreed(NamedTuple):
+    """Why all processes stop.
+
+    Attributes:
+        signal: number of a signal, or None.
+        reason: text for `Run.stop_reason`, or None.
+        rank: the process that wanted to stop.
+    """
+
+    signal: int | None
+    reason: str | None
+    rank: int
+
+
+class Stops:
+    """The stopping points of this process, and its part of agreeing on one.
+
+    Args:
+        channel: to the hub.
+        later: `later(function)` calls a function on another thread; it may be called by a signal handler.
+    """
+
+    def __init__(self, channel: Channel, later: Callable[[Callable[[], None]], None]) -> None:
+        self._channel, self._later = channel, later
+        self._changed = threading.Condition()
+        self.passed, self.round = 0, 0  # stopping points passed; stops agreed on and made
+        self._held, self._target = False, _NEVER
+        self._agreed: Agreed | None = None
+        self._failed = False
+        channel.handlers |= {"hold": self._hold, "target": self._stop_at}
+
+    def want(self, number: int | None, reason: str | None) -> None:
+        """Tell the hub that this process is to stop.  A signal handler calls it with `later`, see `want_later`."""
+        with contextlib.suppress(OSError):
+            self._channel.send({"type": "want", "round": self.round, "signal": number, "reason": reason})
+
+    def want_later(self, number: int) -> None:
+        """Let another thread tell the hub that a signal has arrived."""
+        self._later(lambda: self.want(number, None))
+
+    def pass_one(self, reason: str | None = None) -> Agreed | None:
+        """Pass a stopping point; return why to stop at it, or None.
+
+        Args:
+            reason: why this process wants to stop here; None: it does not.
+        """
+        with self._changed:
+            if reason is not None and not self._held and self._target == _NEVER:
+                self._held = True
+                self.want(None, reason)
+            if self._held:
+                self._wait()
+            if self.passed + 1 < self._target:
+                self.passed += 1
+                return None
+            agreed, self._agreed, self._target = self._agreed, None, _NEVER
+            self.round += 1
+            return agreed
+
+    @property
+    def is_next(self) -> bool:
+        """Whether this process stops at the next stopping point."""
+        return self.passed + 1 >= self._target
+
+    def fail(self) -> None:
+        """The job has ended: stopping points wait no more."""
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        with Doing(activity.PEERS, "waiting for the other processes to agree where to stop"):
+            self._changed.wait_for(lambda: not self._held or self._failed)
+
+    def _hold(self, message: dict[str, Any], _: bytes) -> None:
+        with self._changed:
+            self._held = True
+            passed = self.passed
+        self._channel.send({"type": "held", "passed": passed})
+
+    def _stop_at(self, message: dict[str, Any], _: bytes) -> None:
+        with self._changed:
+            self._target, self._held = message["target"], False
+            self._agreed = Agreed(message["signal"], message["reason"], message["rank"])
+            self._changed.notify_all()
+
+
+class HubStops:
+    """The hub's part of agreeing on stopping points.
+
+    Args:
+        hub: the hub.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub, self._lock, self._round = hub, threading.Lock(), 0
+        self._wanted: dict[str, Any] | None = None
+        self._passed: dict[int, int] = {}
+        hub.handlers |= {"want": self._want, "held": self._held}
+
+    def _want(self, rank: int, message: dict[str, Any], _: bytes) -> None:
+        with self._lock:
+            if message["round"] != self._round:
+                return  # on that stop they have agreed
+            if self._wanted is not None:  # a signal is more than a reason, and SIGTERM more than Ctrl-C
+                if (message["signal"] or 0) > (self._wanted["signal"] or 0):
+                    self._wanted["signal"] = message["signal"]
+                return
+            self._wanted = {"signal": message["signal"], "reason": message["reason"], "rank": rank}
+            self._passed = {}
+        self._hub.broadcast({"type": "hold"})
+
+    def _held(self, rank: int, message: dict[str, Any], _: bytes) -> None:
+        with self._lock:
+            self._passed[rank] = message["passed"]
+            if self._wanted is None or len(self._passed) < self._hub.count:
+                return
+            answer = {"type": "target", "target": max(self._passed.values()) + 1, **self._wanted}
+            self._wanted, self._round = None, self._round + 1
+            self._hub.broadcast(answer)
+
+
+class AgreedFlag(StopFlag):
+    """A flag that Ctrl-C or SIGTERM at any process of the job sets, at the same stopping point of all.
+
+    A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM ends the process, at once: both end the job.
+
+    Args:
+        stops: the stopping points of this process.
+    """
+
+    def __init__(self, stops: Stops) -> None:
+        super().__init__()
+        self._stops = stops
+        self._received: int | None = None  # a signal of this process
+        self._reason: str | None = None  # agreed on
+
+    def __bool__(self) -> bool:
+        self.agree(None)
+        return self.set
+
+    @property
+    def in_job(self) -> bool:
+        """True: every call of `agree` is a stopping point."""
+        return True
+
+    def agree(self, reason: str | None) -> str | None:
+        """Pass a stopping point; see `StopFlag.agree`."""
+        if self.set:
+            return reason
+        agreed = self._stops.pass_one(reason if self._reason is None else None)
+        if agreed is None:
+            return self._reason
+        if agreed.signal is not None:
+            self._set(signal.Signals(agreed.signal))
+        elif self._received is not None:  # the signal came too late for this stop
+            self._stops.want_later(self._received)
+        self._reason = self._reason or agreed.reason
+        return self._reason
+
+    def check_step(self) -> None:
+        """Pass a stopping point, and raise `Stopped` if all processes stop there."""
+        before = self._reason
+        reason = self.agree(None)
+        if self.set or reason != before:
+            self._raise()
+
+    def check(self) -> None:
+        """Raise `Stopped` in a wait for data, if all processes stop at the stopping point after it."""
+        if activity.record.now.kind == activity.DATA and self._stops.is_next and not self.set:
+            self.check_step()
+
+    def _raise(self) -> None:
+        if self.may_raise:
+            self._raised = True
+            raise Stopped(interrupts.text_of(self.signal))
+
+    def _set(self, number: signal.Signals) -> None:
+        self.set, self.signal = True, number
+        for flag in interrupts.outside_of(self, number):
+            flag.set, flag.signal = True, number
+            self.owned = self.owned or number == signal.SIGTERM
+
+    def _on_interrupt(self, previous: Any) -> None:
+        if self._received is None:
+            self._request(signal.SIGINT, previous)
+        elif self.critical:
+            self.urgent = True
+        else:
+            signal.signal(signal.SIGINT, previous)
+            raise KeyboardInterrupt
+
+    def _request(self, number: signal.Signals, previous: Any) -> None:
+        if self._received is None or number == signal.SIGTERM:
+            self._received = number
+            if not self.set:
+                self._stops.want_later(number)
+
+    @contextlib.contextmanager
+    def watching(self, *, interrupt: bool = True, terminate: bool = False, raises: bool = True) -> Iterator[StopFlag]:
+        """Context manager as `StopFlag.watching`; a signal after its last stopping point is sent again at its end."""
+        with super().watching(interrupt=interrupt, terminate=terminate, raises=raises):
+            yield self
+        if self._received is not None and not self.set:
+            signal.raise_signal(self._received)
