@@ -91,7 +91,9 @@ class Doing:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is not None and threading.get_ident() == record.thread:
-            record.now, self._before = self._before, None
+            if kind is None or record.now.kind != FAILED:  # see `failed`
+                record.now = self._before
+            self._before = None
 
 
 def watch(on: bool) -> None:
@@ -117,4 +119,5 @@ def compiled() -> None:
 def failed(error: BaseException) -> None:
     """An exception has left `fit` on this thread."""
     if threading.get_ident() == record.thread:
-        record.now = Activity(FAILED, f"after the exception {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        text = str(error).partition("\n")[0]
+        record.now = Activity(FAILED, f"after the exception {type(error).__name__}: {text}")

@@ -15,7 +15,16 @@ from jfit.distributed.monitor import EXIT_CODE, Monitor, say
 
 _OTHERS = 5.0  # seconds in which the monitor learns which process was lost
 # parts of the messages of collectives that end because another process is gone
-_GONE = ("gloo", "connection closed", "connection reset", "socket closed", "broken pipe", "unavailable:", "nccl", "coordination")
+_GONE = (
+    "gloo",
+    "connection closed",
+    "connection reset",
+    "socket closed",
+    "broken pipe",
+    "unavailable:",
+    "nccl",
+    "coordination",
+)
 
 
 class Hooks:
@@ -55,9 +64,12 @@ class Hooks:
             return
         if is_of_another(error):
             threading.Event().wait(_OTHERS)  # the monitor says which process was lost, and ends this one
-        monitor.last_words = True
+        monitor.last_words = threading.Event()
         say(f"jfit: {monitor.peers[monitor.rank]} failed:")
-        show()
+        try:
+            show()
+        finally:
+            monitor.last_words.set()
         monitor.failed(last_line(error), 130 if isinstance(error, KeyboardInterrupt) else EXIT_CODE)
 
 

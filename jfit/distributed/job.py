@@ -235,9 +235,7 @@ def _after_fork() -> None:
         _job.forget()
 
 
-def _joined(
-    settings: Settings, timeout: float, watchdog: float, *, started: bool = False, local_devices: Any = None
-) -> None:
+def _joined(settings: Settings, timeout: float, watchdog: float, *, started: bool = False, local_devices: Any = None) -> None:
     """Connect to the other processes, and start JAX's runtime for several processes unless it was started."""
     global _job
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "place": place_of(), "versions": _versions()}

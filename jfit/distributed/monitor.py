@@ -117,7 +117,7 @@ class Monitor:
         self.interval = min(1.0, watchdog / 4)
         self.ended: list[Callable[[], None]] = []  # called when the job ends with an error
         self.process = os.getpid()
-        self.last_words = False  # whether the main thread prints the traceback of its own error
+        self.last_words: threading.Event | None = None  # set after the main thread has printed the traceback of its own error
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._told = False  # whether the hub has told the processes to end
         self._ending, self._over = threading.Lock(), threading.Event()
@@ -192,14 +192,16 @@ class Monitor:
         for rank, status in statuses.items():
             if now - status.heard > self.watchdog and rank != self.rank:
                 seconds = now - status.heard
-                self._end_all(f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s; it was {status.what}", rank, silent=True)
+                self._end_all(
+                    f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s (last: {status.what})", rank, silent=True
+                )
                 return
         rank = held_up(statuses, self.watchdog)
         if rank is not None:
             status = statuses[rank]
-            ended, what = status.kind == activity.END, f", for {status.idle:.0f} s {status.what}"
-            text = "has ended its script" if ended else "does not go on"
-            self._end_all(f"{self.peers[rank]} {text}{'' if ended else what}, while other processes wait for it", rank)
+            stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
+            text = "has ended its script" if status.kind == activity.END else stalled
+            self._end_all(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
 
     def _on_failed(self, rank: int, message: dict[str, Any], _: bytes) -> None:
         self._end_all(f"{self.peers[rank]} failed: {message['error']}", rank)
@@ -245,8 +247,8 @@ class Monitor:
         if interactive:
             self._left = True
             return
-        if self.last_words:
-            time.sleep(0.2)  # the main thread is printing the traceback of an error of its own
+        if self.last_words is not None:
+            self.last_words.wait(LAST_WORDS)
         self._wait_for_others()
         leave(EXIT_CODE)
 
@@ -273,7 +275,11 @@ class Monitor:
 def place_of() -> str:
     """Text that is equal for processes on the same host which see each other's process ids; "" if that is not known."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid") + socket.gethostname()
+        return (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            + os.readlink("/proc/self/ns/pid")
+            + socket.gethostname()
+        )
     except OSError:
         return ""
 

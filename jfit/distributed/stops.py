@@ -20,7 +20,6 @@ from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Hub
 from jfit.interrupts import StopFlag, Stopped
 
-
 _NEVER = 1 << 62
 
 

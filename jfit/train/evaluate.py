@@ -121,7 +121,7 @@ class Scorer:
         checks = DataChecks(self.model, self.devices, batches=batches)
         with batches.read(epoch, in_order=True) as stream:
             for number, (batch, _) in enumerate(stream):
-                interrupts.check()
+                interrupts.check_step()
                 arguments = state.params, state.aux, totals, batch, np.int32(number)
                 if checks.apply_to(batch):
                     result, checks.fault = self._checked_program(checks.valid)(*arguments, checks.fault)
@@ -132,6 +132,7 @@ class Scorer:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
                 elif host is None and number % (2 * IN_FLIGHT) == 2 * IN_FLIGHT - 1:
                     counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
+            interrupts.check_step()  # after the wait for the end of the data
         self._sizes = batches.sizes
         # sync: once, at the end of the pass
         totals, rest, fault = counters.read((totals, () if host is None else host.pop(0), checks.fault))
@@ -216,7 +217,7 @@ class ResidentScorer:
         for number, first in enumerate(range(0, self.num_batches, step)):
             count = np.int32(min(step, self.num_batches - first))
             totals = self._program(state.params, state.aux, totals, self._epoch_data, np.int32(first), count)
-            interrupts.check()
+            interrupts.check_step()
             if number % IN_FLIGHT == IN_FLIGHT - 1:
                 counters.wait(totals.loss)  # sync: limits the number of dispatches in flight
         return values(self.scorer.metrics, counters.read(totals))
@@ -343,9 +344,11 @@ class Predictor:
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
+                interrupts.check_step()
                 in_flight.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
                 if len(in_flight) == IN_FLIGHT:
                     yield self._unpad(*in_flight.popleft())
+            interrupts.check_step()
         self._sizes = batches.sizes
         while in_flight:
             yield self._unpad(*in_flight.popleft())

@@ -34,10 +34,10 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfit import counters
+from jfit import activity, counters
 from jfit.data import ArrayData, StreamData
 from jfit.distributed import num_processes
-from jfit.interrupts import StopFlag, Stopped, in_graceful_stop
+from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.devices import STATE_AXES, place
 from jfit.parallel.ordered import slices_of
@@ -156,8 +156,9 @@ class Loop:
         self._num_epoch = num_epoch
         self.nan.begin()
         _copy(self.state.metrics)  # compile `_copy` before training, so that no later epoch compiles
-        first, flag, terminate = self.step, StopFlag(), bool(savers(self)) or in_graceful_stop()
+        first, flag, terminate = self.step, stop_flag(), bool(savers(self)) or in_graceful_stop()
         with (
+            activity.Doing(activity.DEVICES, lambda: f"training, in epoch {self.epoch} after batch {self.batch}"),
             ending_saves(self),
             flag.watching(terminate=terminate),
             counters.explained(),
@@ -171,6 +172,7 @@ class Loop:
                 flag.critical = False
                 save_at_sigterm(self, flag, first)
             except BaseException as error:
+                activity.failed(error)
                 save_after_error(self, error, first)
                 self._notify_after_error()
                 raise
@@ -189,6 +191,7 @@ class Loop:
                 self._notify(i, callback, "fit_end", {})
 
     def _stopped(self, flag: StopFlag) -> bool:
+        self.stop_reason = flag.agree(self.stop_reason)
         if flag.set:
             self.interrupted = True
             reason = "ended by SIGTERM" if flag.signal is signal.SIGTERM else "interrupted by Ctrl-C"
@@ -214,7 +217,10 @@ class Loop:
         logged, self._pending = started, None
         where, prepare = (self.epoch, self.batch, self.step), lambda programs: self._compile_ahead(self.state, programs)
         with contextlib.closing(self.dispatcher.dispatches(*where, self._max_steps, prepare)) as dispatches:
+            stopped = False
             for dispatch in dispatches:
+                if stopped := flag.in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
+                    break
                 if self.profiler is not None:
                     self.profiler.before(self.step, self.report)
                 flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
@@ -242,10 +248,12 @@ class Loop:
                 for i, callback in enumerate(self.callbacks):
                     if callback.every and self.step % callback.every == 0:
                         self._notify(i, callback, "step", {})
-                if self._stopped(flag):
-                    if self._queues:
-                        self._read(report, behind=0)  # sync: training has stopped; read the values of all batches so far
-                    return
+                if stopped := self._stopped(flag):
+                    break
+        if stopped or (flag.in_job and self._stopped(flag)):
+            if self._queues:
+                self._read(self.report, behind=0)  # sync: training has stopped; read the values of all batches so far
+            return
         logs = self._read_epoch(samples, started, compiled)
         if self.nan.stopped:
             return
@@ -353,7 +361,8 @@ class Loop:
         """Call callback number `i` if the event `kind` is in its `events`; `position` overrides epoch, batch or step."""
         if kind in callback.events:
             event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
-            with contextlib.suppress(Stopped):  # the other callbacks get the event, and training stops after it
+            doing = activity.Doing(activity.CALLBACK, f"in the callback {callback.name!r} ({kind})")
+            with contextlib.suppress(Stopped), doing:  # the other callbacks get the event, and training stops after it
                 self.callback_states[i] = callback.on(event, self.callback_states[i])
 
     def _log(self, speed: float, report: Any, fence: Any) -> None:

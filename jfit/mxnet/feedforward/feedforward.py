@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jfit import counters
-from jfit.interrupts import StopFlag
+from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -280,7 +280,7 @@ class FeedForward:
         score_callbacks = {"batch_end_callback": eval_batch_end_callback, "score_end_callback": eval_end_callback}
         batch_callbacks = None if batch_end_callback is None else [_count_from_one(c) for c in listed(batch_end_callback)]
         data.reset()
-        with self.keep_params_on_error(module), StopFlag().watching() as flag:
+        with self.keep_params_on_error(module), stop_flag().watching() as flag:
             metric = metrics.create(eval_metric)
             for epoch in range(self.begin_epoch, self.num_epoch):
                 start = time.time()

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jfit.interrupts import StopFlag
+from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
 from jfit.mxnet.feedforward.data import batch_size_of, descriptions, frozen_names
@@ -162,7 +162,7 @@ class JuliaTraining:
         opts.log(2, "Start training...")
         with (
             model.keep_params_on_error(module),
-            StopFlag().watching() as flag,
+            stop_flag().watching() as flag,
             epoch_schedule(self.optimizer, opts.eta_decay) as begin_epoch,
         ):
             for _ in range(opts.n_epoch):

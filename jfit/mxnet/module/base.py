@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jfit.data import DataBatch
-from jfit.interrupts import StopFlag
+from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -321,7 +321,7 @@ class BaseModule:
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
         eval_metric = metrics.create(eval_metric)
-        with StopFlag().watching() as flag, self._stopping_at(flag):
+        with stop_flag().watching() as flag, self._stopping_at(flag):
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()
                 eval_metric.reset()
@@ -364,7 +364,7 @@ class BaseModule:
             self._flag, self._fit_thread = before
 
     def _stop_if(self, flag: StopFlag | None) -> None:
-        if flag is not None and flag.set:
+        if flag:
             raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps its current parameters")
 
     def _sync_devices(self) -> None:

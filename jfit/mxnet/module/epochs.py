@@ -82,7 +82,7 @@ class EpochRunner:
         pack, at = self._pack(full), 0
         self._load_sums(leaves)
         try:
-            while at < full and not flag.set:
+            while at < full and not flag:
                 at += self._call(pack, at, min(self._steps_to_boundary(at), full - at), window)
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
                     self._store_sums(leaves, copy=True)
