@@ -57,7 +57,7 @@ class Hooks:
         else:
             self._end(error, lambda: self._threads(arguments))
 
-    def _end(self, error: BaseException, show: Callable[[], None]) -> None:
+    def _end(self, error: BaseException, show: Callable[[], object]) -> None:
         monitor = self._monitor
         if os.getpid() != monitor.process:  # a forked process, such as a worker of a loader
             show()

@@ -1,11 +1,12 @@
 """Notice processes of a job that failed, were lost, are stopped or stall; say which, and end all processes.
 
-Every process has a thread that sends a heartbeat to the hub about every second, with what the process is doing.  The hub decides:
+Every process has a thread that sends a heartbeat to the hub about every second, with what the process is doing.  The hub
+decides:
 
 - A connection that ends was that of a process that is lost.
 - A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.
-- A process that has begun fewer common programs than others, and does something of its own for longer than it may while those others
-  do not go on either, holds them up.  Compilation has no limit, as long as heartbeats arrive.
+- A process that has begun fewer common programs than others, and does something of its own for longer than it may, while those
+  others do not go on either, holds them up.  Compilation has no limit, as long as heartbeats arrive.
 
 The end of the job is one line in each process and `os._exit`: the main thread may be in a collective that never returns.
 """
@@ -182,8 +183,8 @@ class Monitor:
         self._heard = time.monotonic()
 
     def _on_beat(self, rank: int, message: dict[str, Any], _: bytes) -> None:
-        values = (message[name] for name in ("count", "kind", "what", "idle", "seconds"))
-        self._statuses[rank] = Status(*values, time.monotonic())
+        values = {name: message[name] for name in ("count", "kind", "what", "idle", "seconds")}
+        self._statuses[rank] = Status(heard=time.monotonic(), **values)
 
     # -------------------------------------------------------------------------------- decisions of the hub
     def _decide(self, now: float) -> None:
@@ -295,10 +296,8 @@ def is_interactive() -> bool:
 def say(text: str) -> None:
     """Write a line to stderr, also while another thread is writing there."""
     line = f"{text}\n".encode(errors="replace")
-    try:
+    with contextlib.suppress(OSError, ValueError):
         os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, line)
-    except (OSError, ValueError):
-        pass
 
 
 def leave(code: int) -> None:

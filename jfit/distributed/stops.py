@@ -2,9 +2,9 @@
 
 The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Nothing is
 sent for them.  When a process is to stop (a signal, `Run.stop`), it tells the hub, which holds all processes: a thread of each
-freezes its count and sends it, and the main thread waits at its next stopping point.  The hub answers with the first stopping point
-that no process has passed, where all stop.  Processes that wait for devices do so for programs which others have called before
-that point, or will call on their way to it, so that they come there, too.
+freezes its count and sends it, and the main thread waits at its next stopping point.  The hub answers with the first stopping
+point that no process has passed, where all stop.  Processes that wait for devices do so for programs that others have called
+before that point, or will call on their way to it, so that they come there, too.
 """
 
 from __future__ import annotations
