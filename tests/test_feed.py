@@ -14,8 +14,9 @@ import jfit
 from jfit import counters
 from jfit.data import ArrayData
 from jfit.parallel import Window, resolve
-from jfit.train.batches import DeviceBatches, HostBatches, data_of
+from jfit.train.batches import DeviceBatches, data_of
 from jfit.train.dispatch import auto_steps_per_call
+from jfit.train.host_batches import HostBatches
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {

@@ -19,6 +19,27 @@ MAX_LEVELS = 150  # maximum nesting of a state; `jfit.formats.manifest` allows s
 _DEEP = f"lists and dicts are nested more than {MAX_LEVELS} levels deep."
 
 
+class Exhausted(ValueError):
+    """A stream ended before the batch at which it should continue.
+
+    Args:
+        batch: number of that batch.
+        done: number of batches until its end.
+        last: the last of them, or None.
+
+    Example:
+        >>> Exhausted(4, 3, None).last is None
+        True
+    """
+
+    def __init__(self, batch: int, done: int, last: Any) -> None:
+        self.last = last
+        super().__init__(
+            f"cannot continue at batch {batch}: the source ended after {done} batches; it must yield the same batches as when "
+            "the position was saved."
+        )
+
+
 def checks_position(load: Load) -> Load:
     """Decorate the method `load_state_dict(self, state)` of an iterator: a damaged state raises a ValueError that says so.
 

@@ -12,7 +12,7 @@ from typing import Any
 from jfit.data.batch import Batch, Names, is_mxnet_iter
 from jfit.data.columns import Columns, label_without_columns, select
 from jfit.data.elements import to_batch
-from jfit.data.positions import decode, encode
+from jfit.data.positions import Exhausted, decode, encode
 from jfit.data.prefetch import Patience, next_patiently
 from jfit.data.row_batches import collated, is_row
 from jfit.data.weights import ClassWeights
@@ -539,12 +539,11 @@ def _skip(stream: Iterator[Batch], start: int) -> Iterator[Batch]:
 
 def _drop(stream: Iterator[Batch], count: int) -> None:
     """Read batches without using them; raise if there are fewer."""
+    last = None
     for done in range(count):
-        if next(stream, None) is None:
-            raise ValueError(
-                f"cannot continue at batch {count}: the source ended after {done} batches; it must yield the same batches as "
-                "when the position was saved."
-            )
+        if (batch := next(stream, None)) is None:
+            raise Exhausted(count, done, last)
+        last = batch
 
 
 def _takes_argument(source: Any) -> bool:

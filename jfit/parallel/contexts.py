@@ -229,6 +229,19 @@ def spans_processes(devices: Sequence[Device]) -> bool:
     return own.stop - own.start < len(devices)
 
 
+def own_slices_of(devices: Sequence[Device]) -> slice | None:
+    """Return which slices of a global batch are those of this process; None if one process has all devices.
+
+    Args:
+        devices: list of `jax.Device`, by rank (see `across`).
+
+    Example:
+        >>> own_slices_of(jax.local_devices()) is None
+        True
+    """
+    return own_part(devices) if spans_processes(devices) else None
+
+
 def cores() -> int:
     """Return the number of processor cores that this process may use.
 

@@ -1,17 +1,14 @@
-"""Settings of a run, and the two sources of batches for training, scoring and prediction.
+"""Settings of a run, and batches of arrays on the devices for training, scoring and prediction.
 
 `DeviceBatches` keeps whole arrays on the devices; compiled programs gather each batch there by row indices.  `HostBatches`
-prepares batches on the host in a background thread.  Both split every batch into one slice per device and pad incomplete
-batches with rows of weight 0, so that all batches have one shape.  Models whose outputs mix the rows of a batch cannot be
-padded: their incomplete batches keep their size.
+(`jfit.train.host_batches`) prepares batches on the host in a background thread.  Both split every batch into one slice per
+device and pad incomplete batches with rows of weight 0, so that all batches have one shape.  Models whose outputs mix the rows
+of a batch cannot be padded: their incomplete batches keep their size.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,26 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.data import ArrayData, Batch, StreamData, as_data, prefetch
-from jfit.data.batch import pad_rows, rows, wrapped_rows
+from jfit.data import ArrayData, Batch, StreamData, as_data
 from jfit.data.columns import Columns, column_names
-from jfit.data.prefetch import Patience
-from jfit.lowering.coupling import warn_per_device
-from jfit.lowering.model import Model, Plan, Policy, Specs, plan_of
+from jfit.lowering.model import Model, Policy, Specs, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
-from jfit.ops.rows import LOST
-from jfit.parallel import place, place_split, split_batch
+from jfit.parallel import place, place_split
 from jfit.parallel.contexts import Device, across, job_devices
 from jfit.parallel.devices import place_shared
 from jfit.parallel.mesh import device_count
 from jfit.train.auto_devices import is_auto, model_devices
 from jfit.train.batch_sizes import (
-    BatchSizes,
     announce_size,
-    announce_varying,
-    depends_on_parts,
-    pad_to_few,
     unpaddable_message,
 )
 from jfit.train.labels import BatchLabels
@@ -221,7 +210,7 @@ def first_batch(model: Model, data: ArrayData | StreamData, batch_size: int) -> 
     The batch of an iterable is not consumed.
     """
     if isinstance(data, ArrayData):
-        return _to_batch_axes(data.take(slice(0, batch_size)).inputs, model)
+        return to_batch_axes(data.take(slice(0, batch_size)).inputs, model)
     return dict(data.peek(0).inputs)
 
 
@@ -243,6 +232,11 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / device_count(devices)
     return data.nbytes + resident <= limit
+
+
+def to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """Move the rows of arrays from axis 0 to the batch axis of each input of a model."""
+    return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
 
 
 # ------------------------------------------------------------------------------------------------ arrays on the devices
@@ -376,7 +370,7 @@ class DeviceBatches:
         for name in data.arrays:
             array = data.whole(name)
             if checks is not None and name in on_disk:
-                part = _to_batch_axes({name: array}, model) if name in indices else {name: array}
+                part = to_batch_axes({name: array}, model) if name in indices else {name: array}
                 checks.check(Batch(part, data.weight, data.weight), "arrays on disk" if name in indices else "labels on disk")
             self.arrays[name] = put[name](array, devices)
             del array  # a memory map is freed before the next
@@ -413,206 +407,3 @@ class DeviceBatches:
             "order": place_order(table, self.devices),
             "numbers": numbers,
         }
-
-
-# ------------------------------------------------------------------------------------------------ batches from the host
-class HostBatches:
-    """Batches prepared on the host by a background thread: padded, and split over the devices.
-
-    Args:
-        model: the model that the batches are for; it determines the batch axis of each input.
-        data: arrays, or a stream of batches.
-        devices: number of devices.
-        batch_size: number of rows per batch of arrays; a stream determines its own batch sizes.
-        micro_batches: number of equal parts into which each device splits its rows of a batch.
-        paddable: whether incomplete batches may be padded with rows of weight 0.  None: as `Model.plan` determines for the
-            first batch in evaluation mode (False for models whose outputs mix the rows of a batch).
-        reason: why they may not, see `Plan.coupled`.
-        values: (parameters, auxiliary states) for a test of the first batch, see `jfit.lowering.coupling.verified_plan`.
-        weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
-            weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
-            rows with which a data iterator filled its last batch.
-        plans: plans by `plan_key`, to which new ones are added; None: none yet.
-        sizes: the sizes of earlier batches that the same programs computed, see `jfit.train.batch_sizes`; None: none.
-
-    Attributes:
-        sizes: as the argument, with the batches prepared so far.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        data: ArrayData | StreamData,
-        devices: int,
-        batch_size: int,
-        *,
-        micro_batches: int = 1,
-        paddable: bool | None = None,
-        reason: str = "",
-        values: tuple[Any, Any] | None = None,
-        weights: bool | None = None,
-        plans: dict[Any, Plan] | None = None,
-        sizes: BatchSizes | None = None,
-    ) -> None:
-        self.plans = {} if plans is None else plans
-        self.model, self.data, self.devices, self.batch_size = model, data, devices, batch_size
-        self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
-        self.reason, self.values, self._announced = reason, values, False
-        self.weighted = False  # whether a batch of a stream had row weights
-        self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
-        self._labels = BatchLabels(model) if self._checks_labels() else None
-        self._thread: threading.Thread | None = None  # that of the last `read`
-        self._position = (0, 0)  # epoch and number of the batch that is prepared next
-        self._rows_separable = False  # whether padding rows can be removed from the outputs
-        self.sizes = BatchSizes() if sizes is None else sizes
-        self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
-
-    def _checks_labels(self) -> bool:
-        # `fit` has checked all rows of arrays in memory; others, and those of predictions (`weights`), are checked by batch
-        checked = isinstance(self.data, ArrayData) and not self.data.mapped and self.weights is None
-        return self.weights is not False and not checked
-
-    def read(
-        self, epoch: int = 0, start: int = 0, *, in_order: bool = False, ahead: int = 2
-    ) -> AbstractContextManager[Iterator[tuple[Batch, int]]]:
-        """Return a context manager over an iterator of (batch split over the devices, number of rows without padding).
-
-        Args:
-            epoch: number of the epoch.
-            start: number of the first batch.
-            in_order: whether to read arrays unshuffled, from the first row to the last.
-            ahead: number of batches to prepare in advance.
-        """
-        if in_order and isinstance(self.data, ArrayData):
-            source = _sequential(self.data, self.batch_size)
-        else:
-            source = self.data.batches(epoch, self.batch_size, start)
-        data = self.data
-
-        def what(number: int) -> str:
-            number += start
-            return data.described(number, epoch) if isinstance(data, StreamData) else f"batch {number} of epoch {epoch}"
-
-        patience = Patience(what, data.timeout if isinstance(data, StreamData) else None)
-        source = self._from((epoch, start), source, self._thread)
-        stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
-        self._thread = stream.thread
-        return stream
-
-    def _from(self, position: tuple[int, int], source: Iterable[Batch], thread: threading.Thread | None) -> Iterator[Batch]:
-        """Yield the batches of a source once an earlier thread has ended, which may still read from it after Ctrl-C."""
-        if thread is not None:
-            thread.join()
-        if self.weights is None:  # training goes on at a position: the sizes are those of the batches before it
-            self.continue_with(self.sizes_at(*position))
-        self._position = position
-        yield from source
-
-    def sizes_at(self, epoch: int, batch: int) -> BatchSizes:
-        """Return `sizes` as of the batches before a position in training, without those that were prepared ahead."""
-        return next((sizes for position, sizes in reversed(self._changes) if position < (epoch, batch)), BatchSizes())
-
-    def continue_with(self, sizes: BatchSizes) -> None:
-        """Replace `sizes` by those of the batches before the one that is prepared next."""
-        self.sizes, self._changes = sizes, [((-1, 0), sizes)]
-        if isinstance(self.data, StreamData):
-            self._largest = sizes.largest
-
-    def whole(self) -> tuple[Batch, int]:
-        """Return all rows of an `ArrayData` as one batch, prepared by the calling thread, as `read` yields batches."""
-        assert isinstance(self.data, ArrayData)
-        return self._prepare(self.data.take(slice(0, self.data.num_rows)))
-
-    def _prepare(self, batch: Batch) -> tuple[Batch, int]:
-        axes, unit = self.model.batch_axes, self.devices * self.micro_batches
-        epoch, number = self._position
-        self._position = epoch, number + 1
-        if isinstance(self.data, ArrayData):
-            batch = batch._replace(inputs=_to_batch_axes(batch.inputs, self.model))
-        else:  # copy the batch, because the iterator may write the next one into the same buffers
-            batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
-            self.weighted |= batch.weight is not None or batch.metric_weight is not None
-        if self._labels is not None:
-            self._labels.check(batch, f"batch {number} of epoch {epoch}")
-        filled = 0
-        if self.weights is False:
-            filled = wrapped_rows(batch)
-            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
-        if self.paddable is None:
-            self._read_plan(batch)
-        count = rows(batch, axes)
-        if not self.paddable and count % unit:
-            raise ValueError(unpaddable_message(count, unit, self.reason))
-        self._note_size(-(-count // unit) * unit, (epoch, number))
-        if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
-            announce_size(self.model, count, self._largest, self.reason)
-            self._announced = True
-        self._largest = max(self._largest, count)
-        if self.paddable:
-            if self.weights:
-                batch = _with_weights(batch, count)
-            batch = self._padded(batch, count)
-        batch = split_batch(batch, self.devices, axes, self.micro_batches)
-        if self.weights is False:
-            batch = Batch(batch.inputs)
-        return batch, count - filled * self._rows_separable
-
-    @functools.cached_property
-    def _to_few_sizes(self) -> bool:
-        """Whether batches of ever-changing size may be padded to few sizes; those of arrays have one size already."""
-        if not (self.paddable and isinstance(self.data, StreamData)):
-            return False
-        if self.weights is not None:
-            return self.weights or self._rows_separable
-        return not depends_on_parts(self.model, self.devices * self.micro_batches, self.reason)
-
-    def _note_size(self, count: int, position: tuple[int, int]) -> None:
-        sizes = self.sizes.add(count)
-        if sizes == self.sizes or (self.paddable and isinstance(self.data, ArrayData)):
-            return
-        if sizes.varies and not self.sizes.varies and (self._to_few_sizes or not self.paddable):
-            use = {None: "training", True: "scoring", False: "prediction"}[self.weights]
-            announce_varying(sizes, use, None if self.paddable else self.reason)
-        self.sizes = sizes
-        self._changes.append((position, sizes))
-
-    def _padded(self, batch: Batch, count: int) -> Batch:
-        axes = self.model.batch_axes
-        if not (self.sizes.varies and self._to_few_sizes):
-            return pad_rows(batch, self._largest, axes) if count < self._largest else batch
-        return pad_to_few(batch, self.sizes, self.devices * self.micro_batches, axes)
-
-    def _read_plan(self, batch: Batch) -> None:
-        if self.values is not None and self.model.verify is not None:
-            self.model.verify(*self.values, batch.inputs)  # decides once per shape of a row, so that plans stay valid
-        key = plan_key(batch.inputs)
-        if key not in self.plans:
-            self.plans[key] = plan_of(self.model, batch.inputs)
-        plan = self.plans[key].in_evaluation
-        self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
-        warn_per_device(plan, self.devices)
-
-
-def plan_key(inputs: Mapping[str, Any]) -> Any:
-    """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
-    return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
-
-
-def _with_weights(batch: Batch, count: int) -> Batch:
-    weight = batch.metric_weight if batch.metric_weight is not None else batch.weight
-    weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
-    return Batch(batch.inputs, weight, weight)
-
-
-def _sequential(data: ArrayData, batch_size: int) -> Iterator[Batch]:
-    for low in range(0, data.num_rows, batch_size):
-        yield data.take(slice(low, low + batch_size))
-
-
-def _to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    # Arrays have their rows along axis 0, inputs of the model along `model.batch_axes`.
-    return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
-
-
-def _copy(x: Any) -> Any:
-    return np.array(x) if isinstance(x, np.ndarray) else x

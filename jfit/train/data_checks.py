@@ -21,7 +21,7 @@ from jfit.lowering.model import Model, Output, Plan, plan_of
 from jfit.parallel import place
 from jfit.step.faults import NO_FAULT, Fault, Valid, decoded
 from jfit.step.totals import Totals
-from jfit.train.batches import HostBatches
+from jfit.train.host_batches import HostBatches
 from jfit.train.labels import invalid_index, is_recognizable
 from jfit.train.train_data import ArrayWatch
 

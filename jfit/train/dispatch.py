@@ -15,6 +15,7 @@ from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import OrderedSteps
+from jfit.parallel.spmd import GATHERED
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.faults import Valid, first_fault
 from jfit.step.state import TrainState
@@ -73,9 +74,10 @@ class DispatchSpec(NamedTuple):
     def out_axes(self) -> Any:
         """`out_axes` of the compiled programs for `compile_spmd`.
 
-        State, report and values of steps are replicated; labels and outputs (`return_outputs`) have a leading device axis.
+        State, report and values of steps are replicated; labels and outputs (`return_outputs`) have a leading device axis, in
+        every process of a job that of all devices.
         """
-        result = (None, 0) if self.return_outputs else None
+        result = (None, GATHERED) if self.return_outputs else None
         return STATE_AXES, (result, None) if self.step_names else result
 
 

@@ -26,8 +26,10 @@ from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
+from jfit.parallel.contexts import own_slices_of
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.parallel.mesh import on_mesh
+from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
 from jfit.step.faults import first_fault
@@ -39,17 +41,16 @@ from jfit.train.batches import (
     EPOCH_DATA_AXES,
     BatchLayout,
     DeviceBatches,
-    HostBatches,
     Settings,
     data_of,
     first_batch,
     fits_on_device,
     labels_of,
-    plan_key,
     resolve_metrics,
     settings_of,
 )
 from jfit.train.data_checks import DataChecks
+from jfit.train.host_batches import HostBatches, plan_key
 from jfit.train.host_metrics import HostMetrics, metric_inputs
 
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
@@ -117,6 +118,7 @@ class Scorer:
         totals = place(zero_totals(self.metrics, self.model.logged), self.devices)
         constants = (state.params, state.aux)
         options: dict[str, Any] = {"values": constants, "weights": True, "sizes": self._sizes}
+        options["own"] = own_slices_of(self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         checks = DataChecks(self.model, self.devices, batches=batches)
         with batches.read(epoch, in_order=True) as stream:
@@ -157,7 +159,7 @@ class Scorer:
 
     @property
     def _out_axes(self) -> Any:
-        return (None, 0) if self.host else None
+        return (None, GATHERED) if self.host else None
 
     def _checked_program(self, valid: Any) -> Any:
         """The program that also looks for invalid values in its batch, with an additional argument and result for them."""
@@ -296,7 +298,10 @@ class Predictor:
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
         step = predict_step(on_mesh(model, devices), policy=policy)
-        self._program = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
+        self._own = own_slices_of(devices)
+        # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
+        self._program = compile_spmd(step, devices, (None, None, 0, None), GATHERED, name="predict")
+        self._program_of_own = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
         self._plans: dict[Any, Plan] = {}
         self._sizes = BatchSizes()  # of the batches of earlier calls
 
@@ -326,7 +331,7 @@ class Predictor:
         state = evaluated_state(state, self.devices)
         size = min(self.batch_size, 1 << (data.num_rows - 1).bit_length())
         options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans, "sizes": self._sizes}
-        batches = HostBatches(self.model, data, len(self.devices), size, **options)
+        batches = HostBatches(self.model, data, len(self.devices), size, own=self._own, **options)
         batch, count = batches.whole()
         self._sizes = batches.sizes
         return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
@@ -340,18 +345,23 @@ class Predictor:
         in_flight: deque[tuple[Any, int, Any]] = deque()
         state = evaluated_state(state, self.devices)
         constants = (state.params, state.aux)
-        options: dict[str, Any] = {"values": constants, "weights": False, "sizes": self._sizes}
+        options: dict[str, Any] = {"values": constants, "weights": False, "sizes": self._sizes, "own": self._own}
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
+        program = self._program if isinstance(data, ArrayData) else self._program_of_own
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
                 interrupts.check_step()
-                in_flight.append((self._program(state.params, state.aux, batch, np.int32(number)), count, batch))
+                in_flight.append((program(state.params, state.aux, batch, np.int32(number)), count, batch))
                 if len(in_flight) == IN_FLIGHT:
-                    yield self._unpad(*in_flight.popleft())
+                    yield from self._with_rows(*in_flight.popleft())
             interrupts.check_step()
         self._sizes = batches.sizes
         while in_flight:
-            yield self._unpad(*in_flight.popleft())
+            yield from self._with_rows(*in_flight.popleft())
+
+    def _with_rows(self, outputs: Any, count: int, batch: Batch) -> Iterator[list[_BatchOutput]]:
+        if count:  # otherwise the stream of this process has ended, and those of others have not
+            yield self._unpad(outputs, count, batch)
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
         """Copy the outputs of a batch to the host and remove its padding rows.

@@ -40,6 +40,7 @@ from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
 from jfit.train.fingerprint import AtStart, describe, describe_optimizer, fingerprint
+from jfit.train.job_batches import agreed_plan, check_alike, num_batches_of
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
 from jfit.train.nonfinite import check_policy
@@ -329,7 +330,8 @@ def fit(
     )
     set_timeout(data, data_timeout)
     data, held_back = split_rows(data, validation_split)
-    batches = data.num_batches(batch_size)
+    check_alike(data)
+    batches = num_batches_of(data, batch_size)
     probe = first_batch(model, data, batch_size)
     model = paired(model.bound(probe), settings.metrics, probe)
     data = add_class_weights(model, data, class_weight, train_data)
@@ -381,7 +383,7 @@ def fit(
     regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
     settings = replace(settings, regularizers=regularizers)
     passed["regularizers"] = at_start.describe("regularizers", dict(regularizers))
-    plan = checked_plan(model, data, probe, state)
+    plan = agreed_plan(checked_plan(model, data, probe, state))
     if is_auto(devices):
         sizes = batch_sizes(data, batch_size)
         chosen_devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, micro_batches, rule)
@@ -508,6 +510,7 @@ def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainSt
     size, metrics = settings.eval_batch_size, settings.metrics
     data = data_of(model, eval_data, size, label=settings.columns)
     set_timeout(data, settings.data_timeout)
+    check_alike(data, "evaluation data")
     probe = first_batch(model, data, size)
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy, settings.regularizers)
     try:

@@ -16,8 +16,8 @@ import numpy as np
 
 from jfit.data import ArrayData
 from jfit.step.state import TrainState
-from jfit.train.batches import HostBatches
 from jfit.train.finite import is_finite
+from jfit.train.host_batches import HostBatches
 from jfit.train.replaying import Replayer, Start, paddable_of
 
 POLICIES = ("warn", "stop", "skip", "rollback")

@@ -24,9 +24,9 @@ from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import zero_totals
 from jfit.step.watch import Statistics, Watch, Watched
-from jfit.train.batches import HostBatches
 from jfit.train.checkpoint import resumed
 from jfit.train.finite import is_finite
+from jfit.train.host_batches import HostBatches
 from jfit.train.replayed import FirstBad, NodeValues, ParameterValues, Replay, find_first_bad
 from jfit.train.saved import Saved, folders_of, read, step_of
 

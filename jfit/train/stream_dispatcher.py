@@ -11,13 +11,15 @@ import jax
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData
+from jfit.parallel.contexts import own_slices_of
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import compile_spmd
 from jfit.step.state import TrainState
-from jfit.train.batches import HostBatches
 from jfit.train.data_checks import DataChecks
 from jfit.train.dispatch import Dispatch, DispatchSpec, checked_step, one_step, ordered_steps, stacked_steps
+from jfit.train.host_batches import HostBatches
+from jfit.train.job_batches import num_batches_of
 
 
 class StreamDispatcher:
@@ -43,8 +45,9 @@ class StreamDispatcher:
             micro_batches=spec.micro_batches * (slices or 1),
             paddable=paddable,
             reason=reason,
+            own=own_slices_of(spec.devices) if slices is None else None,
         )
-        self.num_batches = data.num_batches(spec.batch_size)
+        self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
         self._programs: dict[Any, Any] = {}

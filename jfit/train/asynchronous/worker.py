@@ -15,7 +15,7 @@ from jfit.lowering.model import Aux
 from jfit.step import Shared, train_step
 from jfit.step.state import TrainState, typed_key
 from jfit.train.asynchronous.problem import Problem
-from jfit.train.batches import HostBatches
+from jfit.train.host_batches import HostBatches
 
 
 class Values(NamedTuple):
