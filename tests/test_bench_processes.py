@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import jax
 import jobs
 import pytest
 
@@ -14,6 +15,8 @@ from jfit import distributed, sym
 from jfit.bench import measure, report, scaling
 from jfit.bench.__main__ import main
 from jfit.bench.processes import run_together
+from jfit.distributed import job
+from jfit.distributed.settings import launched
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def test_a_job_is_measured_as_it_was_started():
     ],
 )
 def test_processes_of_a_launcher_are_recognized(variables, expected):
-    assert scaling.in_job(variables) is expected
+    assert (launched(variables) is not None) is expected
 
 
 @pytest.mark.parametrize(
@@ -72,12 +75,25 @@ def test_wrong_options_are_sentences(options, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_processes_of_a_launcher_that_form_no_job_are_a_sentence(monkeypatch, capsys):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch):
+    def initialize(**options):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")  # of Open MPI 5
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    monkeypatch.setattr(distributed, "init", lambda: None)  # JAX does not recognize Open MPI 5
-    assert main(["scaling"]) == 2
-    assert "started this process as one of several, but jfit.distributed.init found no job" in capsys.readouterr().err
+    with pytest.raises(distributed.JobError, match="OMPI_COMM_WORLD_SIZE is 2, so a launcher started this process as one of"):
+        main(["scaling"])
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    distributed.init()
+    assert distributed.num_processes() == 1
+
+
+def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one():
+    assert job._outward_address("10.0.0.7") == "10.0.0.7"
+    outward = job._outward_address("127.0.1.1")
+    assert outward == "127.0.1.1" or not outward.startswith("127.")  # the first without a network
+    assert job._address_of("no-such-host.invalid") == "127.0.0.1"
 
 
 def test_too_many_processes_are_a_sentence(monkeypatch, capsys):

@@ -20,13 +20,11 @@ from typing import Any
 
 from jfit import distributed
 from jfit.bench import measure, models, processes, report, torch_ddp
+from jfit.distributed.settings import launched
 from jfit.step.reduce import RULES
 
 MOST_EMULATED = 64  # CPU devices of one process: each has threads of its own, and compiling takes longer with their number
 MOST_PROCESSES = 64  # of one machine; a job that a launcher started may have more
-# Variables with the number of processes of a job, and with the number of a process.  (A shell of sbatch has SLURM_NTASKS and
-# SLURM_PROCID, too; only processes that srun started have SLURM_STEP_NUM_TASKS.)
-LAUNCHERS = {"WORLD_SIZE": "RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
 PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
 
 
@@ -164,19 +162,6 @@ def environment(devices: int, emulate: bool) -> dict[str, str]:
     return variables
 
 
-def in_job(variables: Mapping[str, str]) -> bool:
-    """Whether a launcher started this process as one of several.
-
-    Args:
-        variables: environment variables.
-
-    Example:
-        >>> in_job({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}), in_job({})
-        (True, False)
-    """
-    return any(own in variables and variables.get(count, "1") != "1" for count, own in LAUNCHERS.items())
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark from the command line.
 
@@ -189,16 +174,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     options.command = _command(arguments)
     joined = None
-    if options.join or in_job(os.environ):
+    if options.join or launched():
         distributed.init()
         joined = distributed.num_processes()
-        if joined == 1 and in_job(os.environ):
-            print(
-                "jfit.bench: a launcher started this process as one of several, but jfit.distributed.init found no job, so "
-                "each would measure alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each (see docs/hosts.md)",
-                file=sys.stderr,
-            )
-            return 2
     try:
         todo, before = requests(options, joined), _rows_of(options.before)
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.metadata
+import json
 import os
 import socket
 import sys
@@ -21,7 +22,7 @@ from jfit.distributed.errors import Hooks
 from jfit.distributed.monitor import Monitor, Peer, place_of
 from jfit.distributed.output import show_once
 from jfit.distributed.ranks import claim_rank
-from jfit.distributed.settings import UNNUMBERED, Settings, settings_of
+from jfit.distributed.settings import UNNUMBERED, Settings, launched, settings_of
 from jfit.distributed.stops import AgreedFlag, HubStops, Stops
 
 
@@ -298,6 +299,12 @@ def _detected(local_devices: Any, timeout: float) -> Settings | None:
     except ValueError as error:
         if "coordinator_address" not in str(error):
             raise
+        if name := launched():
+            raise JobError(
+                f"{name} is {os.environ[name]}, so a launcher started this process as one of several, but JAX does not know "
+                "that launcher, and each process would train alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each "
+                "(see docs/hosts.md), or pass coordinator=, num_processes= and rank="
+            ) from None
         print(
             "jfit.distributed.init: this job is one process: neither the variables of torchrun (RANK, WORLD_SIZE) nor a "
             "cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU) were found",
@@ -307,11 +314,34 @@ def _detected(local_devices: Any, timeout: float) -> Settings | None:
     from jax.experimental import multihost_utils
 
     count, number = jax.process_count(), jax.process_index()
-    host = socket.gethostbyname(socket.gethostname())
-    port = _free_port(host)
-    sent = np.frombuffer(f"{host}:{port}".ljust(64).encode(), np.uint8)
-    address = bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).decode().strip()
-    return Settings(address, count, number, None, "JAX's detection of the cluster")
+    own = socket.gethostname()
+    inside = _address_of(own)
+    outside = _outward_address(inside)
+    port = _free_port(inside)
+    sent = np.frombuffer(json.dumps([own, inside, outside, port]).encode()[:512].ljust(512), np.uint8)
+    hosts = [json.loads(bytes(row)) for row in np.asarray(multihost_utils.process_allgather(sent)).reshape(count, -1)]
+    name, inside, outside, port = hosts[0]
+    address = inside if all(host[0] == name for host in hosts) else outside
+    return Settings(f"{address}:{port}", count, number, None, "JAX's detection of the cluster")
+
+
+def _address_of(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:  # a container without an entry for its own name
+        return "127.0.0.1"
+
+
+def _outward_address(address: str) -> str:
+    """The address of this host for others, if `address` is one that only this host knows: /etc/hosts may have 127.0.1.1."""
+    if not is_loopback(address):
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # of UDP: sends nothing, but selects the interface
+            return probe.getsockname()[0]
+        except OSError:  # no network
+            return address
 
 
 def _free_port(host: str) -> int:

@@ -37,6 +37,33 @@ class Settings(NamedTuple):
         return host.strip("[]"), int(port)
 
 
+# Variables with the number of processes of a job, and with the number of a process.  (A shell of sbatch has SLURM_NTASKS and
+# SLURM_PROCID, too; only processes that srun started have SLURM_STEP_NUM_TASKS.)
+_LAUNCHERS = {
+    "WORLD_SIZE": "RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+}
+
+
+def launched(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the variable that says that a launcher started this process as one of several.
+
+    Args:
+        environment: environment variables; None: those of this process.
+
+    Returns:
+        Name of the variable with the number of processes; None if there is none, or one process.
+
+    Example:
+        >>> launched({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}), launched({})
+        ('SLURM_STEP_NUM_TASKS', None)
+    """
+    env = os.environ if environment is None else environment
+    return next((count for count, rank in _LAUNCHERS.items() if rank in env and env.get(count, "1") != "1"), None)
+
+
 def settings_of(
     coordinator: str | None = None,
     num_processes: int | None = None,
