@@ -1,7 +1,19 @@
 """Jobs of several processes: fit, score, predict, streams and hand-written steps compute what one process computes."""
 
 import numpy as np
+import pytest
+from job_fit_work import arrays, by_hand, parts_read, reduced, streams, work
 from jobs import run_job
+
+SCRIPT = """
+import jfit, jobs
+import job_fit_work as here
+jfit.distributed.init()
+rank, count = jfit.distributed.rank(), jfit.distributed.num_processes()
+jobs.report(rank=rank, count=count)
+jobs.report(**here.work(rank, count, "all", %s))
+"""
+
 
 QUICK = """
 import numpy as np, jfit, jobs
@@ -30,3 +42,90 @@ def test_two_processes_train_as_one(tmp_path):
     run = namespace["run"]
     np.testing.assert_allclose(first["weight"], run.params["fc_weight"], rtol=1e-5)
     np.testing.assert_allclose(first["losses"], run.history.column("val_loss"), rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process with four devices computes."""
+    return work(0, 1, 4, parts_read, arrays, streams, reduced, by_hand)
+
+
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory):
+    """What two processes with two devices each compute, by rank."""
+    functions = "here.parts_read, here.arrays, here.streams, here.reduced, here.by_hand, here.refused"
+    return run_job(SCRIPT % functions, 2, 2, folder=tmp_path_factory.mktemp("two")).values
+
+
+@pytest.mark.slow
+def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two):
+    for name in ("rows", "stream_rows"):
+        np.testing.assert_array_equal(np.concatenate([values[name] for values in two_by_two]), alone[name])
+    trained = alone["rows"][alone["rows"] >= 0]
+    assert sorted(trained.tolist()) == sorted([*range(53)] * 2)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_every_bit(two_by_two):
+    first, second = two_by_two
+    own = {"rank", "rows", "stream_rows", "stream_predicted", "hand_own_outputs"}
+    assert set(first) == set(second)
+    for name in set(first) - own:
+        if hasattr(first[name], "dtype"):
+            np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        else:
+            assert first[name] == second[name], name
+
+
+@pytest.mark.slow
+def test_arrays_from_the_host_train_score_and_predict_as_in_one_process(alone, two_by_two):
+    job = two_by_two[0]
+    np.testing.assert_array_equal(job["labels"], alone["labels"])  # the rows of every batch, in order
+    np.testing.assert_allclose(job["params"], alone["params"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(job["steps"], alone["steps"], rtol=1e-5)
+    for name in ("predicted", "few"):
+        np.testing.assert_allclose(job[name], alone[name], rtol=1e-4, atol=1e-6)
+    assert job["score"] == pytest.approx(alone["score"], rel=1e-5)
+    for mine, expected in zip(job["epochs"], alone["epochs"], strict=True):
+        assert mine == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_streams_of_processes_are_one_stream(alone, two_by_two):
+    for name in ("stream_params", "stream_epochs"):
+        np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6)
+    assert two_by_two[0]["stream_score"] == pytest.approx(alone["stream_score"], rel=1e-5)
+    predicted = [values["stream_predicted"] for values in two_by_two]  # each has the outputs of its own rows
+    assert [len(p) for p in predicted] == [29, 24]
+    parts = [p for low in range(0, 32, 8) for p in (predicted[0][low : low + 8], predicted[1][low : low + 8])]
+    np.testing.assert_allclose(np.concatenate(parts), alone["stream_predicted"], rtol=1e-4, atol=1e-6)
+    assert two_by_two[0]["stopped"] in (2, 3)
+
+
+@pytest.mark.slow
+def test_state_per_device_is_gathered(alone, two_by_two):
+    for name in (name for name in alone if name.startswith(("sharded", "2bit"))):
+        np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_step_by_hand(alone, two_by_two):
+    for name in ("hand", "hand_own", "hand_state", "hand_outputs"):
+        np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    own = np.concatenate([values["hand_own_outputs"] for values in two_by_two])
+    np.testing.assert_allclose(own, alone["hand_outputs"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(alone["hand"], alone["hand_own"])
+
+
+@pytest.mark.slow
+def test_streams_that_do_not_fit_together_name_the_rank(two_by_two):
+    assert "rank 1 of the job has a batch of 'data' (rows, 5) int32" in two_by_two[0]["refused"]
+
+
+@pytest.mark.slow
+def test_four_processes_of_one_device_compute_the_bits_of_two_with_two(two_by_two, tmp_path):
+    job = run_job(SCRIPT % "here.parts_read, here.by_hand", 4, folder=tmp_path).values
+    for name in ("hand", "hand_outputs", "hand_state"):
+        np.testing.assert_array_equal(job[0][name], two_by_two[0][name])
+    for name in ("rows", "stream_rows", "hand_own_outputs"):
+        np.testing.assert_array_equal(*(np.concatenate([v[name] for v in values]) for values in (job, two_by_two)))

@@ -162,6 +162,7 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
         `jax.sharding.Mesh` with axes of type Auto.
 
     Raises:
+        NotImplementedError: this process is one of several.
         ValueError: arguments that cannot be combined, or a mesh without devices or with too many.
         TypeError: `mesh` or `shard` has another type.
 
@@ -169,6 +170,12 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
         >>> dict(mesh_of({"data": 1, "model": 1}).shape)
         {'data': 1, 'model': 1}
     """
+    if jax.process_count() > 1:
+        raise NotImplementedError(
+            f"mesh= and shard= do not support jobs of {jax.process_count()} processes: parameters can be split over the "
+            "devices of one process only; pass reduce='sharded_parameters' instead, which splits them over the devices of all "
+            "processes"
+        )
     if not isinstance(shard, Mapping | None):
         raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
     if get_reduce(reduce) != all_reduce():

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jfit.data import ArrayData, StreamData
+from jfit.distributed import num_processes
 from jfit.lowering.model import Model, Plan
 from jfit.parallel.contexts import Device, cores
 from jfit.step.elementwise import equations
@@ -103,11 +104,13 @@ def training_devices(
         rule: how gradients are reduced; an ordered one cuts every batch into a fixed number of slices.
 
     Returns:
-        List of `jax.Device`.  If batches cannot be padded and do not divide evenly, it is shorter, which is logged.
+        List of `jax.Device` of this process; those of a job have as many each.  If batches cannot be padded and do not
+        divide evenly, it is shorter, which is logged.
     """
-    wished = auto_devices(has_convolutions(model, *arrays))
+    wished, processes = auto_devices(has_convolutions(model, *arrays)), num_processes()
 
     def splits(count: int) -> bool:
+        count *= processes
         if rule.slices is not None:  # the slices, and so the padding, are the same on any number of devices
             return count <= rule.slices
         if plan.paddable:

@@ -21,6 +21,7 @@ from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_entry, check_unsharded, place, with_local, with_shards
+from jfit.parallel.contexts import across
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
 from jfit.programs import check_shapes
 from jfit.step import train_step
@@ -387,7 +388,7 @@ def fit(
     if is_auto(devices):
         sizes = batch_sizes(data, batch_size)
         chosen_devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, micro_batches, rule)
-        settings = replace(settings, devices=chosen_devices)
+        settings = replace(settings, devices=across(chosen_devices))
     warn_per_device(plan, len(settings.devices), synced=sync_batch_stats, slices=rule.slices)
     _check_host_metrics(host_metrics, micro_batches)
     names = step_names(metrics) if log_every or any("step_log" in c.events for c in callbacks) else ()

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.data import StreamData
 from jfit.data.columns import Columns
 from jfit.distributed import is_main, num_processes
 from jfit.forks import check_not_forked
@@ -630,8 +631,9 @@ class Run:
 
     @property
     def saves_together(self) -> bool:
-        """Whether a save needs all processes of a job: parts of the state are on the devices of each."""
-        return num_processes() > 1 and self.state.local is not None
+        """Whether a save needs all processes of a job: each has parts of the state on its devices, or a stream of its own."""
+        streams = self._loop is not None and isinstance(self._loop.dispatcher.data, StreamData)
+        return num_processes() > 1 and (streams or self.state.local is not None)
 
     @classmethod
     def load(

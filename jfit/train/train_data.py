@@ -13,10 +13,12 @@ import numpy as np
 
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
+from jfit.distributed import exchange, num_processes, rank
 from jfit.lowering.model import Model
 from jfit.train.batch_sizes import restore_sizes, saved_sizes
 from jfit.train.fingerprint import sample
 
+_BY_RANK = "__by_rank__"  # key of a position: the positions of the streams of all processes of a job
 COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -179,7 +181,11 @@ def data_meta(loop: Any) -> dict[str, Any]:
     if loop is None:
         return {"data": None, "batch_sizes": None}
     sizes = saved_sizes(loop.dispatcher, loop.epoch, loop.batch)
-    return {"data": data_position(loop.dispatcher, loop.epoch), "batch_sizes": sizes}
+    position = data_position(loop.dispatcher, loop.epoch)
+    if num_processes() > 1 and isinstance(loop.dispatcher.data, StreamData):  # each process has a stream of its own
+        positions = exchange(position, "the positions of the streams")
+        position = None if all(p is None for p in positions) else {_BY_RANK: positions}
+    return {"data": position, "batch_sizes": sizes}
 
 
 def restore_data(dispatcher: Any, epoch: int, batch: int, meta: Mapping[str, Any]) -> None:
@@ -214,6 +220,7 @@ def set_data_position(dispatcher: Any, epoch: int, batch: int, position: Any | N
     """
     if not isinstance(dispatcher.data, StreamData):
         return
+    position = _own_position(position, batch)
     if position is not None:
         dispatcher.data.start_epoch(epoch, position)
     elif dispatcher.data.resumes_by_counting and (batch or not dispatcher.data.repeats_passes):
@@ -224,3 +231,19 @@ def set_data_position(dispatcher: Any, epoch: int, batch: int, position: Any | N
             type(dispatcher.data.source).__name__,
             epoch,
         )
+
+
+def _own_position(position: Any | None, batch: int) -> Any | None:
+    """Return the position of the stream of this process in a checkpoint; None if a job of another size has saved it."""
+    positions = position[_BY_RANK] if isinstance(position, Mapping) and _BY_RANK in position else [position]
+    if len(positions) == num_processes():
+        return positions[rank()]
+    if any(p is not None for p in positions):
+        logging.getLogger("jfit").warning(
+            "resume: the checkpoint has the positions of the streams of %d process(es), but this job has %d; each reads its "
+            "stream of the epoch from the start and skips %d batches, so that some rows of this epoch are trained twice or not",
+            len(positions),
+            num_processes(),
+            batch,
+        )
+    return None
