@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.mxnet.monitor import Monitor
     from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
     from jfit.programs import clear_programs
-    from jfit.step import StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
+    from jfit.step import BatchCheck, StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
     from jfit.train.asynchronous import fit_async
     from jfit.train.cost import Cost, cost
@@ -83,6 +83,7 @@ if logging.getLogger("jax").level == logging.NOTSET:
 
 __all__ = [
     "Batch",
+    "BatchCheck",
     "BucketingModule",
     "Context",
     "Cost",
@@ -172,7 +173,7 @@ _HOMES = {
     "jfit.disk_cache": "compile_cache",
     "jfit.parallel": "Context cpu data_parallel gpu tpu",
     "jfit.programs": "clear_programs",
-    "jfit.step": "StepOut eval_step gradients predict_step regularizers totals train_step",
+    "jfit.step": "BatchCheck StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
     "jfit.train.asynchronous": "fit_async",
     "jfit.train.cost": "Cost cost",

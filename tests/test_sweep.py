@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import jax
 import numpy as np
@@ -12,7 +14,9 @@ from sklearn.model_selection import KFold
 
 import jfit
 from jfit import counters
+from jfit.train.history import History
 from jfit.train.sweep import chunk, problem, rules, spaces
+from jfit.train.sweep.result import Member
 from tests.fit_support import blobs, convnet, mlp
 
 HIDDEN = {"time", "compile_time", "samples_per_second"}
@@ -283,6 +287,35 @@ def test_a_score_that_is_not_logged_raises_a_sentence():
     for settings in ({"monitor": "val_f1"}, {"halving": ("val_f1", 2)}):
         with pytest.raises(ValueError, match="'val_f1' is not logged"):
             swept(over={"seed": [0]}, **settings)
+
+
+@pytest.mark.parametrize(
+    "over, text",
+    [
+        ({"clip_norm": [1.0, 0.0]}, r"member 1 \(clip_norm=0.0\) has clip_norm=0.0; expected a number above 0, or None"),
+        ({"clip_value": [np.float32(-1)]}, "clip_value=-1.0; expected a number above 0"),
+        ({"clip_norm": [np.nan]}, "clip_norm=nan; expected a number above 0"),
+        ({"learning_rate": [0.1, -0.1]}, "member 1 .* has learning_rate=-0.1; expected a finite number of at least 0"),
+        ({"learning_rate": [np.nan]}, "learning_rate=nan; expected a finite number"),
+        ({"optimizer_params": [{"learning_rate": np.inf}]}, "learning_rate=inf; expected a finite number"),
+        ({"weight_decay": [-0.01]}, "wd=-0.01; expected a finite number"),
+        ({"momentum": jfit.uniform(-0.9, -0.8)}, "momentum=-0.8.*; expected a finite number"),
+    ],
+    ids=str,
+)
+def test_rates_decays_and_limits_that_no_training_needs_raise_before_anything_is_compiled(over, text):
+    with counters.counted() as counted, pytest.raises(ValueError, match=text):
+        swept(over=over, n=2 if "momentum" in over else None)
+    assert not counted["compiles"]
+
+
+def test_a_sweep_is_not_pickled_but_its_table_is():
+    result = jfit.Sweep([Member(0, {"seed": 1}, 0.5, "finished", History(), None, None)], "loss")
+    for value, what in ((result, "Sweep"), (result[0], "Member")):
+        for call in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match=f"a {what} cannot be pickled .* pickle result.table .* member.run.save"):
+                call(value)
+    assert pickle.loads(pickle.dumps(result.table)) == result.table and copy.copy(result)[0] is result[0]
 
 
 def test_numbers_of_numpy_are_numbers_and_others_raise_a_sentence():

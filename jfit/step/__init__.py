@@ -3,15 +3,18 @@
 train_step                                     gradients and update in one step
 forward_step, gradient_step, update_step       the same as separate steps
 eval_step, predict_step                        forward passes only
+BatchCheck                                     the search for invalid values in batches
 """
 
 from jfit.lowering.model import plan_of
+from jfit.step.batch_check import BatchCheck
 from jfit.step.gradients import forward_step, gradient_step
 from jfit.step.observe import eval_step, predict_step
 from jfit.step.slices import Shared, part_key, unrolls
 from jfit.step.train import Step, StepOut, train_step, update_step
 
 __all__ = [
+    "BatchCheck",
     "Shared",
     "Step",
     "StepOut",

@@ -7,81 +7,21 @@ running sums, at log points and at the end of an epoch.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jfit.data import Batch
-from jfit.lowering.lookups import Lookup
-from jfit.lowering.loss_kinds import UNUSUAL, are_classes, kind_of
-from jfit.lowering.model import Model, Output, Plan, plan_of
+from jfit.lowering.model import Model
 from jfit.parallel import place
-from jfit.step.faults import NO_FAULT, Fault, Valid, decoded
+from jfit.step.batch_check import message, valid_values
+from jfit.step.faults import NO_FAULT, Valid, decoded, first_fault
 from jfit.step.totals import Totals
 from jfit.train.host_batches import HostBatches
-from jfit.train.labels import invalid_index, is_recognizable
 from jfit.train.train_data import ArrayWatch
-
-_WEIGHTS = tuple(Valid(name, 0, float(jnp.finfo(jnp.float32).max), kind="weight") for name in ("weight", "metric_weight"))
-
-
-def valid_values(model: Model, inputs: Mapping[str, Any]) -> tuple[Valid, ...]:
-    """Return what is known about the valid values of a batch.
-
-    Args:
-        model: the `Model`.
-        inputs: the inputs of the first batch, arrays or specs by name.
-    """
-    plan = plan_of(model, dict(inputs))
-    labels = [_label(model, out, shape, inputs) for out, shape in zip(model.outputs, plan.shapes, strict=True)]
-    return (*filter(None, labels), *_indices(model, plan, inputs), *_WEIGHTS)
-
-
-def _label(model: Model, out: Output, shape: Any, inputs: Mapping[str, Any]) -> Valid | None:
-    if out.label is None or out.label not in inputs:
-        return None
-    label, axis = inputs[out.label], model.batch_axes.get(out.label, 0)
-    ignored = () if out.ignore_label is None else (out.ignore_label,)
-    if out.label_range is not None:
-        return Valid(out.label, *out.label_range, ignored=ignored, axis=axis, kind="range")
-    if out.class_axis is not None:
-        soft = len(label.shape) == len(shape.shape) and label.shape[1:] == shape.shape[1:]
-        return None if soft else Valid(out.label, 0, shape.shape[out.class_axis] - 1, True, ignored, axis)
-    if not is_recognizable(model, out) or not are_classes(shape.shape, label.shape):
-        return None
-    loss, name = out.loss, out.label
-    assert loss is not None
-    output, labels = jax.ShapeDtypeStruct(shape.shape, shape.dtype), jax.ShapeDtypeStruct(label.shape, label.dtype)
-    kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, labels, (UNUSUAL,))
-    return Valid(name, 0, shape.shape[-1] - 1, True, kind.ignored, axis) if kind.task == "classes" else None
-
-
-def _indices(model: Model, plan: Plan, inputs: Mapping[str, Any]) -> list[Valid]:
-    found = [x for x in plan.lookups if x.name in inputs]
-    return [Valid(x.name, x.low, x.rows - 1, True, (), model.batch_axes.get(x.name, 0), "index") for x in found]
-
-
-def message(valid: Valid, fault: Fault) -> str:
-    """Error message for an invalid value, without the number of its batch."""
-    position = f", position {fault.column}" if fault.column else ""
-    if valid.kind == "weight":
-        return (
-            f"{valid.name} of row {fault.row} is {fault.value}; row weights must be finite and at least 0; use 0 to exclude a "
-            "row."
-        )
-    if valid.kind == "index":
-        rows = int(valid.high) + 1
-        columns = (fault.column,) if fault.column else ()
-        return invalid_index(Lookup(valid.name, rows, valid.low < 0), fault.row, columns, fault.value)
-    extra = "".join(f" and {value:g} (ignored)" for value in valid.ignored)
-    place = f"label {valid.name!r}: row {fault.row}{position} is {fault.value}"
-    if valid.kind == "range":
-        limit = "" if math.isinf(valid.high) else f" to {valid.high:g}"
-        return f"{place}, expected values from {valid.low:g}{limit}{extra}; rescale the labels, or choose the loss of the task."
-    return f"{place}, expected classes 0..{valid.high}{extra}; renumber the labels from 0, or give the last layer more outputs."
 
 
 class DataChecks:
@@ -103,6 +43,7 @@ class DataChecks:
         self._watch = ArrayWatch(data)
         self.valid: tuple[Valid, ...] | None = None
         self.fault: Any = None
+        self._look: Any = None  # the program of `look`
 
     def apply_to(self, batch: Batch) -> bool:
         """Whether a batch has to be checked on the devices, because one of its arrays, or of an earlier batch, is there."""
@@ -115,6 +56,16 @@ class DataChecks:
         specs = {k: jax.ShapeDtypeStruct(v.shape[first:], v.dtype) for k, v in batch.inputs.items()}
         self.valid, self.fault = valid_values(self.model.bound(specs), specs), place(NO_FAULT, self._devices)
         return True
+
+    def look(self, batch: Batch, number: int) -> None:
+        """Look for invalid values in a whole batch, in a program of its own: for steps that consist of several programs."""
+        if not any(isinstance(x, jax.Array) for x in (*batch.inputs.values(), *batch[1:])):
+            return  # the host has checked it
+        if self.valid is None:
+            model = self.model.bound(batch.inputs)
+            self.valid, self.fault = valid_values(model, batch.inputs), NO_FAULT
+            self._look = jax.jit(functools.partial(first_fault, self.valid))
+        self.fault = self._look(batch, np.int32(number), self.fault)
 
     def run_of(self, program: Any, *arguments: Any) -> Callable[[Any], Any]:
         """Make `run(state)` of a program whose last argument and last result are the fault."""
@@ -135,7 +86,7 @@ class DataChecks:
         found = None if fault is None else decoded(fault)
         if found is None or self.valid is None:
             return
-        self.fault = place(NO_FAULT, self._devices)
+        self.fault = place(NO_FAULT, self._devices) if self._look is None else NO_FAULT
         number, where = found.number, "the evaluation data"
         if position is not None:
             number, where = number - position["step"] + position["batch"], f"epoch {position['epoch']}"

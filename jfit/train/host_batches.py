@@ -15,6 +15,7 @@ from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.prefetch import Patience
 from jfit.distributed import rank
 from jfit.lowering.coupling import warn_per_device
+from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
 from jfit.ops.rows import LOST
 from jfit.parallel import split_batch
@@ -28,7 +29,7 @@ from jfit.train.batch_sizes import (
 )
 from jfit.train.batches import to_batch_axes
 from jfit.train.job_batches import Agreed, StreamAgreement, fewer_message, global_batches, on_host, own_batch, own_rows
-from jfit.train.labels import BatchLabels
+from jfit.train.labels import BatchLabels, check_indices
 
 
 class HostBatches:
@@ -85,6 +86,7 @@ class HostBatches:
         self._thread: threading.Thread | None = None  # that of the last `read`
         self._position = (0, 0)  # epoch and number of the batch that is prepared next
         self._rows_separable = False  # whether padding rows can be removed from the outputs
+        self._lookups: tuple[Lookup, ...] = ()  # inputs of predictions that are row indices of tables
         self.sizes = BatchSizes() if sizes is None else sizes
         self._changes: list[tuple[tuple[int, int], BatchSizes]] = []  # (position, sizes) after a batch that changed `sizes`
 
@@ -211,6 +213,9 @@ class HostBatches:
             batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
         if self.paddable is None:
             self._read_plan(batch)
+        for lookup in self._lookups:  # of predictions: the others check indices with the labels
+            if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
+                check_indices(np.moveaxis(indices, axes.get(lookup.name, 0), 0), lookup, f"predict: batch {number}: ")
         count = rows(batch, axes)
         if agreed is not None and agreed.padded is not None and not self.paddable:
             raise ValueError(fewer_message(agreed, count, self.reason))
@@ -258,6 +263,7 @@ class HostBatches:
         if key not in self.plans:
             self.plans[key] = plan_of(self.model, batch.inputs)
         plan = self.plans[key].in_evaluation
+        self._lookups = plan.lookups if self.weights is False else ()
         if self._agreement is not None:
             plan = self._agreement.agree_on_plan(plan)
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows

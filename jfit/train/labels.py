@@ -13,6 +13,7 @@ from jfit.lowering.lookups import Lookup
 from jfit.lowering.loss_kinds import are_classes, kind_of, not_classes, other_values
 from jfit.lowering.losses import check_range
 from jfit.lowering.model import Model, Output, Plan, plan_of
+from jfit.step.batch_check import invalid_index, is_recognizable
 from jfit.step.faults import FLOAT_INTEGERS
 
 
@@ -44,12 +45,13 @@ def check_model_labels(model: Model, arrays: Mapping[str, Any], plan: Plan, not_
         check_labels(labels, shape.shape[out.class_axis], out.label, out.ignore_label)
 
 
-def check_indices(indices: np.ndarray, lookup: Lookup) -> None:
+def check_indices(indices: np.ndarray, lookup: Lookup, where: str = "") -> None:
     """Raise a ValueError if a value is not the index of a row of a table.
 
     Args:
         indices: numbers of any shape, with the rows of the batch along axis 0.
         lookup: name of the input and size of the table.
+        where: start of the error message.
 
     Example:
         >>> check_indices(np.array([[1, 2], [3, 10]]), Lookup("ids", 10))
@@ -67,24 +69,7 @@ a whole number 0..9; renumber the values, or make the table larger (programs cli
         return
     valid = (indices >= lookup.low) & (indices < end) & (np.trunc(indices) == indices)
     at = tuple(int(k) for k in np.argwhere(~valid)[0])
-    raise ValueError(invalid_index(lookup, at[0], at[1:], indices[at]))
-
-
-def invalid_index(lookup: Lookup, row: int, position: tuple[int, ...], value: Any) -> str:
-    """Error message for a value that is not the index of a row of a table."""
-    place = f"row {row}" + (f", position {position}" if position else "")
-    inexact = lookup.low <= value < lookup.rows and float(value).is_integer()
-    limit = f" below {FLOAT_INTEGERS}, as float32 does not have all above (pass integers)" if inexact else ""
-    return (
-        f"input {lookup.name!r}: {place} is {value}, expected the index of a row of the table that it is looked up in, a whole "
-        f"number {lookup.low}..{lookup.rows - 1}{limit}; renumber the values, or make the table larger (programs clip such an "
-        "index, or return nan)."
-    )
-
-
-def is_recognizable(model: Model, out: Output) -> bool:
-    """Whether the output is one of a function, with a loss whose labels are unknown."""
-    return model.symbol is None and out.loss is not None and (out.task, out.class_axis, out.label_range) == (None,) * 3
+    raise ValueError(where + invalid_index(lookup, at[0], at[1:], indices[at]))
 
 
 def _check_recognized(out: Output, shape: jax.ShapeDtypeStruct, labels: np.ndarray, not_indices: set[str]) -> None:

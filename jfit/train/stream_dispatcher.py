@@ -59,14 +59,14 @@ class StreamDispatcher:
                 group, most = [first], min(self.spec.steps_per_call, max_steps(step))
                 for item in itertools.islice(stream, most - 1):
                     if _shapes(item[0]) != _shapes(group[0][0]):
-                        yield from self.group_dispatches(group)
+                        yield from self.group_dispatches(group, step)
                         step += len(group)
                         group = []
                     group.append(item)
-                yield from self.group_dispatches(group)
+                yield from self.group_dispatches(group, step)
                 step += len(group)
 
-    def group_dispatches(self, group: list[tuple[Batch, int]]) -> Iterator[Dispatch]:
+    def group_dispatches(self, group: list[tuple[Batch, int]], step: int = 0) -> Iterator[Dispatch]:
         """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
 
         Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not
@@ -74,9 +74,11 @@ class StreamDispatcher:
 
         Args:
             group: list of (batch, number of its rows without padding); all batches have the same shapes.
+            step: number of steps before the group.
         """
         if self._ordered is not None:
-            for batch, count in group:
+            for number, (batch, count) in enumerate(group, step):
+                self.checks.look(batch, number)
                 yield Dispatch(functools.partial(self._ordered, batch), 1, count)
             return
         most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])

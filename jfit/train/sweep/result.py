@@ -67,6 +67,9 @@ class Member:
         bad = [row["first_bad_step"] for row in self.history.epochs if row.get("first_bad_step") is not None]
         return int(bad[0]) if bad else None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _not_pickled("Member")
+
     def row(self) -> dict[str, Any]:
         """The row of the table."""
         last = self.history.epochs[-1] if len(self.history) else {}
@@ -78,6 +81,14 @@ class Member:
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in self.settings.items())
         return f"<Member {self.number}: {settings}; score {self.score:.4g}, {self.status}>"
+
+
+def _not_pickled(what: str) -> TypeError:
+    return TypeError(
+        f"a {what} cannot be pickled or copied deeply: it has the states of its members on their devices, and compiled "
+        "programs of the model; pickle result.table (dicts of numbers), and write members with member.run.save(folder), which "
+        "jfit.Run.load(folder, model) reads"
+    )
 
 
 class Sweep(Sequence[Member]):
@@ -106,6 +117,12 @@ class Sweep(Sequence[Member]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _not_pickled("Sweep")
+
+    def __copy__(self) -> Sweep:
+        return Sweep(self._members, self.monitor, self.interrupted)
 
     def __getitem__(self, at: Any) -> Any:
         return self._members[at]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jfit import optim
 from jfit.ops import nearest
@@ -29,6 +32,11 @@ _INSTEAD = {
     "log_every": "values are recorded once per epoch",
     "data_on_device": "sweeps keep the data on the devices",
 }
+# parameters of optimizers: rates, decays and factors of sums over steps
+_AT_LEAST_0 = frozenset(
+    {"learning_rate", "wd", "weight_decay", "momentum", "beta1", "beta2", "b1", "b2", "beta", "rho", "decay"}
+)
+_AT_LEAST_0 |= {"gamma1", "gamma2", "schedule_decay", "eps", "epsilon"}
 # settings that are data of the program, not part of it
 PER_MEMBER = frozenset({"seed", "initializer", "params", "aux", "optimizer_params", "clip_norm", "clip_value"})
 
@@ -63,7 +71,8 @@ def member_settings(
         folds: number of folds; 0: none.
 
     Raises:
-        ValueError: a name is neither an argument of `fit` that sweeps support, nor one of the optimizer or factory.
+        ValueError: a name is neither an argument of `fit` that sweeps support, nor one of the optimizer or factory; or a rate,
+            a decay or a limit of gradients of a member is a number that no training needs.
     """
     defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
     for name in common:
@@ -82,10 +91,34 @@ def member_settings(
         for name in rest:
             params[_accepted_name(name, accepted, arguments["optimizer"], defaults)] = values[name]
         arguments["optimizer_params"] = params or None
+        _check_numbers(len(result), values, arguments)
         for fold in range(folds) if folds else (None,):
             shown = dict(values) if fold is None else {**values, "fold": fold}
             result.append(MemberSettings(len(result), shown, net, arguments, fold))
     return result
+
+
+def _check_numbers(member: int, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a limit of gradients is not positive, or a rate or decay is negative or not finite.
+
+    A distribution or a grid reaches such a number by mistake, and the member trains, but not towards a smaller loss.
+    """
+    limits = {name: arguments[name] for name in ("clip_norm", "clip_value")}
+    rates = {name: value for name, value in (arguments["optimizer_params"] or {}).items() if name in _AT_LEAST_0}
+    for name, value in {**limits, **rates}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            continue  # None, or an object that the optimizer checks
+        if name in limits and not value > 0:
+            expected = "a number above 0, or None to leave the gradients as they are"
+        elif name in rates and not 0 <= value < math.inf:
+            expected = "a finite number of at least 0"
+        else:
+            continue
+        settings = ", ".join(f"{k}={v}" for k, v in values.items())
+        raise ValueError(
+            f"sweep: member {member} ({settings}) has {name}={value}; expected {expected}. Change the values in over=, or the "
+            "range of the distribution."
+        )
 
 
 def _parameters(model: Any) -> Sequence[str]:
