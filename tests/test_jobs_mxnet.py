@@ -7,6 +7,7 @@ import jobs
 import numpy as np
 import pytest
 
+import jfit
 from jfit import mx
 
 WORKERS, CONTEXTS, ROWS, STEPS = 2, 2, 16, 4  # ROWS of each worker
@@ -68,8 +69,176 @@ def close(actual, expected, tolerance=1e-6):
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
+def by_hand(kv):
+    """Use a KVStore as scripts do; every worker gets the same values, which the test knows."""
+    me, out = kv.rank, {}
+    kv.init(["a", "b"], [mx.nd.full((2, 3), 5.0 + me), mx.nd.full((4,), 1.0 + me)])  # rank 0 wins
+    out["init"] = np.concatenate([kv.pull(k).asnumpy().ravel() for k in ("a", "b")])
+    kv.push("a", [mx.nd.full((2, 3), 1.0 + me, ctx=mx.cpu(i)) for i in range(CONTEXTS)], priority=-1)
+    kv.push("a", [mx.nd.full((2, 3), 10.0 * (1 + me), ctx=mx.cpu(i)) for i in range(CONTEXTS)])  # the last one wins
+    cells = [mx.nd.zeros((2, 3), ctx=mx.cpu(i)) for i in range(CONTEXTS)]
+    kv.pull("a", out=cells)
+    out["push"] = np.stack([cell.asnumpy() for cell in cells])
+    both = [mx.nd.full((2, 3), me), mx.nd.full((4,), 2.0 * me)]
+    kv.pushpull(["a", "b"], both)
+    out["pushpull"] = np.concatenate([cell.asnumpy().ravel() for cell in both])
+    for number, kind in enumerate(("float16", "int32", "float64", "int64", "uint8")):
+        kv.init(f"of {kind}", np.zeros(2, kind))
+        kv.push(f"of {kind}", np.full(2, 3 + me + number, kind))
+        out[kind] = np.asarray(kv.pull(f"of {kind}").asnumpy())
+    table = np.arange(12, dtype="float32").reshape(6, 2)
+    kv.init("table", mx.nd.array(table))
+    rows = np.array([[0, 4, 4], [5, 1, 0]][me])
+    out["rows"] = kv.row_sparse_pull("table", row_ids=mx.nd.array(rows)).asnumpy()
+    kv.barrier()
+    return out
+
+
+def updated(kv, folder):
+    """Momentum SGD in the store, 2-bit compression in another one; states are written by rank 0 and read by all."""
+    out = {}
+    kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9, rescale_grad=0.25))
+    kv.init("w", mx.nd.ones((3,)) * (1 + kv.rank))
+    for step in range(3):
+        kv.push("w", mx.nd.full((3,), 1.0 + step + kv.rank))
+    if kv.rank == 0:
+        kv.save_optimizer_states(f"{folder}/kv.states", dump_optimizer=True)
+    kv.barrier()
+    again = mx.kv.create("dist_sync")
+    again.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.5, momentum=0.9, rescale_grad=0.25))
+    again.init("w", kv.pull("w"))
+    again.load_optimizer_states(f"{folder}/kv.states")
+    for store in (kv, again):
+        store.push("w", mx.nd.full((3,), 2.0 - kv.rank))
+    out["momentum"], out["resumed"] = kv.pull("w").asnumpy(), again.pull("w").asnumpy()
+    bits = mx.kv.create("dist_device_sync")
+    bits.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    bits.init("g", mx.nd.zeros((4,)))
+    seen = []
+    for step in range(3):
+        bits.push("g", [mx.nd.array(g, ctx=mx.cpu(i)) for i, g in enumerate(pieces(kv.rank, step))])
+        seen.append(bits.pull("g").asnumpy())
+    return {**out, "bits": np.stack(seen)}
+
+
+def pieces(worker, step):
+    """Gradients of the contexts of a worker."""
+    return np.random.default_rng([worker, step]).normal(size=(CONTEXTS, 4)).astype("float32") * 0.4
+
+
+def trainer_steps(kvstore, workers, **options):
+    """Train a linear model by gluon's Trainer on the rows of some workers; return its parameters."""
+    first = workers[0]
+    params = mx.gluon.ParameterDict()
+    weight, bias = params.get("weight", shape=(6,)), params.get("bias", shape=(1,))
+    params.initialize(ctx=[mx.cpu(i) for i in range(CONTEXTS * len(workers))])
+    for param in (weight, bias):
+        param.set_data(mx.nd.full(param.shape, 0.5 + first))
+    trainer = mx.gluon.Trainer(params, "adam", {"learning_rate": 0.05}, kvstore=kvstore, **options)
+    for step in range(3):
+        for i, worker in enumerate(workers):
+            for k in range(CONTEXTS):
+                at = slice((2 * worker + k) * 4, (2 * worker + k + 1) * 4)
+                x, y = (v[at] for v in data())
+                x = np.roll(x, step)
+                error = x @ weight.list_data()[0].asnumpy() + bias.list_data()[0].asnumpy() - y
+                weight.list_grad()[CONTEXTS * i + k][:] = x.T @ error
+                bias.list_grad()[CONTEXTS * i + k][:] = error.sum(keepdims=True)
+                for param in (weight, bias):
+                    param.list_data()[CONTEXTS * i + k]._fresh_grad = True
+        trainer.step(4 * CONTEXTS * WORKERS)
+    return {"weight": weight.data().asnumpy(), "bias": bias.data().asnumpy()}
+
+
+def pytree_steps(kvstore, workers):
+    """Train a pytree; the gradients are those of some workers."""
+    trainer = jfit.Trainer({"w": np.full(3, 1.0 + workers[0], "float32")}, "sgd", {"learning_rate": 1.0}, kvstore=kvstore)
+    for step in range(2):
+        new = trainer.step(4, grads={"w": np.float32(sum(1 + worker + step for worker in workers)) * np.ones(3, "float32")})
+    return {"w": np.asarray(new["w"])}
+
+
+def embedding_module(rows, batch, contexts, kvstore, **options):
+    """Train an embedding whose gradient is row-sparse; the last batch of the second worker may be larger."""
+    net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=50, output_dim=4, sparse_grad=True, name="embed")
+    net = mx.sym.FullyConnected(mx.sym.Flatten(net), num_hidden=2, name="fc")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    rng = np.random.default_rng(3)
+    ids, y = rng.integers(0, 50, (64, 3)).astype("float32"), rng.integers(0, 2, 64).astype("float32")
+    module = mx.mod.Module(net, context=[mx.cpu(i) for i in range(contexts)])
+    train = mx.io.NDArrayIter(ids[rows], y[rows], batch)
+    params = {"embed_weight": (50, 4), "fc_weight": (2, 12), "fc_bias": (2,)}
+    params = {k: mx.nd.array(rng.normal(size=s)) for k, s in params.items()}
+    module.fit(train, num_epoch=2, kvstore=kvstore, optimizer="adam", arg_params=params, optimizer_params=options)
+    return {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+
+
+def buckets(kvstore, workers):
+    """Train with buckets of different lengths in the workers of each step; row-sparse gradients of different sizes."""
+
+    def network_of(length):
+        net = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=9, output_dim=4, sparse_grad=True, name="embed")
+        net = mx.sym.FullyConnected(mx.sym.mean(net, axis=1), num_hidden=2, name="fc")
+        return mx.sym.SoftmaxOutput(net, name="softmax"), ("data",), ("softmax_label",)
+
+    rng = np.random.default_rng(3)
+    module = mx.mod.BucketingModule(network_of, default_bucket_key=5, context=mx.cpu())
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    params = {"embed_weight": (9, 4), "fc_weight": (2, 4), "fc_bias": (2,)}
+    module.init_params(arg_params={k: mx.nd.array(rng.normal(size=s) + workers[0]) for k, s in params.items()})
+    module.init_optimizer(kvstore, "sgd", {"learning_rate": 0.5})
+    batches = {(step, w): rng.integers(0, 9, (4, (5, 3)[(step + w) % 2])) for step in range(3) for w in range(WORKERS)}
+    start = {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+    for step in range(3):
+        totals = {}
+        for worker in workers:
+            ids = batches[step, worker]
+            shapes = {"provide_data": [("data", ids.shape)], "provide_label": [("softmax_label", (4,))]}
+            label = mx.nd.array(ids[:, 0] % 2)
+            batch = mx.io.DataBatch([mx.nd.array(ids)], [label], bucket_key=ids.shape[1], **shapes)
+            module.forward_backward(batch)
+            if len(workers) > 1:  # the oracle: the sum of the gradients of both
+                for name, gradient in module._curr_module.gradients().items():
+                    totals[name] = totals.get(name, 0) + np.asarray(gradient.asnumpy())
+        if len(workers) == 1:
+            module.update()
+            continue
+        start = {k: v - 0.5 * totals[k] / (4 * WORKERS) for k, v in start.items()}
+        module.set_params({k: mx.nd.array(v) for k, v in start.items()}, {})
+    return {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+
+
+def feedforward(rows, batch, contexts, kvstore):
+    x, y = data()
+    model = mx.model.FeedForward(
+        network(), ctx=[mx.cpu(i) for i in range(contexts)], num_epoch=2, arg_params=initial(0), learning_rate=0.1, momentum=0.9
+    )
+    model.fit(mx.io.NDArrayIter(x[rows], y[rows], batch), kvstore=kvstore)
+    return {k: v.asnumpy() for k, v in {**model.arg_params, **model.aux_params}.items()}
+
+
+def refused():
+    """Sentences about what would not do what it says."""
+    out, x = {}, data()[0]
+    bound = mx.mod.Module(network())
+    bound.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    bound.init_params()
+    calls = {
+        "local": lambda: bound.init_optimizer(kvstore="local"),
+        "Trainer": lambda: jfit.Trainer({"w": x}, "sgd"),
+        "ordered": lambda: bound.init_optimizer(kvstore=jfit.KVStore("dist_sync", reduce="ordered")),
+        "command": lambda: mx.kv.create("dist_sync")._send_command_to_servers(0, ""),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except (ValueError, NotImplementedError) as error:
+            out[name] = str(error)
+    bound.init_optimizer(kvstore=None)  # alone, if that is what the script says
+    return out
+
+
 SCRIPT = """
-import logging, os
 import jfit, jobs, numpy as np
 from jfit import mx
 import test_jobs_mxnet as t
@@ -78,10 +247,24 @@ jfit.distributed.init()
 kv = mx.kv.create("dist_device_sync")
 me = kv.rank
 rows = t.rows_of(me)
+jobs.report(rank=me, workers=kv.num_workers, kind=kv.type, refused=t.refused())
+jobs.report(**t.by_hand(mx.kv.create("dist_sync")))
+jobs.report(**t.updated(mx.kv.create("dist_sync"), "."))
 for optimizer in t.OPTIMIZERS:
     values, module = t.trained(optimizer, rows, t.ROWS, t.CONTEXTS, kv, seed=me)
     jobs.report(**t.flat(optimizer, values))
-jobs.report(rank=me, workers=kv.num_workers, rescale=module._optimizer.rescale_grad)
+jobs.report(rescale=module._optimizer.rescale_grad)
+for on_store in (True, False):
+    jobs.report(**t.flat(f"trainer {on_store}", t.trainer_steps("dist_sync", [me], update_on_kvstore=on_store)))
+jobs.report(**t.flat("pytree", t.pytree_steps("dist_sync", [me])))
+two_bit = {"type": "2bit", "threshold": 0.05}
+jobs.report(**t.flat("2bit", t.trained("sgd", rows, t.ROWS, t.CONTEXTS, kv, epochs=1, compression_params=two_bit)[0]))
+jobs.report(**t.flat("embedding", t.embedding_module(rows[: 32], 16, 1, kv)))
+jobs.report(**t.flat("buckets", t.buckets("dist_sync", [me])))
+jobs.report(**t.flat("feedforward", t.feedforward(rows, t.ROWS, t.CONTEXTS, "dist_sync")))
+module.save_checkpoint("both", 2, save_optimizer_states=True)  # all at once, the same files
+again = mx.mod.Module.load("both", 2, load_optimizer_states=True)
+jobs.report(loaded=again._loaded[0]["fc2_bias"])
 """
 
 
@@ -90,11 +273,119 @@ def job(tmp_path_factory):
     return jobs.run_job(SCRIPT, WORKERS, CONTEXTS, folder=tmp_path_factory.mktemp("job"))
 
 
+ALL = np.arange(STEPS * WORKERS * ROWS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_workers_train_as_one_process_with_their_contexts(job, optimizer):
-    whole, _ = trained(optimizer, np.arange(STEPS * WORKERS * ROWS), WORKERS * ROWS, WORKERS * CONTEXTS, "device")
+    whole, _ = trained(optimizer, ALL, WORKERS * ROWS, WORKERS * CONTEXTS, "device")
     for process in job:
         close(part(optimizer, process.values), whole)
         assert process.values["rescale"] == 1 / (WORKERS * ROWS) and process.values["workers"] == WORKERS
     assert [process.values["rank"] for process in job] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_store_used_by_hand_sums_over_contexts_and_workers(job):
+    for worker, process in enumerate(job):
+        values = process.values
+        assert values["init"].tolist() == [5.0] * 6 + [1.0] * 4
+        assert values["push"].tolist() == np.full((CONTEXTS, 2, 3), 10.0 * CONTEXTS * (1 + 2)).tolist()
+        assert values["pushpull"].tolist() == [1.0] * 6 + [2.0] * 4
+        for number, kind in enumerate(("float16", "int32", "float64", "int64", "uint8")):
+            assert values[kind].tolist() == [7 + 2 * number] * 2 and values[kind].dtype == kind
+        table, rows = np.arange(12.0).reshape(6, 2), [[0, 4], [5, 1, 0]][worker]
+        assert values["rows"].tolist() == np.where(np.isin(np.arange(6), rows)[:, None], table, 0).tolist()
+
+
+@pytest.mark.slow
+def test_a_store_updates_alike_in_all_workers(job):
+    weight, momentum = np.float32(1), np.float32(0)
+    for total in (3.0, 5.0, 7.0, 3.0):  # sums of both workers
+        momentum = np.float32(0.9) * momentum - np.float32(0.5) * np.float32(0.25 * total)
+        weight += momentum
+    residuals, seen = np.zeros((WORKERS, 4), "float32"), []
+    for step in range(3):  # each worker compresses the sum over its contexts
+        residuals += [pieces(worker, step).sum(0) for worker in range(WORKERS)]
+        sent = np.where(residuals >= 0.5, 0.5, np.where(residuals <= -0.5, -0.5, 0.0)).astype("float32")
+        residuals -= sent
+        seen.append(sent.sum(0))
+    assert len({value for row in seen for value in row.tolist()}) > 2
+    for process in job:
+        np.testing.assert_allclose(process.values["momentum"], np.full(3, weight), atol=1e-6)
+        assert np.array_equal(process.values["resumed"], process.values["momentum"])
+        np.testing.assert_array_equal(process.values["bits"], np.stack(seen))
+
+
+@pytest.mark.slow
+def test_trainers_of_all_workers_take_the_same_steps(job):
+    whole = trainer_steps("device", range(WORKERS))
+    for process in job:
+        for on_store in (True, False):
+            close(part(f"trainer {on_store}", process.values), whole)
+        close(part("pytree", process.values), pytree_steps("device", range(WORKERS)))
+
+
+@pytest.mark.slow
+def test_workers_compress_the_sum_over_their_contexts(job):
+    """The oracle quantizes the gradients of one context for each worker; moving statistics are not compared."""
+    modules = []
+    for worker in range(WORKERS):
+        module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(CONTEXTS)])
+        module.bind([("data", (ROWS, 6))], [("softmax_label", (ROWS,))])
+        modules.append(module)
+    (x, y), params = data(), {k: v.asnumpy() for k, v in initial(0).items()}
+    momenta, residuals = {k: np.zeros_like(v) for k, v in params.items()}, [dict.fromkeys(params, 0.0) for _ in modules]
+    for step in range(STEPS):
+        totals = {k: np.zeros_like(v) for k, v in params.items()}
+        for worker, module in enumerate(modules):
+            module.init_params(arg_params={k: mx.nd.array(v) for k, v in params.items()}, allow_missing=True, force_init=True)
+            at = rows_of(worker)[step * ROWS : (step + 1) * ROWS]
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(x[at])], [mx.nd.array(y[at])]))
+            for name, gradient in module.gradients().items():
+                total = residuals[worker][name] + gradient.asnumpy()
+                sent = np.where(total >= 0.05, np.float32(0.05), np.where(total <= -0.05, np.float32(-0.05), 0)).astype(
+                    "float32"
+                )
+                residuals[worker][name] = total - sent
+                totals[name] += sent
+        for name, value in params.items():
+            decay = 1e-3 if name.endswith(("_weight", "_gamma")) else 0
+            momenta[name] = 0.9 * momenta[name] - 0.1 * (totals[name] / (WORKERS * ROWS) + decay * value)
+            params[name] = value + momenta[name]
+    for process in job:
+        trained_values = part("2bit", process.values)
+        close({k: trained_values[k] for k in params}, params)
+
+
+@pytest.mark.slow
+def test_row_sparse_gradients_of_all_workers_are_added(job):
+    rows = np.stack([rows_of(worker)[:32].reshape(2, 16) for worker in range(WORKERS)], 1).reshape(-1)
+    whole = embedding_module(rows, 32, 2, "device")
+    for process in job:
+        close(part("embedding", process.values), whole)
+        close(part("buckets", process.values), buckets("local", range(WORKERS)))
+
+
+@pytest.mark.slow
+def test_feedforward_trains_in_all_workers(job):
+    whole = feedforward(ALL, WORKERS * ROWS, WORKERS * CONTEXTS, "device")
+    for process in job:
+        close(part("feedforward", process.values), whole)
+
+
+@pytest.mark.slow
+def test_what_would_train_apart_is_refused(job):
+    for process in job:
+        sentences = process.values["refused"]
+        assert "each of which would train a model of its own; pass kvstore='dist_sync'" in sentences["local"]
+        assert sentences["Trainer"].startswith("kvstore='device' sums over the devices of one process")
+        assert "supports in one process only" in sentences["ordered"]
+        assert "a kvstore of jfit has no servers" in sentences["command"]
+
+
+@pytest.mark.slow
+def test_workers_write_one_checkpoint_at_once(job):
+    for process in job:
+        np.testing.assert_array_equal(process.values["loaded"], part("adam", process.values)["fc2_bias"])

@@ -55,11 +55,12 @@ class ProcessSums:
         """
         gradients = _equal_rows(dict(gradients))
         local = self._local and {name: self._local[name] for name in gradients}
-        args = self._leading(jax.device_put((gradients, dict(means)), _home()))
-        gradients, averaged, local = _program(self._rule, tuple(across([_home()])))(*args, local)
+        args = self._leading(_at_home((gradients, dict(means))))
+        gradients, averaged, local = _program(self._rule, _devices())(*args, local)
         if local:
             self._local = {**self._local, **local}
-        return gradients, averaged
+        # the type of sharding that programs for one device return: another one would compile them again
+        return jax.tree.map(lambda x: x.addressable_data(0), (gradients, averaged))
 
     def _leading(self, tree: Any) -> Any:
         return _with_axis(tree) if num_processes() > 1 else tree
@@ -151,6 +152,18 @@ def check_same(value: list[Any], what: str) -> None:
 
 def _home() -> Device:
     return jax.local_devices()[0]
+
+
+@functools.cache
+def _devices() -> tuple[Device, ...]:
+    return tuple(across([_home()]))
+
+
+def _at_home(tree: Any) -> Any:
+    """Move arrays to the first device of this process, unless they are there."""
+    home = _home()
+    there = all(isinstance(x, jax.Array) and x.sharding.device_set == {home} for x in jax.tree.leaves(tree))
+    return tree if there else jax.device_put(tree, home)
 
 
 @functools.cache

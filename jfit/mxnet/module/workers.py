@@ -29,6 +29,7 @@ class Workers:
 
     def __init__(self, rule: Reduce, params: Mapping[str, Any], devices: Sequence[Any]) -> None:
         self._sums, self._devices = ProcessSums(rule, params), list(devices)
+        self._at_home = self._devices == jax.local_devices()[:1]
         self._axis = None if len(devices) == 1 else place_split(np.zeros(len(devices), np.float32), devices)
         self._on_devices = None if len(devices) == 1 else compile_spmd(_over_devices, devices, (0,), None, name="device_sums")
 
@@ -71,7 +72,7 @@ class Workers:
             where = parameters.placement
             total = {k: jax.device_put(g, where.by_name.get(k, where.home)) for k, g in total.items()}
             states = {k: jax.device_put(v, where.by_name.get(k, where.home)) for k, v in states.items()}
-        else:
+        elif self._axis is not None or not self._at_home:
             total, states = jax.device_put((total, states), sharding(self._devices))
         if states:
             parameters.state = state._replace(aux={**state.aux, **states})
