@@ -121,6 +121,10 @@ def updated(kv, folder):
     return {**out, "bits": np.stack(seen)}
 
 
+def quantized(values, threshold):
+    return np.where(values >= threshold, threshold, np.where(values <= -threshold, -threshold, 0)).astype("float32")
+
+
 def pieces(worker, step):
     """Gradients of the contexts of a worker."""
     return np.random.default_rng([worker, step]).normal(size=(CONTEXTS, 4)).astype("float32") * 0.4
@@ -135,15 +139,16 @@ def trainer_steps(kvstore, workers, **options):
     for param in (weight, bias):
         param.set_data(mx.nd.full(param.shape, 0.5 + first))
     trainer = mx.gluon.Trainer(params, "adam", {"learning_rate": 0.05}, kvstore=kvstore, **options)
-    for step in range(3):
+    for step in range(-1, 3):
         for i, worker in enumerate(workers):
             for k in range(CONTEXTS):
                 at = slice((2 * worker + k) * 4, (2 * worker + k + 1) * 4)
                 x, y = (v[at] for v in data())
                 x = np.roll(x, step)
                 error = x @ weight.list_data()[0].asnumpy() + bias.list_data()[0].asnumpy() - y
-                weight.list_grad()[CONTEXTS * i + k][:] = x.T @ error
-                bias.list_grad()[CONTEXTS * i + k][:] = error.sum(keepdims=True)
+                scale = float(step >= 0)  # the first step sends the parameters of rank 0 to all workers
+                weight.list_grad()[CONTEXTS * i + k][:] = scale * (x.T @ error)
+                bias.list_grad()[CONTEXTS * i + k][:] = scale * error.sum(keepdims=True)
                 for param in (weight, bias):
                     param.list_data()[CONTEXTS * i + k]._fresh_grad = True
         trainer.step(4 * CONTEXTS * WORKERS)
@@ -308,7 +313,7 @@ def test_a_store_updates_alike_in_all_workers(job):
     residuals, seen = np.zeros((WORKERS, 4), "float32"), []
     for step in range(3):  # each worker compresses the sum over its contexts
         residuals += [pieces(worker, step).sum(0) for worker in range(WORKERS)]
-        sent = np.where(residuals >= 0.5, 0.5, np.where(residuals <= -0.5, -0.5, 0.0)).astype("float32")
+        sent = quantized(residuals, 0.5)
         residuals -= sent
         seen.append(sent.sum(0))
     assert len({value for row in seen for value in row.tolist()}) > 2
@@ -331,7 +336,7 @@ def test_trainers_of_all_workers_take_the_same_steps(job):
 def test_workers_compress_the_sum_over_their_contexts(job):
     """The oracle quantizes the gradients of one context for each worker; moving statistics are not compared."""
     modules = []
-    for worker in range(WORKERS):
+    for _ in range(WORKERS):
         module = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(CONTEXTS)])
         module.bind([("data", (ROWS, 6))], [("softmax_label", (ROWS,))])
         modules.append(module)
@@ -345,9 +350,7 @@ def test_workers_compress_the_sum_over_their_contexts(job):
             module.forward_backward(mx.io.DataBatch([mx.nd.array(x[at])], [mx.nd.array(y[at])]))
             for name, gradient in module.gradients().items():
                 total = residuals[worker][name] + gradient.asnumpy()
-                sent = np.where(total >= 0.05, np.float32(0.05), np.where(total <= -0.05, np.float32(-0.05), 0)).astype(
-                    "float32"
-                )
+                sent = quantized(total, 0.05)
                 residuals[worker][name] = total - sent
                 totals[name] += sent
         for name, value in params.items():

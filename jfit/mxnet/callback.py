@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jfit.mxnet.files import save_checkpoint
+from jfit.mxnet.logs import of_worker
 
 BatchEndParam = namedtuple("BatchEndParam", ["epoch", "nbatch", "eval_metric", "locals"])
 BatchEndParam.__doc__ = """The argument of a batch callback.
@@ -121,7 +122,7 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], N
         if param.nbatch % period or param.eval_metric is None:
             return
         for name, value in scalars(param.eval_metric.get_name_value()):
-            logging.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            logging.info(of_worker("Iter[%d] Batch[%d] Train-%s=%f"), param.epoch, param.nbatch, name, value)
         if auto_reset:
             param.eval_metric.reset_local()
 
@@ -170,7 +171,7 @@ class Speedometer:
     def _log(self, param: Any, count: int) -> None:
         metric = param.eval_metric
         if metric is None:
-            logging.info("Iter[%d] Batch [%d]\tSpeed: %.2f samples/sec", param.epoch, count, self._speed())
+            logging.info(of_worker("Iter[%d] Batch [%d]\tSpeed: %.2f samples/sec"), param.epoch, count, self._speed())
             return
         named = scalars(metric.get_name_value())  # sync: without waiting for the steps, only their dispatch would be timed
         speed = self._speed()
@@ -178,7 +179,7 @@ class Speedometer:
             metric.reset_local()
         first = count - self.frequent if self.auto_reset else 0
         line = "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec" + "\t%s=%f" * len(named)
-        logging.info(line, param.epoch, first, count, speed, *(part for pair in named for part in pair))
+        logging.info(of_worker(line), param.epoch, first, count, speed, *(part for pair in named for part in pair))
 
     def _speed(self) -> float:
         seconds = time.time() - self.tic
@@ -205,7 +206,7 @@ class ProgressBar:
         """Log the bar after a batch."""
         done = round(self.bar_len * param.nbatch / float(self.total))
         percent = math.ceil(100.0 * param.nbatch / float(self.total))
-        logging.info("[%s] %s%s\r", "=" * done + "-" * (self.bar_len - done), percent, "%")
+        logging.info(of_worker("[%s] %s%s\r"), "=" * done + "-" * (self.bar_len - done), percent, "%")
 
 
 class LogValidationMetricsCallback:
@@ -222,4 +223,4 @@ class LogValidationMetricsCallback:
         if param.eval_metric is None:
             return
         for name, value in scalars(param.eval_metric.get_name_value()):
-            logging.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
+            logging.info(of_worker("Epoch[%d] Validation-%s=%f"), param.epoch, name, value)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jfit.mxnet.logs import of_worker
+
 
 @dataclasses.dataclass
 class OptimizationState:
@@ -167,7 +169,7 @@ def speedometer(frequency: int = 50) -> AbstractBatchCallback:
         if state.curr_batch:
             seconds = now - started[0]
             speed = frequency * state.batch_size / seconds if seconds else float("inf")
-            logging.info("Speed: %6.2f samples/sec", speed)
+            logging.info(of_worker("Speed: %6.2f samples/sec"), speed)
         started[0] = now
 
     return every_n_batch(measure, frequency, call_on_0=True)

@@ -21,6 +21,7 @@ from jfit.mxnet.feedforward.callbacks import OptimizationState
 from jfit.mxnet.feedforward.data import data_iter, descriptions, eval_iter, is_data_name, sized_epoch
 from jfit.mxnet.feedforward.julia import JuliaTraining, TrainingOptions, matching_params
 from jfit.mxnet.feedforward.modules import FeedForwardBucketingModule, FeedForwardModule, JuliaModule
+from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.base import call, listed
 from jfit.mxnet.module.binding import same_shapes, wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
@@ -286,7 +287,7 @@ class FeedForward:
                 start = time.time()
                 metric.reset()
                 self._fit_pass(module, data, metric, batch_callbacks, monitor, epoch, flag)
-                module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
+                module.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
                 if epoch_end_callback is not None or epoch + 1 == self.num_epoch:
                     self.copy_params_from(module)
                 if epoch_end_callback is not None:
@@ -314,7 +315,7 @@ class FeedForward:
         module.init_params(self.initializer, self.arg_params, self.aux_params, True, allow_extra=self.allow_extra_params)
         self.copy_params_from(module)
         module.init_optimizer(kvstore, self.optimizer, self.kwargs)
-        logger.info("Start training with %s", self.ctx)
+        logger.info(of_worker("Start training with %s"), self.ctx)
         if monitor is not None:
             module.install_monitor(monitor)
         return module
@@ -329,7 +330,7 @@ class FeedForward:
         """Train one epoch: one pass over the data, or `epoch_size` batches."""
 
         def log_reset() -> None:
-            module.logger.info("Epoch[%d] Resetting Data Iterator", epoch)
+            module.logger.info(of_worker("Epoch[%d] Resetting Data Iterator"), epoch)
 
         stream = data if self.epoch_size is None else sized_epoch(data, self.epoch_size, log_reset)
         module._fit_epoch(stream, metric, callbacks, monitor, epoch, None, flag)

@@ -15,6 +15,7 @@ from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
 from jfit.mxnet.feedforward.data import batch_size_of, descriptions, frozen_names
 from jfit.mxnet.kvstore.store import select_julia
+from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -90,7 +91,7 @@ class TrainingOptions:
     def log(self, level: int, message: str, *values: Any) -> None:
         """Log a message if the option `verbosity` is at least `level`."""
         if self.verbosity >= level:
-            logging.info(message, *values)
+            logging.info(of_worker(message), *values)
 
     def summary(self, title: str, named: Sequence[tuple[str, Any]], seconds: float | None = None) -> None:
         """Log the metrics of a pass over data, and its time in seconds."""

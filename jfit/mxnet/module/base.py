@@ -11,12 +11,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jfit import activity
+from jfit.activity import Doing
 from jfit.data import DataBatch
 from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, scalars
+from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.binding import wrapped_rows
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
@@ -186,7 +189,8 @@ class BaseModule:
             self._measure(eval_metric, eval_batch)
             call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             actual_num_batch += 1
-            self._stop_if(self._flag)
+            if self._flag is not None and self._flag.set:  # no stopping point of a job, whose processes may have other rows
+                self._stop_if(self._flag)
         if score_end_callback is not None:
             call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
         return eval_metric.get_name_value()
@@ -321,24 +325,28 @@ class BaseModule:
         self.init_optimizer(kvstore=kvstore, optimizer=optimizer, optimizer_params=optimizer_params)
         validation_metric = eval_metric if validation_metric is None else validation_metric
         eval_metric = metrics.create(eval_metric)
-        with stop_flag().watching() as flag, self._stopping_at(flag):
+        training = Doing(activity.DEVICES, f"training in {type(self).__name__}.fit")
+        with training, stop_flag().watching() as flag, self._stopping_at(flag):
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()
                 eval_metric.reset()
                 self._begin_epoch(train_data, epoch)
                 results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
                 for name, value in scalars(results):
-                    self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
-                self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
+                    self.logger.info(of_worker("Epoch[%d] Train-%s=%f"), epoch, name, value)
+                self.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
                 self._sync_devices()
                 if epoch_end_callback is not None:
                     params = self.get_params()
-                    for callback in listed(epoch_end_callback):
-                        callback(epoch, self.symbol, *params)
+                    with Doing(activity.SAVING, "in an epoch_end_callback"):
+                        for callback in listed(epoch_end_callback):
+                            callback(epoch, self.symbol, *params)
                 if eval_data is not None:
                     ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
-                    for name, value in scalars(self.score(eval_data, validation_metric, epoch=epoch, **ends)):
-                        self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+                    with Doing(activity.SAVING, "in the validation"):  # the other processes may have fewer rows
+                        scored = self.score(eval_data, validation_metric, epoch=epoch, **ends)
+                    for name, value in scalars(scored):
+                        self.logger.info(of_worker("Epoch[%d] Validation-%s=%f"), epoch, name, value)
                 self._end_epoch(train_data)
                 self._stop_if(flag)
 
@@ -387,7 +395,8 @@ class BaseModule:
         batch (EpochRunner may have run the ones before).
         """
         results: list[tuple[str, float]] = []
-        with flag.anywhere():  # an iterator may wait for long
+        waiting = Doing(activity.DATA, f"waiting for a batch of epoch {epoch}")
+        with flag.anywhere(), waiting:  # an iterator may wait for long
             stream, nbatch = iter(train_data), first
             data_batch = next(stream, None)
         while data_batch is not None:
@@ -396,7 +405,7 @@ class BaseModule:
             self.forward_backward(data_batch)
             self.update()
             self._measure(eval_metric, data_batch)
-            with flag.anywhere():
+            with flag.anywhere(), waiting:
                 following = next(stream, None)
             if following is not None:
                 self.prepare(following, row_ids)
@@ -405,7 +414,8 @@ class BaseModule:
             if following is None:
                 results = self._epoch_metrics(eval_metric)
             if callbacks is not None:
-                call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+                with Doing(activity.SAVING, "in a batch_end_callback"):
+                    call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             self._stop_if(flag)
             data_batch, nbatch = following, nbatch + 1
         return results
