@@ -57,8 +57,15 @@ def start_on_loopback() -> str:
 
     ray = import_ray("the test")
     address = start_ray(ray, 8)
-    found = listening([os.getpid(), *descendants(os.getpid())])
-    if not found or any(not a.startswith("127.") and a != "::1" for a in found):
+    found = outside([os.getpid(), *descendants(os.getpid())])
+    if found:
         ray.shutdown()
         raise SystemExit(f"Ray listens on {found}")
     return address
+
+
+def outside(pids: list[int]) -> list[str]:
+    """Addresses other than those of the loopback interface on which processes listen; none may be unknown."""
+    found = listening(pids)
+    assert found
+    return sorted(a for a in found if not a.startswith("127.") and a != "::1")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import jobs
 import numpy as np
 import pytest
 from ray_support import of_session
@@ -24,6 +25,9 @@ import jfit
 from jfit.distributed import JobError
 from jfit.distributed.actors import RayActors, ThreadActors, start_ray
 from jfit.distributed.staleness import StalenessClock
+from jfit.mxnet.kvstore.asynchronous import AsyncKVStore, KeyServer, connect
+from jfit.mxnet.mutable import MutableArray
+from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.optim import get as get_optimizer
 from jfit.train.asynchronous.problem import Problem
 from jfit.train.asynchronous.server import ParameterServer
@@ -345,3 +349,110 @@ def test_on_ray_a_killed_worker_is_named_and_the_others_finish(tmp_path):
     assert updates[:2] == [40, 40] and updates[2] < 10 and result["step"] == sum(updates)
     assert result["history"]["val_accuracy"][-1] > 0.9 and max(result["history"]["max_staleness"]) > 0
     assert jfit.checkpoint.latest(tmp_path / "saved").name == f"step-{result['step']:08d}"
+
+
+# ------------------------------------------------------------------------------------------------ KVStore("dist_async")
+def test_a_store_sends_gradients_to_its_server_and_pulls_the_newest_values():
+    actors = ThreadActors()
+    try:
+        server = actors.start(KeyServer, jfit.KVStore, calls=3)
+        one, two = (AsyncKVStore("dist_async", server) for _ in range(2))
+        two.__class__ = type("Second", (AsyncKVStore,), {"rank": 1})  # without a job both would be rank 0
+        for store in (one, two):
+            store.init(["w", "b"], [np.ones(2, "float32"), np.zeros(1, "float32")])
+            store.set_optimizer(create_optimizer("sgd", learning_rate=0.5, momentum=0.9))
+        for update in range(3):
+            one.push("w", [np.full(2, update, "float32"), np.ones(2, "float32")])  # of two devices
+        out = MutableArray(jnp.zeros(2))
+        two.push(["w", "b"], [np.ones(2, "float32"), np.ones(1, "float32")])
+        two.pull("w", out=out)
+        weight, velocity = np.ones(2), np.zeros(2)
+        for gradient in (1, 2, 3, 1):
+            velocity = 0.9 * velocity - 0.5 * gradient
+            weight = weight + velocity
+        np.testing.assert_allclose(out.asnumpy(), weight, rtol=1e-6)
+        np.testing.assert_allclose(one.pull("w"), weight, rtol=1e-6)
+        assert one.pull("b").tolist() == [-0.5]
+        assert one.row_sparse_pull("w", row_ids=[1]).tolist() == [0, pytest.approx(weight[1])]
+        assert two.staleness()["updates"] == 4 and two.staleness()["max"] == 3
+        with pytest.raises(NotImplementedError, match="updates on its server"):
+            one.set_updater(lambda key, gradient, weight: None)
+        with pytest.raises(jfit.mxnet.errors.MXNetError, match="'c' is not in the kvstore"):
+            one.push("c", np.ones(1))
+    finally:
+        actors.close()
+
+
+def test_dist_async_without_the_extra(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'KVStore\("dist_async"\) needs the extra: pip install "jfit\[ray\]"'):
+        connect("dist_async")
+
+
+@RAY
+@pytest.mark.slow
+def test_a_job_of_mxnet_scripts_trains_asynchronously(tmp_path):
+    (tmp_path / "token").write_text("0" * 64)
+    script = """
+        import logging, os
+        import numpy as np
+        import jfit.mx as mx
+        import jobs
+        from ray_support import descendants, outside
+
+        kv = mx.kv.create("dist_async")
+        found = outside([os.getpid(), *descendants(os.getpid())])
+        if found:
+            raise SystemExit(f"Ray listens on {found}")
+        rng = np.random.default_rng(0)
+        y = rng.integers(0, 3, 480)
+        x = (np.eye(3)[y] + 0.3 * rng.normal(size=(480, 3))).astype("float32")
+
+        # by hand
+        kv.init("a", mx.nd.ones((2,)) * (1 + 5 * kv.rank))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        kv.barrier()
+        kv.push("a", mx.nd.ones((2,)))
+        kv.barrier()
+        out = mx.nd.zeros((2,))
+        kv.pull("a", out=out)
+        jobs.report(a=out.asnumpy(), rank=kv.rank, workers=kv.num_workers, kind=kv.type, updates=kv.staleness()["updates"])
+
+        # Module.fit
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+        module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+        part = slice(kv.rank, None, kv.num_workers)
+        data = mx.io.NDArrayIter(x[part], y[part].astype("float32"), batch_size=16, shuffle=True)
+        options = {"kvstore": kv, "optimizer": "sgd", "optimizer_params": {"learning_rate": 0.5, "momentum": 0.5}}
+        module.fit(data, num_epoch=4, initializer=mx.init.Xavier(), **options)
+        kv.barrier()
+        weight = kv.pull("fc_weight").asnumpy()
+        all_rows = mx.io.NDArrayIter(x, y.astype("float32"), batch_size=16)
+        staleness = kv.staleness()
+        jobs.report(accuracy=module.score(all_rows, "acc")[0][1], weight=weight, staleness=staleness)
+        module.save_optimizer_states(f"states-{kv.rank}")
+        jobs.report(states=os.path.getsize(f"states-{kv.rank}"))
+
+        # Trainer
+        w = mx.gluon.Parameter("w", shape=(3, 1))
+        w.initialize(mx.init.Zero())
+        trainer = mx.gluon.Trainer([w], "sgd", {"learning_rate": 0.1}, kvstore="dist_async")
+        target = x[part] @ np.array([[1.0], [-2.0], [3.0]], "float32")
+        for step in range(60):
+            rows = slice(step % 15 * 16, step % 15 * 16 + 16)
+            error = x[part][rows] @ w.data().asnumpy() - target[rows]
+            w.grad()[:] = x[part][rows].T @ error
+            w.data()._fresh_grad = True
+            trainer.step(16)
+        kv.barrier()
+        jobs.report(w=w.data().asnumpy())
+    """
+    environment = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    first, second = jobs.run_job(script, 2, folder=tmp_path, environment=environment).values
+    for rank, values in enumerate((first, second)):
+        assert values["a"].tolist() == [0, 0]  # 1 of rank 0, and the updates of both
+        assert (values["rank"], values["workers"], values["kind"], values["updates"]) == (rank, 2, "dist_async", 2)
+        assert values["accuracy"] > 0.9 and values["states"] > 0
+        assert values["staleness"]["updates"] == 2 + 2 * 4 * 15
+        assert np.abs(values["w"][:, 0] - [1, -2, 3]).max() < 0.5
+    np.testing.assert_array_equal(first["weight"], second["weight"])

@@ -17,6 +17,7 @@ Future = concurrent.futures.Future
 
 # Read when ray is imported: without it Ray replaces 127.0.0.1 by the address of a network card, and listens on all of them.
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_AUTHENTICATION = "RAY_AUTH_MODE"
 _VARIABLES = {_LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
 
 
@@ -97,6 +98,10 @@ class RayActors:
         needs: what needs Ray, for the message if it is not installed.
         num_cpus: number of CPUs that a Ray of this host assigns to actors, not a limit of what they use.
 
+    Attributes:
+        address: with which other processes join it by `join_ray`.
+        authentication: how they prove that they may: "token" for the token in a file of the user; None: not at all.
+
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: Ray would listen on all interfaces of this host, because the script has imported it before.
@@ -107,6 +112,8 @@ class RayActors:
         self._started = not self._ray.is_initialized()
         if self._started:
             start_ray(self._ray, num_cpus)
+        self.address: str = self._ray.get_runtime_context().gcs_address
+        self.authentication = os.environ.get(_AUTHENTICATION)  # Ray sets it when it starts
         self._actors: list[_RayActor] = []
 
     def start(self, build: Callable[..., Any], *args: Any, calls: int = 1, options: Mapping[str, Any] | None = None) -> Actor:
@@ -147,16 +154,31 @@ class _Holder:
         return process() if method == "process" else getattr(self._target, method)(*args)
 
 
+def named_actor(ray: Any, name: str) -> Actor:
+    """Return an actor that another process has started with `options={"name": name, "namespace": "jfit"}`."""
+    return _RayActor(ray.get_actor(name, namespace="jfit"))
+
+
 def process() -> str:
     """Host and process id of this process, for messages."""
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def check_ray(needs: str) -> None:
+    """Raise ImportError with what to install if Ray is not installed.
+
+    Args:
+        needs: what needs Ray, such as 'KVStore("dist_async")'.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ImportError(f'{needs} needs the extra: pip install "jfit[ray]"')
 
 
 def import_ray(needs: str) -> Any:
     """Import Ray so that it can be bound to the loopback interface.
 
     Args:
-        needs: what needs Ray, such as 'KVStore("dist_async")'.
+        needs: as for `check_ray`.
 
     Returns:
         The module `ray`.
@@ -164,10 +186,37 @@ def import_ray(needs: str) -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError(f'{needs} needs the extra: pip install "jfit[ray]"')
+    check_ray(needs)
     with _variables():
         import ray
+    return ray
+
+
+def join_ray(needs: str, address: str, authentication: str | None) -> Any:
+    """Join a Ray that another process has started, unless this process has joined one.
+
+    Args:
+        needs: as for `check_ray`.
+        address: `RayActors.address` there.
+        authentication: `RayActors.authentication` there.
+
+    Returns:
+        The module `ray`.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: this process would listen on all interfaces, because the script has imported Ray before.
+    """
+    if authentication is not None:  # before Ray is imported, which reads it
+        os.environ.setdefault(_AUTHENTICATION, authentication)
+    ray = import_ray(needs)
+    if ray.is_initialized():
+        return ray
+    local = {"_node_ip_address": "127.0.0.1"} if address.startswith("127.") else {}
+    if local:
+        _check_loopback(ray)
+    with _variables():
+        ray.init(address, log_to_driver=False, **local)
     return ray
 
 
@@ -186,15 +235,19 @@ def start_ray(ray: Any, num_cpus: int | None = None) -> str:
     """
     if os.environ.get("RAY_ADDRESS"):
         return ray.init().address_info["gcs_address"]
+    _check_loopback(ray)
+    with _variables():
+        context = ray.init("local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
+    return context.address_info["gcs_address"]
+
+
+def _check_loopback(ray: Any) -> None:
     if not ray.util.get_node_ip_address().startswith("127."):
         raise RuntimeError(
             "the script imported ray before jfit needed it, so that Ray would listen on all network interfaces of this host; "
             f"set the environment variable {_LOOPBACK_VARIABLE}=0 before the import, which binds it to 127.0.0.1, or call "
             "ray.init() yourself to decide which cluster is used"
         )
-    with _variables():
-        context = ray.init("local", num_cpus=num_cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
-    return context.address_info["gcs_address"]
 
 
 @contextlib.contextmanager

@@ -508,15 +508,9 @@ def _on_device_of(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, A
     return dict(zip(new, values, strict=True))
 
 
-def _asynchronous(name: str) -> Any:
-    try:
-        module = importlib.import_module("jfit.mxnet.kvstore.asynchronous")
-    except ModuleNotFoundError as error:
-        raise NotImplementedError(
-            f"kvstore {name!r} updates asynchronously, which is not part of this version of jfit ({error}); 'dist_sync' adds "
-            "the gradients of all processes in each step"
-        ) from None
-    return module.connect(name)
+def _asynchronous(name: str, make: Callable[..., KVStoreBase]) -> Any:
+    module = importlib.import_module("jfit.mxnet.kvstore.asynchronous")  # it imports this one
+    return module.connect(name, make)
 
 
 def workers_of(store: Any) -> int:
@@ -589,7 +583,7 @@ def create(
     if "dist" in name.lower():
         join_job(name)
         if "async" in name.lower() and distributed.num_processes() > 1:
-            return _asynchronous(name)
+            return _asynchronous(name, make)
     return make(name) if reduce is None else make(name, reduce=reduce)
 
 

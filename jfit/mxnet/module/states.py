@@ -24,6 +24,9 @@ def save_states_of(parameters: Parameters, fname: str) -> None:
     """Write the optimizer state of `parameters` to the file `fname`, in MXNet's format."""
     optimizer = parameters.optimizer
     assert optimizer is not None
+    if parameters.server is not None:  # which has the states
+        parameters.server.store.save_optimizer_states(fname)
+        return
     if parameters.updater is not None:
         data = parameters.updater.get_states()
     else:
@@ -39,6 +42,9 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
         FormatError: the file is damaged or is not an optimizer state file.
         ValueError: its parameters are not those of this network.
     """
+    if parameters.server is not None:
+        parameters.server.store.load_optimizer_states(complete_file(fname))
+        return
     if parameters.updater is not None:
         with open(complete_file(fname), "rb") as file:
             parameters.updater.set_states(file.read(), fname)
