@@ -1,0 +1,312 @@
+"""Jobs of several processes: what rank 0 prints and writes, checkpoints, other numbers of processes, agreement of ranks."""
+
+import contextlib
+import csv
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+
+import jfit
+from jfit.train import same_run
+from jfit.train.callbacks import replicas
+from jfit.train.saved import folders_of, read, record_of
+
+pytestmark = pytest.mark.timeout(600) if importlib.util.find_spec("pytest_timeout") else []
+
+COMMON = """
+import os, signal, sys, warnings
+import numpy as np
+import jfit
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(240, 5)).astype("float32")
+y = (x[:, 0] > 0).astype("float32")
+net = jfit.sym.Dropout(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=8, name="fc"), p=0.2)
+net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(net, num_hidden=2, name="out"), name="softmax")
+
+
+def wrong(label, output):
+    return float((output.argmax(1) != label).mean())
+
+
+def train(data=(x, y), model=net, **changed):
+    best = jfit.callbacks.early_stopping("val_loss", patience=9)
+    options = dict(eval_data=(x[:48], y[:48]), batch_size=24, num_epoch=6, optimizer="adam", progress=False, seed=3)
+    options |= dict(eval_metric=["acc", wrong], optimizer_params={"learning_rate": 0.01}, log_every=4)
+    options |= {} if changed.get("devices") else {"devices": "all"}
+    options |= changed
+    options["callbacks"] = [best, *options.get("callbacks", [])]
+    return jfit.fit(model, data, **options)
+
+
+def stop_at(step, act=lambda event: event.run.stop()):
+    def stop(event):
+        if event.step == step:
+            act(event)
+
+    stop.events, stop.every = ("step",), 1
+    return stop
+"""
+
+FIRST = (
+    COMMON
+    + """
+import jobs
+
+jfit.distributed.init()
+rank = jfit.distributed.rank()
+odd = rank == 2
+
+
+def attempt(**changed):
+    try:
+        run = train(**changed)
+    except jfit.distributed.JobError as error:
+        return str(error)
+    return ""
+
+
+def change(event):
+    loop = event.run._loop
+    params = dict(loop.state.params)
+    weight = np.asarray(params["out_weight"]).copy()
+    weight[0, 3] = np.nextafter(weight[0, 3], 9)
+    params["out_weight"] = jfit.parallel.place(weight, event.run.settings.devices)
+    loop.state = loop.state._replace(params=params)
+
+
+errors = {
+    "rate": attempt(optimizer_params={"learning_rate": 0.1 if odd else 0.01}),
+    "labels": attempt(data=(x, 1 - y if odd else y)),
+    "epochs": attempt(num_epoch=6 + odd, seed=3 + odd),
+    "start": attempt(params={"fc_weight": np.full((8, 5), 0.1 + odd, "float32")}),
+    "late": attempt(callbacks=[stop_at(5, change if odd else id), jfit.callbacks.check_replicas(3)], num_epoch=1),
+    "unchecked": attempt(callbacks=[stop_at(5, change if odd else id), jfit.callbacks.check_replicas(None)], num_epoch=1),
+    "main only": attempt(callbacks=[print] if rank == 0 else [], num_epoch=1),
+}
+jobs.report(errors=errors)
+
+logs = []
+seen = [lambda event: logs.append(event.logs), stop_at(24)]
+run = train(callbacks=[jfit.callbacks.csv_logger("log.csv"), *seen], progress=True, checkpoint="ck", checkpoint_every=8,
+            reduce="sharded", nan="stop")
+jobs.report(logs=logs, position=run.position, points=len(run.history.steps))
+saved = run.save("saved")
+jfit.distributed.barrier()
+jobs.report(saved=str(saved), is_there=saved.exists())
+
+# state that differs between devices: residuals
+folder = {"checkpoint": "bits", "checkpoint_every": 8, "reduce": "2bit", "num_epoch": 2}
+whole = train(**folder).params
+train(**folder, callbacks=[stop_at(14)])
+again = train(**folder, resume=True)
+jobs.report(same=all((whole[k] == v).all() for k, v in again.params.items()), resumed=again.position["step"])
+"""
+)
+
+SECOND = (
+    COMMON
+    + """
+jfit.distributed.init()
+rank = jfit.distributed.rank()
+if rank:
+    os.makedirs("elsewhere")
+    os.chdir("elsewhere")  # no shared file system: rank 0 sends the checkpoint
+    assert not os.path.exists("ck")
+
+
+def begin(event):
+    print("from", event.step - 1, flush=True)
+
+
+def pause(event):
+    if event.step >= 40:
+        import time
+        if event.step == 40:
+            print("at", event.step, flush=True)
+        time.sleep(0.05)
+
+
+pause.events, pause.every = ("step",), 1
+train(callbacks=[stop_at(25, begin), pause], num_epoch=200, checkpoint="ck", checkpoint_every=8, resume=True, reduce="sharded")
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return jobs.run_job(FIRST, 3, folder=tmp_path_factory.mktemp("job"))
+
+
+def here():
+    """The definitions of the scripts, in this process."""
+    namespace = {}
+    exec(COMMON, namespace)
+    return namespace
+
+
+@pytest.mark.slow
+def test_ranks_that_train_something_else_are_named(first):
+    assert first[0].values["errors"] == first[1].values["errors"] == first[2].values["errors"]
+    errors = first[0].values["errors"]
+    who = f"rank 2 (process {first[2].pid} on "
+    assert all(who in errors[name] for name in ("rate", "labels", "epochs")), errors
+    assert "has learning_rate 0.1 (rank 0: 0.01). Start" in errors["rate"]
+    assert "has data softmax_label float32 (), sample" in errors["labels"]
+    assert "seed 4 (rank 0: 3)" in errors["epochs"] and "num_epoch 7 (rank 0: 6)" in errors["epochs"]
+    assert errors["main only"] == errors["unchecked"] == ""
+
+
+@pytest.mark.slow
+def test_replicas_that_differ_are_named(first):
+    errors = first[0].values["errors"]
+    assert errors["start"].startswith("the copies of the state differ before the first step: 'params/fc_weight' in rank 2 on ")
+    assert "differs from the other 2 copies; start all processes with the same parameters" in errors["start"]
+    assert errors["late"].startswith("the copies of the state differ at step 6: 'params/out_weight' in rank 2 on ")
+    assert "they were equal at step 3: resume" in errors["late"]
+
+
+@pytest.mark.slow
+def test_rank_0_prints_and_writes(first):
+    main, *others = first
+    assert "epoch    time (s)" in main.out and all("samples/s" not in p.out + p.err for p in others), str(first)
+    with open(first.folder / "log.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    assert [p.values["position"] for p in first] == [{"epoch": 2, "batch": 4, "step": 24}] * 3
+    assert all(p.values["logs"] == main.values["logs"] for p in others) and len(main.values["logs"]) == 2
+    assert all(p.values["points"] == 6 for p in first)
+    assert [folder.name for folder in folders_of(first.folder / "ck")] == ["step-00000008", "step-00000016", "step-00000024"]
+    assert not (first.folder / "ck" / ".run.lock").exists()
+    assert all(p.values["saved"] == "saved/step-00000024" and p.values["is_there"] for p in first)
+    meta = record_of(first.folder / "ck" / "step-00000024")["meta"]
+    assert meta["fingerprint"]["processes"] == 3 and meta["fingerprint"]["devices"].startswith("3 x ")
+    # all arrays are whole, those that were split over the processes, too
+    arrays = read(first.folder / "saved" / "step-00000024").arrays["state.safetensors"]
+    assert arrays["opt_state/slots/mean/fc_weight"].shape == (8, 5) and np.all(arrays["opt_state/slots/mean/fc_weight"] != 0)
+
+
+@pytest.mark.slow
+def test_residuals_are_saved_and_restored(first):
+    assert all(p.values["same"] and p.values["resumed"] == 20 for p in first)
+
+
+@pytest.mark.slow
+def test_resume_with_other_numbers_of_processes(first):
+    with jobs.start(SECOND, 2, folder=first.folder) as job:
+        job[0].wait_for("at 40")
+        job[1].send(signal.SIGTERM)
+        job.wait(codes=143)
+        assert [p.wait_for("from") for p in job] == ["from 24\n"] * 2
+    folder = first.folder / "ck"
+    last = record_of(folders_of(folder)[-1])["meta"]
+    assert last["position"]["step"] >= 40 and last["fingerprint"]["processes"] == 2
+    assert not (folder / ".run.lock").exists() and not (first.folder / "elsewhere" / "ck").exists()
+
+    names = here()
+    last_epoch = last["position"]["epoch"] + 1
+    whole = names["train"](devices=1, num_epoch=last_epoch)
+    run = names["train"](devices=1, num_epoch=last_epoch, checkpoint=folder, resume=True)
+    assert run.history.column("epoch") == whole.history.column("epoch")
+    for name in ("loss", "accuracy", "wrong", "val_loss", "val_wrong"):
+        np.testing.assert_allclose(run.history.column(name), whole.history.column(name), rtol=2e-4, atol=1e-5, err_msg=name)
+    for name, value in whole.params.items():  # the best ones
+        np.testing.assert_allclose(run.params[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
+    assert [row["step"] for row in run.history.steps] == [row["step"] for row in whole.history.steps]
+    result = jfit.verify(folder, (names["x"], names["y"]), eval_metric=["acc", names["wrong"]], reduce="psum", devices=1)
+    assert result.settings == [] or all("reduce" in text for text in result.settings)
+
+
+def test_differences_of_processes():
+    usual = {"seed": 0, "optimizer": "sgd a", "optimizer_params": {"momentum": 0.9}, "versions": {"numpy": "1", "jax": "1"}}
+    other = usual | {"optimizer": "sgd b", "optimizer_params": {"momentum": 0.5}, "cores": 3}
+    library = usual | {"versions": {"numpy": "2", "jax": "1"}, "devices": "8 x cpu"}
+    assert same_run.differences([usual, usual]) == ([], [])
+    assert same_run.differences([other, usual, library, usual]) == (
+        ["rank 0 has optimizer_params momentum 0.5 (rank 1: 0.9)"],
+        ["rank 2 has versions numpy 2 (rank 1: 1)"],
+    )
+    assert same_run.described_data((np.zeros((3, 2)), [1, 2])) is None
+    assert same_run.described_data({"a": np.zeros((3, 2))})["a"].startswith("3 rows, float64 (2,), sample")
+
+
+def test_digests_of_copies():
+    leaves = [np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("float32", "float16", "int8", "uint16", "bool")]
+    before = np.asarray(replicas._digests(leaves))
+    for i, leaf in enumerate(leaves):
+        one = leaf.copy()
+        one[0, 0] = 9
+        for changed in (np.roll(leaf, 1), one):
+            after = np.asarray(replicas._digests([*leaves[:i], changed, *leaves[i + 1 :]]))
+            assert [*np.flatnonzero(before != after)] == [i], leaf.dtype
+    assert replicas._who(np.array([7, 7, 5, 7], np.uint32)) == "in device 2 differs from the other 3 copies"
+    assert replicas._who(np.array([7, 5], np.uint32)) == "differs between device 0 and device 1"
+
+
+def test_check_replicas_finds_a_device_that_differs():
+    import jax
+
+    names = here()
+
+    def change(event):
+        loop = event.run._loop
+        parts = [np.asarray(shard.data) for shard in loop.state.params["out_weight"].addressable_shards]
+        arrays = [jax.device_put(w + i, d) for i, (w, d) in enumerate(zip(parts, event.run.settings.devices, strict=True))]
+        old = loop.state.params["out_weight"]
+        weight = jax.make_array_from_single_device_arrays(old.shape, old.sharding, arrays)
+        loop.state = loop.state._replace(params=loop.state.params | {"out_weight": weight})
+
+    callbacks = [names["stop_at"](2, change), jfit.callbacks.check_replicas(4)]
+    with pytest.raises(jfit.distributed.JobError, match="at step 4: 'params/out_weight' differs between device 0 and device 1"):
+        names["train"](devices=2, callbacks=callbacks, num_epoch=1)
+    assert names["train"](devices=2, callbacks=callbacks[1:], num_epoch=1).position["epoch"] == 1
+
+
+TORCHRUN = (
+    COMMON
+    + """
+jfit.distributed.init()
+
+
+def kill(event):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and jfit.distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+run = train(checkpoint=sys.argv[1], checkpoint_every=8, resume=True, callbacks=[stop_at(27, kill)])
+if jfit.distributed.is_main():
+    print("restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], "position", run.position["step"], flush=True)
+    np.savez(sys.argv[2], **run.params)
+"""
+)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_job_again(tmp_path):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torchrun is in the package torch, which is not installed")
+    (tmp_path / "script.py").write_text(TORCHRUN)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
+    environment = {k: v for k, v in os.environ.items() if k not in jobs._FOREIGN}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(jobs.HERE).parent), "XLA_FLAGS": ""}
+    with open(tmp_path / "log", "w+") as log:
+        command = [*launcher, "script.py", "ck", "result.npz"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            process.wait(jobs.DEADLINE)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the launcher and its workers, if the deadline is over
+        log.seek(0)
+        text = log.read()
+    assert process.returncode == 0 and "restarts 1 position 60" in text, text[-6000:]
+    whole = here()["train"](devices=2)
+    with np.load(tmp_path / "result.npz") as result:  # sums of two numbers have the same bits in any order
+        assert all(np.array_equal(result[name], value) for name, value in whole.params.items())
