@@ -5,10 +5,12 @@ import csv
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jobs
 import numpy as np
 import pytest
@@ -21,9 +23,8 @@ from jfit.train.saved import folders_of, read, record_of
 pytestmark = pytest.mark.timeout(600) if importlib.util.find_spec("pytest_timeout") else []
 
 COMMON = """
-import os, signal, sys, warnings
-import numpy as np
-import jfit
+import os, signal, sys
+import jax, numpy as np, jfit
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(240, 5)).astype("float32")
@@ -62,24 +63,25 @@ import jobs
 
 jfit.distributed.init()
 rank = jfit.distributed.rank()
-odd = rank == 2
+odd = rank == 1
 
 
 def attempt(**changed):
     try:
-        run = train(**changed)
-    except jfit.distributed.JobError as error:
+        train(**{"reduce": "sharded", **changed})
+    except jfit.distributed.RanksDiffer as error:
         return str(error)
-    return ""
 
 
-def change(event):
+def change(event):  # a bit of the copy of one device
     loop = event.run._loop
-    params = dict(loop.state.params)
-    weight = np.asarray(params["out_weight"]).copy()
-    weight[0, 3] = np.nextafter(weight[0, 3], 9)
-    params["out_weight"] = jfit.parallel.place(weight, event.run.settings.devices)
-    loop.state = loop.state._replace(params=params)
+    old = loop.state.params["out_weight"]
+    parts = [np.array(shard.data) for shard in old.addressable_shards]
+    parts[-1][0, 3] = np.nextafter(parts[-1][0, 3], 9)
+    devices = [shard.device for shard in old.addressable_shards]
+    parts = [jax.device_put(part, device) for part, device in zip(parts, devices)]
+    weight = jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts)
+    loop.state = loop.state._replace(params=loop.state.params | {"out_weight": weight})
 
 
 errors = {
@@ -87,27 +89,25 @@ errors = {
     "labels": attempt(data=(x, 1 - y if odd else y)),
     "epochs": attempt(num_epoch=6 + odd, seed=3 + odd),
     "start": attempt(params={"fc_weight": np.full((8, 5), 0.1 + odd, "float32")}),
-    "late": attempt(callbacks=[stop_at(5, change if odd else id), jfit.callbacks.check_replicas(3)], num_epoch=1),
-    "unchecked": attempt(callbacks=[stop_at(5, change if odd else id), jfit.callbacks.check_replicas(None)], num_epoch=1),
-    "main only": attempt(callbacks=[print] if rank == 0 else [], num_epoch=1),
+    "late": attempt(callbacks=[stop_at(5, change if odd else id), jfit.callbacks.check_replicas(3)], reduce=None),
 }
 jobs.report(errors=errors)
 
 logs = []
-seen = [lambda event: logs.append(event.logs), stop_at(24)]
-run = train(callbacks=[jfit.callbacks.csv_logger("log.csv"), *seen], progress=True, checkpoint="ck", checkpoint_every=8,
-            reduce="sharded", nan="stop")
+seen = [jfit.callbacks.csv_logger("log.csv"), lambda event: logs.append(event.logs), stop_at(24)]
+seen += [print] if jfit.distributed.is_main() else []
+run = train(callbacks=seen, progress=True, checkpoint="ck", checkpoint_every=8, reduce="sharded", nan="stop")
 jobs.report(logs=logs, position=run.position, points=len(run.history.steps))
 saved = run.save("saved")
 jfit.distributed.barrier()
-jobs.report(saved=str(saved), is_there=saved.exists())
+loaded = jfit.Run.load("saved", eval_metric="acc").score((x, y))["accuracy"] == run.score((x, y), "acc")["accuracy"]
+jobs.report(saved=str(saved), is_there=saved.exists(), loaded=loaded)
 
 # state that differs between devices: residuals
 folder = {"checkpoint": "bits", "checkpoint_every": 8, "reduce": "2bit", "num_epoch": 2}
 whole = train(**folder).params
-train(**folder, callbacks=[stop_at(14)])
-again = train(**folder, resume=True)
-jobs.report(same=all((whole[k] == v).all() for k, v in again.params.items()), resumed=again.position["step"])
+again = train(**folder | {"checkpoint": None}, resume="bits/step-00000008")
+jobs.report(same=all((whole[k] == v).all() for k, v in again.params.items()))
 """
 )
 
@@ -142,7 +142,7 @@ train(callbacks=[stop_at(25, begin), pause], num_epoch=200, checkpoint="ck", che
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    return jobs.run_job(FIRST, 3, folder=tmp_path_factory.mktemp("job"))
+    return jobs.run_job(FIRST, 2, 2, folder=tmp_path_factory.mktemp("job"))
 
 
 def here():
@@ -154,23 +154,23 @@ def here():
 
 @pytest.mark.slow
 def test_ranks_that_train_something_else_are_named(first):
-    assert first[0].values["errors"] == first[1].values["errors"] == first[2].values["errors"]
+    assert first[0].values["errors"] == first[1].values["errors"]
     errors = first[0].values["errors"]
-    who = f"rank 2 (process {first[2].pid} on "
+    who = f"rank 1 (process {first[1].pid} on "
     assert all(who in errors[name] for name in ("rate", "labels", "epochs")), errors
     assert "has learning_rate 0.1 (rank 0: 0.01). Start" in errors["rate"]
     assert "has data softmax_label float32 (), sample" in errors["labels"]
     assert "seed 4 (rank 0: 3)" in errors["epochs"] and "num_epoch 7 (rank 0: 6)" in errors["epochs"]
-    assert errors["main only"] == errors["unchecked"] == ""
 
 
 @pytest.mark.slow
 def test_replicas_that_differ_are_named(first):
     errors = first[0].values["errors"]
-    assert errors["start"].startswith("the copies of the state differ before the first step: 'params/fc_weight' in rank 2 on ")
-    assert "differs from the other 2 copies; start all processes with the same parameters" in errors["start"]
-    assert errors["late"].startswith("the copies of the state differ at step 6: 'params/out_weight' in rank 2 on ")
-    assert "they were equal at step 3: resume" in errors["late"]
+    host = socket.gethostname()
+    start = f"'params/fc_weight' differs between rank 0 on {host} and rank 1 on {host}; start all processes with the same param"
+    assert errors["start"].startswith(f"the copies of the state differ before the first step: {start}"), errors
+    late = f"'params/out_weight' in rank 1 on {host}, device 1 differs from the other 3 copies; they were equal at step 3"
+    assert errors["late"].startswith(f"the copies of the state differ at step 6: {late}"), errors
 
 
 @pytest.mark.slow
@@ -180,14 +180,15 @@ def test_rank_0_prints_and_writes(first):
     with open(first.folder / "log.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert [p.values["position"] for p in first] == [{"epoch": 2, "batch": 4, "step": 24}] * 3
+    assert [p.values["position"] for p in first] == [{"epoch": 2, "batch": 4, "step": 24}] * 2
     assert all(p.values["logs"] == main.values["logs"] for p in others) and len(main.values["logs"]) == 2
     assert all(p.values["points"] == 6 for p in first)
     assert [folder.name for folder in folders_of(first.folder / "ck")] == ["step-00000008", "step-00000016", "step-00000024"]
     assert not (first.folder / "ck" / ".run.lock").exists()
     assert all(p.values["saved"] == "saved/step-00000024" and p.values["is_there"] for p in first)
+    assert all(p.values["loaded"] for p in first)
     meta = record_of(first.folder / "ck" / "step-00000024")["meta"]
-    assert meta["fingerprint"]["processes"] == 3 and meta["fingerprint"]["devices"].startswith("3 x ")
+    assert meta["fingerprint"]["processes"] == 2 and meta["fingerprint"]["devices"].startswith("4 x ")
     # all arrays are whole, those that were split over the processes, too
     arrays = read(first.folder / "saved" / "step-00000024").arrays["state.safetensors"]
     assert arrays["opt_state/slots/mean/fc_weight"].shape == (8, 5) and np.all(arrays["opt_state/slots/mean/fc_weight"] != 0)
@@ -195,11 +196,11 @@ def test_rank_0_prints_and_writes(first):
 
 @pytest.mark.slow
 def test_residuals_are_saved_and_restored(first):
-    assert all(p.values["same"] and p.values["resumed"] == 20 for p in first)
+    assert all(p.values["same"] for p in first)
 
 
 @pytest.mark.slow
-def test_resume_with_other_numbers_of_processes(first):
+def test_resume_on_other_devices_and_in_one_process(first):
     with jobs.start(SECOND, 2, folder=first.folder) as job:
         job[0].wait_for("at 40")
         job[1].send(signal.SIGTERM)
@@ -251,22 +252,22 @@ def test_digests_of_copies():
 
 
 def test_check_replicas_finds_a_device_that_differs():
-    import jax
-
-    names = here()
+    net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc"), name="softmax")
 
     def change(event):
         loop = event.run._loop
-        parts = [np.asarray(shard.data) for shard in loop.state.params["out_weight"].addressable_shards]
-        arrays = [jax.device_put(w + i, d) for i, (w, d) in enumerate(zip(parts, event.run.settings.devices, strict=True))]
-        old = loop.state.params["out_weight"]
-        weight = jax.make_array_from_single_device_arrays(old.shape, old.sharding, arrays)
-        loop.state = loop.state._replace(params=loop.state.params | {"out_weight": weight})
+        old = loop.state.params["fc_weight"]
+        parts = [jax.device_put(np.asarray(s.data) + s.device.id, s.device) for s in old.addressable_shards]
+        weight = jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts)
+        loop.state = loop.state._replace(params=loop.state.params | {"fc_weight": weight})
 
-    callbacks = [names["stop_at"](2, change), jfit.callbacks.check_replicas(4)]
-    with pytest.raises(jfit.distributed.JobError, match="at step 4: 'params/out_weight' differs between device 0 and device 1"):
-        names["train"](devices=2, callbacks=callbacks, num_epoch=1)
-    assert names["train"](devices=2, callbacks=callbacks[1:], num_epoch=1).position["epoch"] == 1
+    change.events, change.every = ("step",), 2
+    options = {"batch_size": 4, "num_epoch": 1, "devices": 2, "steps_per_call": 1, "progress": False}
+    data, check = (np.eye(24, 3, dtype="float32"), np.arange(24) % 2), jfit.callbacks.check_replicas(4)
+    with pytest.raises(jfit.distributed.RanksDiffer, match="'params/fc_weight' differs between device 0 and device 1"):
+        jfit.fit(net, data, callbacks=[change, check], **options)
+    assert jfit.fit(net, data, callbacks=[check], **options).position["epoch"] == 1
+    assert jfit.callbacks.check_replicas(None).events == ()
 
 
 TORCHRUN = (

@@ -4,7 +4,7 @@ Rank 0 has a hub to which every process is connected by TCP (`channel.py`), besi
 on what is not computed on devices.
 """
 
-from jfit.distributed.channel import JobError
+from jfit.distributed.channel import JobError, RanksDiffer
 from jfit.distributed.job import barrier, exchange, init, is_main, num_processes, rank, shutdown
 
-__all__ = ["JobError", "barrier", "exchange", "init", "is_main", "num_processes", "rank", "shutdown"]
+__all__ = ["JobError", "RanksDiffer", "barrier", "exchange", "init", "is_main", "num_processes", "rank", "shutdown"]

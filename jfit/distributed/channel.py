@@ -35,6 +35,15 @@ class JobError(RuntimeError):
     """
 
 
+class RanksDiffer(JobError):
+    """The processes of a job were started with other settings or data, or their parameters differ; raised by all of them.
+
+    Example:
+        >>> issubclass(RanksDiffer, JobError)
+        True
+    """
+
+
 class Connection:
     """One end of a TCP connection between two processes of a job; `send` may be called by several threads.
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from jfit import activity
-from jfit.distributed.channel import JobError
+from jfit.distributed.channel import JobError, RanksDiffer
 from jfit.distributed.monitor import EXIT_CODE, Monitor, say
 
 _OTHERS = 5.0  # seconds in which the monitor learns which process was lost
@@ -81,7 +81,7 @@ def is_of_another(error: BaseException) -> bool:
         True
     """
     if isinstance(error, JobError):
-        return True
+        return not isinstance(error, RanksDiffer)
     text = str(error).lower()
     return isinstance(error, (RuntimeError, ValueError)) and any(part in text for part in _GONE)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jfit.distributed import is_main
 from jfit.export.source import ExportError
 from jfit.formats import save_tensors
 from jfit.lowering.model import named, values_of
@@ -27,7 +28,7 @@ def safetensors(
     states (key `aux`, a JSON list). Any reader of the safetensors format can load the file.
 
     Args:
-        path: the file to write.
+        path: the file to write; in a job of several processes, rank 0 writes it.
         params: arrays by parameter name, or any pytree of arrays, named by their paths; or a Run or loaded model, whose
             parameters, auxiliary states and graph are used.
         aux: arrays by name of the auxiliary state; default: none, or those of the Run or loaded model.
@@ -58,4 +59,6 @@ def safetensors(
         header["symbol"] = symbol.tojson(remove_amp_cast=False)
     if taken := sorted(set(header) & set(metadata or {})):
         raise ExportError(f"metadata has the key {taken[0]!r}, which jfit writes itself; use another key")
+    if not is_main():
+        return Path(path)
     return save_tensors(path, {**params, **aux}, {**header, **(metadata or {})})

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.distributed import is_main
 from jfit.export.nodes import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported
 from jfit.export.nodes.core import TYPES, Dims
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
@@ -50,7 +51,7 @@ def onnx(
         specs: input name -> shape (or array, or jax.ShapeDtypeStruct), including the batch axis; labels are not needed.
         params: parameters by name; default: those of `net`, if it is a Run or loaded model.
         aux: auxiliary states by name; default: those of `net`, if it is a Run or loaded model.
-        path: the file to write; None writes no file.
+        path: the file to write; None writes no file.  In a job of several processes, rank 0 writes it.
         batch: name of the dynamic batch dimension; None fixes the batch size to the one in `specs`.
         name: name of the ONNX graph.
 
@@ -76,7 +77,7 @@ def onnx(
     check_parameters(source)
     plan = _Plan.of(source, specs, batch)
     model = _assembled(plan, _convert(plan), batch, name)
-    if path is not None:
+    if path is not None and is_main():
         atomic_write(path, model.SerializeToString())
     return model
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax import export
 
+from jfit.distributed import is_main
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
 from jfit.lowering.model import flatten_names, named
@@ -110,8 +111,8 @@ class Program:
         return MAGIC + struct.pack("<Q", len(header)) + header + bytes(self.exported.serialize())
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the program to a file, atomically, and return its path."""
-        return atomic_write(path, self.to_bytes())
+        """Write the program to a file, atomically, and return its path.  In a job of several processes, rank 0 writes."""
+        return atomic_write(path, self.to_bytes()) if is_main() else Path(path)
 
     def __repr__(self) -> str:
         return f"<Program {self.kind} -> {', '.join(self.outputs)} on {', '.join(self.platforms)}>"

@@ -63,25 +63,36 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
     Args:
         directory: folder of checkpoints, or one checkpoint.
     """
-    found: tuple[Saved, bool] | None = None
+    path = Path(directory)
+    found: list[tuple[Saved, bool]] = []
 
-    def choose() -> dict[str, Any] | None:
-        nonlocal found
-        path = Path(directory)
+    def choose() -> Saved | None:
         if not folders_of(path) and not (path / META).is_file():
             warn_of_traces(directory)
-        else:
-            found = newest_finite(directory)
-        return None if found is None else {"folder": str(found[0].folder), "record": found[0].record, "is_older": found[1]}
+            return None
+        found.append(newest_finite(directory))
+        return found[0][0]
 
+    saved = shared_checkpoint(choose)
+    return None if saved is None else (saved, from_main(lambda: found[0][1], "whether newer checkpoints are not finite"))
+
+
+def shared_checkpoint(choose: Callable[[], Saved | None]) -> Saved | None:
+    """Read a checkpoint that rank 0 chooses in all processes of a job, as described at `find_checkpoint`.
+
+    Args:
+        choose: function that reads a checkpoint, or returns None; only rank 0 calls it.
+    """
     if num_processes() == 1:
-        choose()
-        return found
-    chosen = from_main(choose, "the choice of the checkpoint to resume from")
-    if chosen is None:
-        return None
-    saved = found[0] if found is not None else None
-    return same_checkpoint(saved, chosen["folder"], chosen["record"]), chosen["is_older"]
+        return choose()
+    saved: list[Saved | None] = [None]
+
+    def chosen() -> dict[str, Any] | None:
+        saved[0] = choose()
+        return None if saved[0] is None else {"folder": str(saved[0].folder), "record": saved[0].record}
+
+    choice = from_main(chosen, "reading the checkpoint")
+    return None if choice is None else same_checkpoint(saved[0], choice["folder"], choice["record"])
 
 
 def same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -> Saved:

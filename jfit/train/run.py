@@ -31,7 +31,7 @@ from jfit.step.sharded import sharded_like, whole_params
 from jfit.step.state import TrainState
 from jfit.train import checkpoint as checkpoints
 from jfit.train import locks
-from jfit.train.agreement import find_checkpoint
+from jfit.train.agreement import find_checkpoint, shared_checkpoint
 from jfit.train.batches import Settings, settings_of
 from jfit.train.callbacks import Callback
 from jfit.train.display import run_html
@@ -649,8 +649,8 @@ class Run:
     ) -> Run:
         """Load a run that can score and predict from a folder of checkpoints (from `save` or `checkpoint=`).
 
-        To continue training, call `jfit.fit(..., resume=folder)` instead.  A folder of `jfit.checkpoint.save(folder, state)`
-        without `meta` loads with `model`; its history is empty.
+        In a job of several processes, all must call it.  To continue training, call `jfit.fit(..., resume=folder)` instead.  A
+        folder of `jfit.checkpoint.save(folder, state)` without `meta` loads with `model`; its history is empty.
 
         Args:
             directory: folder of checkpoints.
@@ -683,11 +683,13 @@ class Run:
             >>> loaded.position["epoch"], bool((loaded.predict(x) == run.predict(x)).all())
             (2, True)
         """
-        check_entry("jfit.Run.load")
+        check_entry("jfit.Run.load", several=True)
         if which not in ("newest", "best"):
             raise ValueError(f'which is {which!r}; expected "newest" or "best"')
-        directory = checkpoints.best(directory) if which == "best" else directory
-        saved = newest(directory, read)  # once: parameters and meta are those of one checkpoint
+        # once: parameters and meta are those of one checkpoint
+        best = which == "best"
+        saved = shared_checkpoint(lambda: newest(checkpoints.best(directory) if best else directory, read))
+        assert saved is not None
         meta, passed = saved.meta, model is not None
         if model is None:
             if "symbol" not in meta:

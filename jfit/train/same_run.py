@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jfit.distributed import JobError, exchange, is_main, job, num_processes
+from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
 from jfit.train.fingerprint import sample
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
@@ -24,7 +24,7 @@ def check_same_run(run: Any, more: Callable[[], dict[str, Any]]) -> None:
         more: function that returns other arguments of `fit` that must be equal, JSON-serializable.
 
     Raises:
-        JobError: in all processes, if two differ.
+        RanksDiffer: in all processes, if two differ.
     """
     if num_processes() == 1:
         return
@@ -33,7 +33,7 @@ def check_same_run(run: Any, more: Callable[[], dict[str, Any]]) -> None:
     if logged and is_main():
         logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))
     if problems:
-        raise JobError(
+        raise RanksDiffer(
             f"the processes of this job would not train the same: {'; '.join(problems)}. Start all of them with the same "
             "script, arguments, data and versions"
         )

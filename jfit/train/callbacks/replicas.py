@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit import counters
-from jfit.distributed import JobError, exchange, job, num_processes
+from jfit.distributed import RanksDiffer, exchange, job, num_processes
 from jfit.interrupts import in_thread
 from jfit.train.callbacks.base import Callback, Event
 
@@ -37,8 +37,8 @@ def check_replicas(every: int | None = EVERY) -> Callback:
         every: number of steps between two checks.  None: no checks, also in a job.
 
     Returns:
-        A `Callback`.  It raises JobError (a RuntimeError) in all processes; the message names the array, the rank and the
-        device whose copy differs from most others, and the step of the last check without a difference.
+        A `Callback`.  It raises `jfit.distributed.RanksDiffer` (a RuntimeError) in all processes; the message names the array,
+        the rank and the device whose copy differs from most others, and the step of the last check without a difference.
 
     Example:
         >>> check_replicas(100).every
@@ -94,7 +94,7 @@ class _Check:
         pending, self._pending = self._pending, None
         digests = pending.digests.result()  # usually done: it was begun at the check before this one
         if (digests != digests[0]).any():
-            raise JobError(_problem(pending, digests, self._equal_at))
+            raise RanksDiffer(_problem(pending, digests, self._equal_at))
         self._equal_at = pending.step
 
 
