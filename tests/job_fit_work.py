@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import jfit
-from jfit.data import as_data
+from jfit.data import Rows, as_data, shard
 from jfit.parallel.contexts import job_devices, own_slices_of
 from jfit.parallel.whole import host_state
 from jfit.train.host_batches import HostBatches
@@ -146,7 +146,12 @@ def parts_read(rank, count, devices):
     """Which rows each device gets: of shuffled arrays, and of streams."""
     chosen = job_devices(devices)
     stream = lambda epoch: [(part(IDS, rank, count, low)[:, None],) * 2 for low in range(0, 48, BATCH)]  # noqa: E731
-    return {"rows": rows_of_devices((IDS[:, None], IDS[:, None]), chosen), "stream_rows": rows_of_devices(stream, chosen)}
+    indexed = Rows([(np.full(1, i, "float32"), i) for i in IDS])
+    rows = {"indexed_rows": rows_of_devices(indexed, chosen), "sharded": list(shard(range(ROWS)))}
+    return rows | {
+        "rows": rows_of_devices((IDS[:, None], IDS[:, None]), chosen),
+        "stream_rows": rows_of_devices(stream, chosen),
+    }
 
 
 def work(rank, count, devices, *functions):

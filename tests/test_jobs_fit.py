@@ -5,6 +5,8 @@ import pytest
 from job_fit_work import arrays, by_hand, parts_read, reduced, streams, work
 from jobs import run_job
 
+from jfit.data import NDArrayIter, shard
+
 SCRIPT = """
 import jfit, jobs
 import job_fit_work as here
@@ -44,6 +46,20 @@ def test_two_processes_train_as_one(tmp_path):
     np.testing.assert_allclose(first["losses"], run.history.column("val_loss"), rtol=1e-5)
 
 
+def test_parts_of_data_are_disjoint_and_complete():
+    for data in (range(10), np.arange(10), [*range(10)], iter(range(10)), {"x": np.arange(10)}, lambda epoch: range(epoch, 10)):
+        copies = [data, data, data] if not hasattr(data, "__next__") else [iter(range(10)) for _ in range(3)]
+        parts = [shard(copy, rank, 3) for rank, copy in enumerate(copies)]
+        parts = [part["x"] if isinstance(part, dict) else part(0) if callable(part) else part for part in parts]
+        assert [list(part) for part in parts] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    x, y = shard((np.arange(4), np.arange(4)), 1, 2)
+    assert x.tolist() == y.tolist() == [1, 3]
+    with pytest.raises(ValueError, match="rank is 3 and count 3; expected"):
+        shard([1], 3, 3)
+    with pytest.raises(TypeError, match="pass it part_index=0, num_parts=2"):
+        shard(NDArrayIter(np.ones((4, 1)), batch_size=2), 0, 2)
+
+
 @pytest.fixture(scope="module")
 def alone():
     """What one process with four devices computes."""
@@ -59,8 +75,10 @@ def two_by_two(tmp_path_factory):
 
 @pytest.mark.slow
 def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two):
-    for name in ("rows", "stream_rows"):
+    for name in ("rows", "stream_rows", "indexed_rows"):
         np.testing.assert_array_equal(np.concatenate([values[name] for values in two_by_two]), alone[name])
+    np.testing.assert_array_equal(alone["indexed_rows"], alone["rows"])
+    assert [values["sharded"] for values in two_by_two] == [[*range(0, 53, 2)], [*range(1, 53, 2)]]
     trained = alone["rows"][alone["rows"] >= 0]
     assert sorted(trained.tolist()) == sorted([*range(53)] * 2)
 
@@ -68,7 +86,7 @@ def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two
 @pytest.mark.slow
 def test_ranks_agree_on_every_bit(two_by_two):
     first, second = two_by_two
-    own = {"rank", "rows", "stream_rows", "stream_predicted", "hand_own_outputs"}
+    own = {"rank", "rows", "stream_rows", "indexed_rows", "sharded", "stream_predicted", "hand_own_outputs"}
     assert set(first) == set(second)
     for name in set(first) - own:
         if hasattr(first[name], "dtype"):

@@ -1,4 +1,4 @@
-"""Several JAX processes are unsupported: every function that trains or computes with a model raises."""
+"""Processes that only `jax.distributed` joined: functions that train or compute with a model raise."""
 
 import os
 import socket
@@ -35,6 +35,7 @@ def loaded():
 ENTRIES = {
     "jfit.fit": lambda: jfit.fit(net(), (X, Y), num_epoch=1, progress=False),
     "jfit.lr_find": lambda: jfit.lr_find(net(), (X, Y), steps=3),
+    "jfit.sweep": lambda: jfit.sweep(net(), (X, Y), over={"seed": [0]}, num_epoch=1),
     "jfit.data_parallel": lambda: jfit.data_parallel(jfit.train_step(jfit.lower(net()), "sgd")),
     "jfit.score or jfit.predict": lambda: jfit.score(net(), (X, Y), params=PARAMS),
     "jfit.score or jfit.predict ": lambda: jfit.predict(net(), X, params=PARAMS),
@@ -52,8 +53,11 @@ def test_every_entry_raises_with_several_processes(entry, monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     ENTRIES[entry]()
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    message = rf"^{entry.strip()} does not support 2 JAX processes \(jax.distributed\) yet: .* Start one process"
-    with pytest.raises(NotImplementedError, match=message):
+    if entry in ("jfit.lr_find", "jfit.sweep"):
+        error, message = NotImplementedError, rf"^{entry} does not support jobs of 2 processes: .*; start one process"
+    else:
+        error, message = RuntimeError, rf"in 2 processes, .*, so {entry.strip()} cannot agree .* call jfit.distributed.init\(\)"
+    with pytest.raises(error, match=message):
         ENTRIES[entry]()
 
 
@@ -67,7 +71,7 @@ def test_methods_of_a_run_raise_with_several_processes(monkeypatch, tmp_path):
         "jfit.Run.load": lambda: jfit.Run.load(tmp_path),
     }
     for entry, call in calls.items():
-        with pytest.raises(NotImplementedError, match=f"^{entry} does not support 3 JAX processes"):
+        with pytest.raises(RuntimeError, match=f"in 3 processes, .*, so {entry} cannot agree"):
             call()
 
 
@@ -84,7 +88,7 @@ step = jfit.train_step(jfit.lower(net))
 for call in lambda: jfit.fit(net, (x, y), progress=False, devices="all"), lambda: jfit.data_parallel(step):
     try:
         call()
-    except NotImplementedError as error:
+    except RuntimeError as error:
         print(error, flush=True)
 """
 
@@ -105,4 +109,5 @@ def test_two_processes_of_jax_distributed_raise():
             process.kill()
     for (out, err), process in zip(results, processes, strict=True):
         assert process.returncode == 0, err
-        assert [line.split(" does not")[0] for line in out.splitlines()] == ["jfit.fit", "jfit.data_parallel"], out
+        refused = [line.split(" cannot agree")[0].split(", so ")[-1] for line in out.splitlines() if "cannot agree" in line]
+        assert refused == ["jfit.fit", "jfit.data_parallel"], out

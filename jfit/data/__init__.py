@@ -9,6 +9,7 @@ from jfit.data.arrays import ArrayData, to_array
 from jfit.data.batch import Batch, Names, check_batch, check_labels, pad_rows, rows
 from jfit.data.combine import PrefetchingIter, ResizeIter
 from jfit.data.ndarray_iter import DataBatch, DataDesc, DataIter, NDArrayIter
+from jfit.data.parts import shard
 from jfit.data.prefetch import DataTimeout, Prefetch, prefetch
 from jfit.data.row_batches import Rows
 from jfit.data.stream import StreamData
@@ -43,6 +44,7 @@ __all__ = [
     "pad_rows",
     "prefetch",
     "rows",
+    "shard",
     "to_array",
 ]
 

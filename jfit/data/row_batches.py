@@ -11,6 +11,7 @@ import numpy as np
 
 from jfit.data.arrays import host_array
 from jfit.data.batch import Batch, Names, is_array
+from jfit.data.parts import own_indices, own_size
 from jfit.data.shuffle import permutation
 
 
@@ -38,6 +39,8 @@ class Rows:
 class RowBatches:
     """Batches of a data set with random access to its rows, shuffled by (seed, epoch) as arrays are; a source of `StreamData`.
 
+    The processes of a job all have the data set, and each reads its own rows of every batch.
+
     Args:
         source: object with `__len__`, the number of rows, and `__getitem__`, which returns one row.
         batch_size: number of rows per batch.
@@ -57,6 +60,7 @@ class RowBatches:
         self.source, self.batch_size, self.shuffle, self.seed = source, batch_size, shuffle, seed
         self.keys = None if keys is None else set(keys)
         self.num_rows = len(source)
+        own_size(batch_size)  # a job has at most as many processes as a batch has rows
         if not self.num_rows:
             raise ValueError(f"empty data: the {type(source).__name__} has 0 rows; expected at least one row.")
         self._position = (0, 0)  # epoch and number of the first batch of the next iterator
@@ -80,7 +84,9 @@ class RowBatches:
         epoch, start = self._position
         order = permutation(self.num_rows, self.seed, epoch) if self.shuffle else np.arange(self.num_rows)
         for low in range(start * self.batch_size, self.num_rows, self.batch_size):
-            yield self._batch(order[low : low + self.batch_size].tolist())
+            rows = own_indices(order[low : low + self.batch_size], self.batch_size)
+            if len(rows):  # in a job, the incomplete last batch may have none for this process
+                yield self._batch(rows.tolist())
 
     def _batch(self, indices: list[int]) -> Any:
         if _is_kind(self.source, "datasets", "Dataset"):  # indexing by rows returns a dict of column -> values

@@ -12,6 +12,7 @@ from typing import Any
 from jfit.data.batch import Batch, Names, is_mxnet_iter
 from jfit.data.columns import Columns, label_without_columns, select
 from jfit.data.elements import to_batch
+from jfit.data.parts import own_size
 from jfit.data.positions import Exhausted, decode, encode
 from jfit.data.prefetch import Patience, next_patiently
 from jfit.data.row_batches import collated, is_row
@@ -140,7 +141,7 @@ class StreamData:
         if count is not None and self.batch_size is not None:
             if self.by_rows is None:
                 self.peek()  # decides whether the elements are rows
-            count = -(-count // self.batch_size) if self.by_rows else count
+            count = -(-count // own_size(self.batch_size)) if self.by_rows else count
         if count is not None and self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(
                 f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches; expected at "
@@ -401,7 +402,7 @@ class StreamData:
                 return iter(())
             labels = () if self.columns is None else self.columns.label or ()
             self.by_rows, elements = is_row(first, self.names, labels), _chain(first, elements)
-        return collated(elements, self.batch_size) if self.by_rows else elements
+        return collated(elements, own_size(self.batch_size)) if self.by_rows else elements
 
     def _named(self, element: Any) -> Any:
         """Rename the columns of a dict to the inputs of the graph, and log once those that are not used."""

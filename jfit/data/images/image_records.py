@@ -13,6 +13,7 @@ from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe, check_recipe
 from jfit.data.images.source import Job, RowDecoder
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
+from jfit.data.parts import job_part
 from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
@@ -38,8 +39,9 @@ class ImageRecords(WholeBatches):
         shuffle: whether to shuffle the rows in every epoch.
         seed: seed of orders and augmentations.
         seed_augment: seed of the augmentations; None: `seed`.
-        part_index: index of the part to read, from 0.
-        num_parts: number of parts into which the rows are split; their sizes differ by at most one row.
+        part_index: index of the part to read, from 0.  None: in a job of several processes, the rank of this one, else 0.
+        num_parts: number of parts into which the rows are split; their sizes differ by at most one row.  None: the number of
+            processes of the job.
         last_batch_handle: "pad": pad the last batch with rows from the start of the epoch; "discard": drop it.
         layout: "NCHW" or "NHWC".
         dtype: "float32", "uint8" or "int8".
@@ -79,8 +81,8 @@ class ImageRecords(WholeBatches):
         shuffle: bool = False,
         seed: int = 0,
         seed_augment: int | None = None,
-        part_index: int = 0,
-        num_parts: int = 1,
+        part_index: int | None = None,
+        num_parts: int | None = None,
         last_batch_handle: str = "pad",
         layout: str = "NCHW",
         dtype: str = "float32",
@@ -116,6 +118,9 @@ class ImageRecords(WholeBatches):
         self.workers, self.ahead = workers, ahead
         self.data_name, self.label_name = data_name, label_name
         offsets = record_offsets(path) if path_index is None else _index(path_index)
+        if part_index is None and num_parts is None:
+            part_index, num_parts = job_part()
+        part_index, num_parts = part_index or 0, 1 if num_parts is None else num_parts
         self.rows = _part(len(offsets), part_index, num_parts)  # row indices of this part
         self._offsets = offsets
         if not len(self.rows):
