@@ -391,7 +391,7 @@ def test_dist_async_without_the_extra(monkeypatch):
 
 @RAY
 @pytest.mark.slow
-def test_a_job_of_mxnet_scripts_trains_asynchronously(tmp_path):
+def test_on_ray_mxnet_scripts_train_asynchronously(tmp_path):
     (tmp_path / "token").write_text("0" * 64)
     script = """
         import logging, os

@@ -1,6 +1,7 @@
 """The recipes of docs/hosts.md: every block is parsed, and those that this machine can run train in two processes."""
 
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -44,9 +45,11 @@ def commands():
 
 
 def test_the_page_has_the_recipes():
-    assert {"train.py", "plain.sh", "train.sbatch", "train.yaml", "jobset.yaml", "tpu.sh", "mpi.sh"} <= set(FILES)
+    assert {"train.py", "plain.sh", "train.sbatch", "train.yaml", "jobset.yaml", "tpu.sh", "mpi.sh", "train_ray.py"} <= set(
+        FILES
+    )
     titles = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
-    assert {"Plain processes", "torchrun", "Slurm", "Kubernetes", "TPU pods", "Open MPI"} <= set(titles)
+    assert {"Plain processes", "torchrun", "Slurm", "Kubernetes", "TPU pods", "Open MPI", "Ray"} <= set(titles)
 
 
 def test_shell_blocks_are_valid():
@@ -214,7 +217,7 @@ def test_open_mpi_processes_get_the_variables_of_torchrun(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["plain", "slurm", "torchrun"])
+@pytest.mark.parametrize("recipe", ["plain", "slurm", "torchrun", "ray"])
 def test_a_recipe_trains_in_two_processes(recipe, folder, losses):
     port = jobs.free_port(10)
     if recipe == "plain":
@@ -225,6 +228,13 @@ def test_a_recipe_trains_in_two_processes(recipe, folder, losses):
         settings["JAX_COORDINATOR_BIND_ADDRESS"] = f"127.0.0.1:{job + 61440}"
         output = train(folder, ["bash", "train.sbatch", "--epochs", "1"], **settings)
         assert (folder / "run").is_dir()
+    elif recipe == "ray":
+        if importlib.util.find_spec("ray") is None:
+            pytest.skip('Ray is not installed: pip install "jfit[ray]"')
+        (line,) = (line for code in BASH for line in code.splitlines() if "python train_ray.py --epochs 3" in line)
+        (folder / "token").write_text("0" * 64)
+        token = {"RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+        output = train(folder, ["bash", "-c", f"exec env {line.replace('--epochs 3', '--epochs 1')}"], **token)
     else:
         pytest.importorskip("torch", reason="torchrun is part of torch")
         (line,) = (line for code in BASH for line in code.splitlines() if line.startswith("JAX_PLATFORMS=cpu torchrun"))
