@@ -56,8 +56,10 @@ def run_together(
         try:
             for (out, err), command, environment in zip(files, commands, environments, strict=True):
                 with out.open("wb") as stdout, err.open("wb") as stderr:
-                    streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-                    processes.append(subprocess.Popen(list(command), env=dict(environment), **streams))
+                    process = subprocess.Popen(
+                        list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+                    )
+                processes.append(process)
             for rank, process in enumerate(processes):
                 threading.Thread(target=_report_end, args=(process, rank, ended), daemon=True).start()
             failed, late = _wait(processes, ended, timeout)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jfit import distributed
 from jfit.bench import models, peers, processes
+from jfit.distributed.job import current
 
 
 def is_available(model: str) -> bool:
@@ -58,7 +59,7 @@ def samples_per_second_of_job(request: Mapping[str, Any], timeout: float = 1800.
     Raises:
         RuntimeError: a process failed, or did not end in time; the message has the end of its output.
     """
-    job = distributed.job.current()
+    job = current()
     if job is None:
         return samples_per_second(request, timeout)
     own = request["devices"] // distributed.num_processes()
