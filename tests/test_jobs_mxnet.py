@@ -9,6 +9,8 @@ import pytest
 
 import jfit
 from jfit import mx
+from jfit.distributed.settings import UNNUMBERED, Settings, settings_of
+from jfit.mxnet.kvstore.job import end_unless_worker
 
 WORKERS, CONTEXTS, ROWS, STEPS = 2, 2, 16, 4  # ROWS of each worker
 
@@ -392,3 +394,88 @@ def test_what_would_train_apart_is_refused(job):
 def test_workers_write_one_checkpoint_at_once(job):
     for process in job:
         np.testing.assert_array_equal(process.values["loaded"], part("adam", process.values)["fc2_bias"])
+
+
+# ------------------------------------------------------------------------------------------------ variables of MXNet's launcher
+LAUNCHED = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9091", "DMLC_NUM_WORKER": "2"}
+
+
+@pytest.mark.parametrize(
+    ("more", "rank"), [({"DMLC_WORKER_ID": "1"}, 1), ({"DMLC_TASK_ID": "0"}, 0), ({"DMLC_RANK": "1"}, 1), ({}, UNNUMBERED)]
+)
+def test_variables_of_the_launcher_describe_the_job(more, rank):
+    settings = settings_of(environment={**LAUNCHED, "DMLC_NUM_SERVER": "1", **more})
+    assert settings == Settings("127.0.0.1:9091", 2, rank, None, settings.source)
+    assert "DMLC_NUM_WORKER" in settings.source
+    torchrun = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert settings_of(environment={**LAUNCHED, **torchrun}).num_processes == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"DMLC_PS_ROOT_URI": None}, "has DMLC_NUM_WORKER, as MXNet's launcher sets it, but not DMLC_PS_ROOT_URI"),
+        ({"DMLC_WORKER_ID": "2"}, "rank 2 of 2 processes, from the environment variables of MXNet's launcher"),
+        ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER is 'two', expected a whole number"),
+        ({"DMLC_NUM_WORKER": "0"}, "of 0 processes"),
+        ({"DMLC_ROLE": "server"}, "only workers take part in a job"),
+    ],
+)
+def test_impossible_variables_of_the_launcher_raise(change, message):
+    environment = {k: v for k, v in {**LAUNCHED, **change}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        settings_of(environment=environment)
+
+
+@pytest.mark.parametrize("role", ["server", "scheduler"])
+def test_servers_and_schedulers_end_with_a_line(role, monkeypatch, capsys):
+    for name, value in {**LAUNCHED, "DMLC_ROLE": role}.items():
+        monkeypatch.setenv(name, value)
+    for start in (end_unless_worker, lambda: mx.kv.create("dist_sync")):  # `import jfit.mx` calls the first
+        with pytest.raises(SystemExit) as error:
+            start()
+        assert error.value.code == 0
+        assert f"DMLC_ROLE is {role!r}, but jfit needs workers only" in capsys.readouterr().err
+
+
+LAUNCHED_SCRIPT = """
+import logging, os, subprocess, sys
+import jfit.mx as mx  # ends servers and schedulers
+import jobs, numpy as np
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+
+kv = mx.kv.create("dist_sync")
+kv.init(3, mx.nd.ones((2,)) * (5 - kv.rank))
+kv.push(3, mx.nd.ones((2,)) * (1 + kv.rank))
+out = mx.nd.zeros((2,))
+kv.pull(3, out=out)
+x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+x = x[kv.rank :: kv.num_workers]
+net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+module = mx.mod.Module(net)
+module.fit(mx.io.NDArrayIter(x, (x[:, 0] > 0).astype("float32"), 4), num_epoch=2, kvstore=kv,
+           batch_end_callback=mx.callback.Speedometer(4, 2))
+weight = next(iter(module.get_params()[0].values())).asnumpy()
+server = None
+if kv.rank == 0:
+    command = [sys.executable, "-c", "import jfit.mx; print('not reached')"]
+    server = subprocess.run(command, env={**os.environ, "DMLC_ROLE": "server"}, capture_output=True, text=True, timeout=120)
+    server = [server.returncode, server.stdout, server.stderr]
+jobs.report(rank=kv.rank, workers=kv.num_workers, pulled=out.asnumpy(), weight=weight, server=server)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_for_dist_sync_joins_by_the_variables_of_the_launcher(tmp_path):
+    environment = {**LAUNCHED, "DMLC_PS_ROOT_PORT": str(jobs.free_port()), "DMLC_NUM_SERVER": "1"}
+    job = jobs.run_job(LAUNCHED_SCRIPT, WORKERS, folder=tmp_path, settings=None, environment=environment)
+    by_rank = sorted(job, key=lambda process: process.values["rank"])  # first come, first served
+    assert [process.values["rank"] for process in by_rank] == [0, 1]
+    for process in by_rank:
+        assert process.values["workers"] == 2 and process.values["pulled"].tolist() == [3.0, 3.0]
+        np.testing.assert_array_equal(process.values["weight"], by_rank[0].values["weight"])
+    code, out, err = by_rank[0].values["server"]
+    assert code == 0 and not out and "DMLC_ROLE is 'server'" in err
+    lines = [[line for line in process.out.splitlines() if "Epoch[1]" in line] for process in by_rank]
+    assert all(line.startswith("INFO:root:Epoch[1]") for line in lines[0]) and len(lines[0]) >= 3
+    assert all(line.startswith("INFO:root:rank 1: Epoch[1]") for line in lines[1]) and len(lines[1]) == len(lines[0])
