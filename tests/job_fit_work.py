@@ -147,7 +147,7 @@ def parts_read(rank, count, devices):
     chosen = job_devices(devices)
     stream = lambda epoch: [(part(IDS, rank, count, low)[:, None],) * 2 for low in range(0, 48, BATCH)]  # noqa: E731
     indexed = Rows([(np.full(1, i, "float32"), i) for i in IDS])
-    rows = {"indexed_rows": rows_of_devices(indexed, chosen), "sharded": list(shard(range(ROWS)))}
+    rows = {"indexed_rows": rows_of_devices(indexed, chosen), "own_range": list(shard(range(ROWS)))}
     return rows | {
         "rows": rows_of_devices((IDS[:, None], IDS[:, None]), chosen),
         "stream_rows": rows_of_devices(stream, chosen),

@@ -78,7 +78,7 @@ def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two
     for name in ("rows", "stream_rows", "indexed_rows"):
         np.testing.assert_array_equal(np.concatenate([values[name] for values in two_by_two]), alone[name])
     np.testing.assert_array_equal(alone["indexed_rows"], alone["rows"])
-    assert [values["sharded"] for values in two_by_two] == [[*range(0, 53, 2)], [*range(1, 53, 2)]]
+    assert [values["own_range"] for values in two_by_two] == [[*range(0, 53, 2)], [*range(1, 53, 2)]]
     trained = alone["rows"][alone["rows"] >= 0]
     assert sorted(trained.tolist()) == sorted([*range(53)] * 2)
 
@@ -86,7 +86,7 @@ def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two
 @pytest.mark.slow
 def test_ranks_agree_on_every_bit(two_by_two):
     first, second = two_by_two
-    own = {"rank", "rows", "stream_rows", "indexed_rows", "sharded", "stream_predicted", "hand_own_outputs"}
+    own = {"rank", "rows", "stream_rows", "indexed_rows", "own_range", "stream_predicted", "hand_own_outputs"}
     assert set(first) == set(second)
     for name in set(first) - own:
         if hasattr(first[name], "dtype"):

@@ -124,6 +124,8 @@ def fit(
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
             iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
             rows (see `jfit.data.Rows`).  Columns and keys that the model does not take are not used, which is logged.
+            In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its own
+            devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
             For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
             argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
         eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
@@ -143,7 +145,7 @@ def fit(
             split evenly over the devices; BatchNorm then has statistics per device (see `sync_batch_stats`).  "auto" is all
             local accelerators.  On a CPU it is one device, or, if the model has convolutions, one per core of those that were
             configured before JAX started; if there is only one, a log line says how.  "auto" uses fewer devices if batches
-            cannot be split evenly over them.
+            cannot be split evenly over them.  In a job of several processes, these are the devices of each; None is all.
         label: name of the label column, or list of names, if the data has named columns: a DataFrame, a dict of columns, or
             rows or batches that are dicts.  The other columns of a DataFrame are stacked to one float32 array (rows, columns),
             or, if the model has several inputs, become the inputs of their names.
