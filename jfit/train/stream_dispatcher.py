@@ -37,8 +37,8 @@ class StreamDispatcher:
         slices = slices_of(spec.step)
         if slices is not None and isinstance(data, StreamData) and spans_processes(spec.devices):
             raise NotImplementedError(
-                "reduce='ordered' cuts the global batch into slices, but in a job of several processes each has only its own rows "
-                "of an iterable; pass arrays (a memory map for files larger than memory), or the default reduce="
+                "reduce='ordered' cuts the global batch into slices, but in a job of several processes each has only its own "
+                "rows of an iterable; pass arrays (a memory map for files larger than memory), or the default reduce="
             )
         self._one_step = functools.partial(one_step, spec)
         self._ordered = None if slices is None else ordered_steps(spec)
