@@ -3,6 +3,8 @@
 The oracles are one process with as many contexts and the same rows, and sums written in NumPy.
 """
 
+import struct
+
 import jobs
 import numpy as np
 import pytest
@@ -224,6 +226,23 @@ def feedforward(rows, batch, contexts, kvstore):
     return {k: v.asnumpy() for k, v in {**model.arg_params, **model.aux_params}.items()}
 
 
+def sequential(rows, batch, contexts, kvstore):
+    """Train two modules one after the other; the first has no loss of its own."""
+    x, y = data()
+    where = [mx.cpu(i) for i in range(contexts)]
+    first = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8, name="fc1"), act_type="tanh")
+    second = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc2"), name="softmax")
+    module = mx.mod.SequentialModule()
+    module.add(mx.mod.Module(first, label_names=None, context=where))
+    module.add(mx.mod.Module(second, context=where), take_labels=True, auto_wiring=True)
+    rng = np.random.default_rng(5)
+    shapes = {"fc1_weight": (8, 6), "fc1_bias": (8,), "fc2_weight": (2, 8), "fc2_bias": (2,)}
+    params = {k: mx.nd.array(rng.normal(size=s)) for k, s in shapes.items()}
+    train = mx.io.NDArrayIter(x[rows], y[rows], batch)
+    module.fit(train, num_epoch=1, kvstore=kvstore, arg_params=params, optimizer_params={"learning_rate": 0.5})
+    return {k: v.asnumpy() for k, v in module.get_params()[0].items()}
+
+
 def refused():
     """Sentences about what would not do what it says."""
     out, x = {}, data()[0]
@@ -268,6 +287,7 @@ two_bit = {"type": "2bit", "threshold": 0.05}
 jobs.report(**t.flat("2bit", t.trained("sgd", rows, t.ROWS, t.CONTEXTS, kv, epochs=1, compression_params=two_bit)[0]))
 jobs.report(**t.flat("embedding", t.embedding_module(rows[: 32], 16, 1, kv)))
 jobs.report(**t.flat("buckets", t.buckets("dist_sync", [me])))
+jobs.report(**t.flat("sequential", t.sequential(rows, t.ROWS, t.CONTEXTS, "dist_sync")))
 jobs.report(**t.flat("feedforward", t.feedforward(rows, t.ROWS, t.CONTEXTS, "dist_sync")))
 module.save_checkpoint("both", 2, save_optimizer_states=True)  # all at once, the same files
 again = mx.mod.Module.load("both", 2, load_optimizer_states=True)
@@ -374,10 +394,11 @@ def test_row_sparse_gradients_of_all_workers_are_added(job):
 
 
 @pytest.mark.slow
-def test_feedforward_trains_in_all_workers(job):
-    whole = feedforward(ALL, WORKERS * ROWS, WORKERS * CONTEXTS, "device")
+@pytest.mark.parametrize("train", [feedforward, sequential])
+def test_other_classes_train_in_all_workers(job, train):
+    whole = train(ALL, WORKERS * ROWS, WORKERS * CONTEXTS, "device")
     for process in job:
-        close(part("feedforward", process.values), whole)
+        close(part(train.__name__, process.values), whole)
 
 
 @pytest.mark.slow
@@ -394,6 +415,37 @@ def test_what_would_train_apart_is_refused(job):
 def test_workers_write_one_checkpoint_at_once(job):
     for process in job:
         np.testing.assert_array_equal(process.values["loaded"], part("adam", process.values)["fc2_bias"])
+
+
+def test_the_parts_of_files_are_disjoint_and_complete(tmp_path):
+    count, parts = 12, 3
+    (tmp_path / "rows.libsvm").write_text("".join(f"{i % 2} 0:{i + 1}\n" for i in range(count)))
+    images = np.zeros((count, 2, 2), np.uint8)
+    images[:, 0, 0] = np.arange(1, count + 1)
+    for name, array in (("images", images), ("labels", np.zeros(count, np.uint8))):
+        head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        (tmp_path / name).write_bytes(head + array.tobytes())
+    files = {"image": str(tmp_path / "images"), "label": str(tmp_path / "labels"), "shuffle": False, "silent": True}
+    made = {
+        "LibSVMIter": lambda **part: mx.io.LibSVMIter(
+            data_libsvm=str(tmp_path / "rows.libsvm"), data_shape=(1,), batch_size=2, **part
+        ),
+        "MNISTIter": lambda **part: mx.io.MNISTIter(batch_size=2, **files, **part),
+    }
+    for name, make in made.items():
+        scale = 256 if name == "MNISTIter" else 1
+        read = []
+        for k in range(parts):
+            batches = list(make(num_parts=parts, part_index=k))
+            read.append([round(float(v) * scale) for batch in batches for v in rows_of_batch(batch)])
+        assert all(read) and sorted(row for rows in read for row in rows) == list(range(1, count + 1)), (name, read)
+
+
+def rows_of_batch(batch):
+    """The first value of each row of a batch, without padding rows."""
+    rows = batch.data[0]
+    rows = np.asarray((rows.tostype("default") if hasattr(rows, "tostype") else rows).asnumpy())
+    return rows.reshape(len(rows), -1)[: len(rows) - (batch.pad or 0), 0]
 
 
 # ------------------------------------------------------------------------------------------------ variables of MXNet's launcher

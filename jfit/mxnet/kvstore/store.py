@@ -540,7 +540,7 @@ def check_spans_job(store: Any, kvstore: Any) -> None:
     count = distributed.num_processes()
     if count == 1 or kvstore is None or (store is not None and (not isinstance(store, KVStore) or store.distributed)):
         return
-    name = kvstore if isinstance(kvstore, str) else store.type
+    name = kvstore if isinstance(kvstore, str) else getattr(store, "type", None)
     raise ValueError(
         f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes, each of which would train "
         "a model of its own; pass kvstore='dist_sync' to sum the gradients of all of them, or None if that is what you want"
