@@ -108,6 +108,17 @@ folder = {"checkpoint": "bits", "checkpoint_every": 8, "reduce": "2bit", "num_ep
 whole = train(**folder).params
 again = train(**folder | {"checkpoint": None}, resume="bits/step-00000008")
 jobs.report(same=all((whole[k] == v).all() for k, v in again.params.items()))
+
+
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+jfit.train.callbacks.saving.write = full
+try:
+    train(checkpoint="full", num_epoch=1, reduce="sharded")
+except (OSError, jfit.distributed.JobError) as error:
+    jobs.report(full=f"{type(error).__name__}: {error}")
 """
 )
 
@@ -197,6 +208,14 @@ def test_rank_0_prints_and_writes(first):
 @pytest.mark.slow
 def test_residuals_are_saved_and_restored(first):
     assert all(p.values["same"] for p in first)
+
+
+@pytest.mark.slow
+def test_all_ranks_notice_that_the_last_checkpoint_was_not_saved(first):
+    main, other = (p.values["full"] for p in first)
+    assert main.startswith("OSError: [Errno 28] checkpoint: the state of step 10 could not be saved in full"), main
+    assert other == "JobError: rank 0 failed in saving the last checkpoint: OSError: [Errno 28] No space left on device"
+    assert "it is tried again" not in first[1].err and "training continues" in first[0].err
 
 
 @pytest.mark.slow

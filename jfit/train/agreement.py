@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jfit import activity
 from jfit.distributed import JobError, exchange, is_main, num_processes
 from jfit.formats.atomic import FormatError
 from jfit.formats.tensors import load_tensors
@@ -85,6 +86,11 @@ def shared_checkpoint(choose: Callable[[], Saved | None]) -> Saved | None:
     """
     if num_processes() == 1:
         return choose()
+    with activity.Doing(activity.SAVING, "reading a checkpoint"):
+        return _shared(choose)
+
+
+def _shared(choose: Callable[[], Saved | None]) -> Saved | None:
     saved: list[Saved | None] = [None]
 
     def chosen() -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jfit import activity
 from jfit.distributed import is_main, num_processes
 from jfit.formats.atomic import atomic_dir
 from jfit.formats.manifest import dump_sealed
@@ -137,6 +138,10 @@ class Saver:
         return os.path.join(self._home, self._passed)
 
     def on(self, event: Event, state: Any) -> Any:
+        with activity.Doing(activity.SAVING, f"saving a checkpoint in {self._passed}"):
+            return self._on(event, state)
+
+    def _on(self, event: Event, state: Any) -> Any:
         self._state_of_run = state
         if event.kind == "fit_start":
             self.failed, self._home, self._outer = False, os.getcwd(), sys.exception()
