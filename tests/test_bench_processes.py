@@ -1,5 +1,6 @@
 """`python -m jfit.bench scaling --processes`: layouts, processes that fail or hang, jobs of two processes."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -89,11 +90,20 @@ def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch
     assert distributed.num_processes() == 1
 
 
-def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one():
-    assert job._outward_address("10.0.0.7") == "10.0.0.7"
-    outward = job._outward_address("127.0.1.1")
-    assert outward == "127.0.1.1" or not outward.startswith("127.")  # the first without a network
+def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one(monkeypatch):
+    class Probe(contextlib.nullcontext):
+        def connect(self, address):
+            assert not address[0].startswith("127.")
+
+        def getsockname(self):
+            return "10.1.2.3", 5
+
+        __enter__ = lambda self: self  # noqa: E731
+
     assert job._address_of("no-such-host.invalid") == "127.0.0.1"
+    monkeypatch.setattr(job.socket, "socket", lambda *kind: Probe())
+    assert job._outward_address("10.0.0.7") == "10.0.0.7"
+    assert job._outward_address("127.0.1.1") == "10.1.2.3"
 
 
 def test_too_many_processes_are_a_sentence(monkeypatch, capsys):
