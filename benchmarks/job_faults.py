@@ -1,7 +1,8 @@
 """Faults in jobs of several processes: after how many seconds the other processes notice, what they say, and how all end.
 
-Every event is one job of processes on 127.0.0.1, each with one emulated CPU device and `watchdog=4` (the default is 30): at step 5 of
-a training, something happens to one of them. The seconds are those from the event to the end of the last other process.
+Every event is one job of processes on 127.0.0.1, each with one emulated CPU device and `watchdog=4` (the default is 30): at
+step 5 of a training, something happens to one of them. The seconds are those from the event to the end of the last other
+process.
 
     python -m benchmarks.job_faults --markdown benchmarks/results/<machine>-job-faults.md
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import random
 import re
 import signal
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+AT_STEP = ("kill", "kill-with-child", "stop", "raise", "stall", "exit", "term", "interrupt", "caught")
 STEP = 5  # at which something happens
 WATCHDOG = 4
 SECONDS = 240  # for a job
@@ -63,12 +64,14 @@ EVENTS = [
     Event("rank 1: the loader raises, on fit's thread", "loader-raises", 1, "failed: OSError: of a loader", (1, 1), 3),
     Event("rank 1: the loader stalls", "loader-stalls", 1, r"waiting for batch \d+ of epoch 0", (1, 1), 10),
     Event("rank 1: a callback stalls", "stall", 1, r"in the callback 'event'", (1, 1), 10),
-    Event("rank 1: `except` catches the exception of fit, and the script goes on", "caught", 1, "after the exception", (1, 1), 10),
+    Event(
+        "rank 1: `except` catches the exception of fit, and the script goes on", "caught", 1, "after the exception", (1, 1), 10
+    ),
     Event("rank 1: `sys.exit(3)` in a callback", "exit", 1, "has ended its script", (1, 1), 10),
-    Event("SIGTERM to rank 1, during a step, with `checkpoint=`", "term", 1, None, (143, 143), 30),
-    Event("SIGTERM to rank 0, during the evaluation, with `checkpoint=`", "term-evaluation", 0, None, (143, 143), 30),
-    Event("SIGTERM to rank 1, while the training step is compiled, with `checkpoint=`", "term-compile", 1, None, (143, 143), 30),
-    Event("SIGTERM to rank 1, which waits for its loader, with `checkpoint=`", "term-data", 1, None, (143, 143), 30),
+    Event("SIGTERM to rank 1, during a step", "term", 1, None, (143, 143), 30),
+    Event("SIGTERM to rank 0, during the evaluation", "term-evaluation", 0, None, (143, 143), 30),
+    Event("SIGTERM to rank 1, which compiles the training step", "term-compile", 1, None, (143, 143), 30),
+    Event("SIGTERM to rank 1, which waits for its loader", "term-data", 1, None, (143, 143), 30),
     Event("SIGTERM to rank 0, while it saves a checkpoint", "term-save", 0, None, (143, 143), 30),
     Event("Ctrl-C at rank 1", "interrupt", 1, None, (0, 0), 30),
     Event("`run.stop()` at rank 1 only", "run-stop", 1, None, (0, 0), 30),
@@ -101,11 +104,17 @@ def worker(action: str, rank: int, folder: Path) -> None:
 
     def on(event: Any, state: Any) -> None:
         at = STEP if event.step == STEP and event.kind == "step" else None
-        if here and at and action in ("kill", "kill-with-child", "stop", "raise", "stall", "exit", "term", "interrupt", "caught"):
+        if (
+            here
+            and at
+            and action in ("kill", "kill-with-child", "stop", "raise", "stall", "exit", "term", "interrupt", "caught")
+        ):
             _happen(action)
         if here and at and action == "run-stop":
             _say()
             event.run.stop("enough")
+        if here and action == "term-compile" and event.kind == "fit_start":
+            threading.Timer(0.05, _happen, ["term"]).start()
         if here and action == "term-evaluation" and event.kind == "epoch_start" and event.epoch == 1:
             threading.Timer(0.2, _happen, ["term"]).start()
 
@@ -122,9 +131,7 @@ def worker(action: str, rank: int, folder: Path) -> None:
         options["checkpoint_every"] = STEP
         if here:
             _slow_saves()
-    if action == "term-compile" and here:
-        threading.Timer(0.3, _happen, ["term"]).start()
-    events = ("step", "epoch_start")
+    events = ("fit_start", "step", "epoch_start")
     callback = jfit.callbacks.Callback(on, events=events, every=1, name="event")
     try:
         jfit.fit(net, data, callbacks=[callback], **options)
@@ -139,10 +146,9 @@ def worker(action: str, rank: int, folder: Path) -> None:
 
 
 def _happen(action: str) -> None:
-    if action == "kill-with-child":
-        if os.fork() == 0:  # it has copies of the sockets
-            time.sleep(20)
-            os._exit(0)
+    if action == "kill-with-child" and os.fork() == 0:  # it has copies of the sockets
+        time.sleep(20)
+        os._exit(0)
     _say()
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "interrupt": signal.SIGINT}
     number = signals.get(action.split("-")[0])
@@ -255,7 +261,9 @@ def _row(event: Event, outputs: Sequence[str], codes: list[int | None], ends: di
     if codes != expected:
         problems.append(f"exit statuses {codes}, expected {expected}")
     if event.expected is not None:
-        lines = [re.search(rf"^jfit: (rank {event.rank} \(process \d+ on \S+\) .*); rank", outputs[rank], re.M) for rank in others]
+        lines = [
+            re.search(rf"^jfit: (rank {event.rank} \(process \d+ on \S+\) .*); rank", outputs[rank], re.M) for rank in others
+        ]
         line = lines[0][1] if lines[0] else ""
         if not all(found and re.search(event.expected, found[1]) for found in lines):
             problems.append(f"no line {event.expected!r}")
@@ -266,7 +274,9 @@ def _row(event: Event, outputs: Sequence[str], codes: list[int | None], ends: di
             problems.append(f"different states {states}")
     if seconds > event.limit:
         problems.append(f"after {seconds:.1f} s, expected {event.limit:g}")
-    return Row(event, seconds, re.sub(r"\(process \d+ on \S+\)", "(process ... on ...)", line), codes, "; ".join(problems), whole)
+    return Row(
+        event, seconds, re.sub(r"\(process \d+ on \S+\)", "(process ... on ...)", line), codes, "; ".join(problems), whole
+    )
 
 
 def _free_port() -> int:
@@ -310,10 +320,11 @@ def main() -> None:
                 print(rows[-1].output, flush=True)
     text = f"""# Faults in jobs of several processes
 
-`python -m benchmarks.job_faults`, Linux, {platform.python_version()}, 2 processes on 127.0.0.1 with one emulated CPU device each,
-`jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after step {STEP}; the time ends
-when the other process has ended. What the rows mean is in
-[How training scales](../../docs/scaling.md#jobs-of-several-processes-faults).
+`python -m benchmarks.job_faults`: 2 processes on 127.0.0.1, with one emulated CPU device each, on a Linux machine with
+{os.cpu_count()} cores.
+They call `jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after step
+{STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only, with `checkpoint=`.
+[How training scales](../../docs/scaling.md#jobs-of-several-processes-faults) says what the rows mean.
 
 {table(rows)}
 """

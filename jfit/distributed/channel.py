@@ -196,6 +196,7 @@ class Hub:
         elif problem:
             with contextlib.suppress(OSError):
                 peer.send({"type": "refused", "reason": problem})
+            peer.close()
         return problem
 
     def broadcast(self, message: dict[str, Any], blob: bytes = b"") -> None:
@@ -378,11 +379,13 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
     try:
         answer, _ = connection.receive()
     except (OSError, ValueError) as error:
+        connection.close()
         raise JobError(
             f"rank 0 at {settings.coordinator} did not answer rank {settings.rank} ({error}); check that this is the address "
             "of a process of the same job"
         ) from None
     if answer["type"] == "refused":
+        connection.close()
         raise JobError(answer["reason"])
     connection.timeout(None)
     return Channel(connection), answer

@@ -19,7 +19,7 @@ from jfit import activity, counters, interrupts
 from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
 from jfit.distributed.errors import Hooks
-from jfit.distributed.monitor import Monitor, Peer, place_of
+from jfit.distributed.monitor import LAST_EXCHANGE, Monitor, Peer, place_of
 from jfit.distributed.output import show_once
 from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import UNNUMBERED, Settings, launched, settings_of
@@ -115,6 +115,10 @@ def init(
             "jfit.distributed.init was called after the job had begun; call it once, and jax.distributed.initialize not at all"
         )
     settings = settings_of(coordinator, num_processes, rank)
+    if settings is None or settings.num_processes > 1:
+        _check_nothing_computed()
+        if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it would take SIGTERM, and do nothing
+            jax.config.update("jax_enable_preemption_service", False)
     if settings is not None and settings.rank == UNNUMBERED and settings.num_processes > 1:
         settings = claim_rank(settings, timeout)
     if settings is None:
@@ -217,7 +221,7 @@ def shutdown() -> None:
         return
     job = _job
     with Doing(activity.END, "at the end of its script"):
-        job.channel.begin_exchange("the end of the job", None).result()
+        job.channel.begin_exchange(LAST_EXCHANGE, None).result()
     _job = None
     job.leave()
     jax.distributed.shutdown()
@@ -268,6 +272,19 @@ def _joined(settings: Settings, timeout: float, watchdog: float, *, started: boo
     atexit.register(_at_exit)  # after JAX has registered its own function, so that it is called before that one
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
+
+
+def _check_nothing_computed() -> None:
+    """Raise RuntimeError if JAX has started its devices, which then are those of one process."""
+    try:
+        jax.distributed.initialize("127.0.0.1:1", cluster_detection_method="deactivate")  # never valid: no number of processes
+    except RuntimeError:
+        raise RuntimeError(
+            "jfit.distributed.init was called after JAX had started its devices, which are then those of one process; call it "
+            "first: before jax.devices(), before anything is computed, and before models that compute values when they are made"
+        ) from None
+    except ValueError:
+        pass
 
 
 def _start_jax(settings: Settings, port: int, timeout: float, local_devices: Any) -> None:

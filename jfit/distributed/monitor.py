@@ -5,8 +5,9 @@ decides:
 
 - A connection that ends was that of a process that is lost.
 - A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.
-- A process that has begun fewer common programs than others, and does something of its own for longer than it may, while those
-  others do not go on either, holds them up.  Compilation has no limit, as long as heartbeats arrive.
+- A process that has begun fewer common programs than others, or has not sent its value in an exchange, and does something of
+  its own for longer than it may, while those others do not go on either, holds them up.  Compilation has no limit, as long as
+  heartbeats arrive.
 
 The end of the job is one line in each process and `os._exit`: the main thread may be in a collective that never returns.
 """
@@ -21,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ EXIT_CODE = 1
 LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before this one ends
 AFTER_ERROR = 5.0  # seconds that a process may take after an exception has left `fit`, while others wait in theirs
 AFTER_END = 2.0  # the same after the end of its script
+LAST_EXCHANGE = "the end of the job"  # in which processes whose scripts have ended wait for the others, as long as it takes
 PATIENT = 10  # saving, and code outside of jfit, may take so many times the watchdog's seconds
 
 
@@ -82,19 +84,32 @@ class Status(NamedTuple):
         return max(watchdog, self.seconds or 0.0)
 
 
-def held_up(statuses: dict[int, Status], watchdog: float) -> int | None:
+def held_up(statuses: dict[int, Status], watchdog: float, missing: Iterable[Collection[int]] = ()) -> int | None:
     """The rank of a process for which others wait longer than `watchdog` allows; None: there is none.
+
+    Args:
+        statuses: the last heartbeat of each process.
+        watchdog: seconds, see the top of this file.
+        missing: for each exchange that is not complete, the processes that have not sent their value.
 
     Example:
         >>> waits = Status(8, "devices", "training", 31.0, None, 0.0)
         >>> stalls = Status(7, "data", "waiting for batch 7 of epoch 0", 32.0, None, 0.0)
         >>> held_up({0: waits, 1: stalls}, 30.0), held_up({0: stalls, 1: stalls}, 30.0)
         (1, None)
+        >>> held_up({0: stalls, 1: stalls}, 30.0, [[1]])  # rank 0 has read its part of the batch
+        1
     """
+    absent = [set(ranks) for ranks in missing]
     for rank, status in sorted(statuses.items(), key=lambda item: (item[1].count, -item[1].idle)):
         if status.kind in (*activity.WAITING, activity.COMPILING):
             continue
-        ahead, limit = [s for s in statuses.values() if s.count > status.count], status.limit(watchdog)
+        limit = status.limit(watchdog)
+        ahead = [
+            other
+            for number, other in statuses.items()
+            if other.count > status.count or any(rank in ranks and number not in ranks for ranks in absent)
+        ]
         if status.kind == activity.FAILED and any(s.kind != activity.DEVICES for s in ahead):
             limit = PATIENT * watchdog
         if ahead and status.idle >= limit and all(s.kind != activity.COMPILING and s.idle >= limit for s in ahead):
@@ -197,7 +212,8 @@ class Monitor:
                     f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s (last: {status.what})", rank, silent=True
                 )
                 return
-        rank = held_up(statuses, self.watchdog)
+        missing = [ranks for key, ranks in self.hub.missing().items() if not key.startswith(LAST_EXCHANGE)]
+        rank = held_up(statuses, self.watchdog, missing)
         if rank is not None:
             status = statuses[rank]
             stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
