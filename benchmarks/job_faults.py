@@ -324,7 +324,7 @@ def main() -> None:
 {os.cpu_count()} cores.
 They call `jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after step
 {STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only, with `checkpoint=`.
-[How training scales](../../docs/scaling.md#jobs-of-several-processes-faults) says what the rows mean.
+[Several processes and hosts](../../docs/hosts.md#when-a-process-fails) says what the rows mean.
 
 {table(rows)}
 """

@@ -96,8 +96,8 @@ def init(
         local_devices: numbers of the devices of this host that belong to this process, from 0.  None: with accelerators and
             torchrun, the one of its local rank; else all.
         timeout: seconds to wait for the other processes.
-        watchdog: seconds after which a process that makes no progress, while others wait for it, ends the job; see
-            docs/scaling.md.
+        watchdog: seconds after which a process that makes no progress, while others wait for it, or gives no sign of life, ends
+            the job; see "When a process fails" in docs/hosts.md.
 
     Raises:
         JobError: the other processes did not come, or do not fit together; the port is in use.

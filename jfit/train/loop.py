@@ -361,7 +361,8 @@ class Loop:
         """Call callback number `i` if the event `kind` is in its `events`; `position` overrides epoch, batch or step."""
         if kind in callback.events:
             event = Event(kind, num_batches=self.dispatcher.num_batches, logs=logs, run=self._run(), **self.position | position)
-            doing = activity.Doing(activity.CALLBACK, f"in the callback {callback.name!r} ({kind})")
+            what = activity.SAVING if callback.name.startswith("checkpointing") else activity.CALLBACK
+            doing = activity.Doing(what, f"in the callback {callback.name!r} ({kind})")
             with contextlib.suppress(Stopped), doing:  # the other callbacks get the event, and training stops after it
                 self.callback_states[i] = callback.on(event, self.callback_states[i])
 
