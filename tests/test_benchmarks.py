@@ -105,7 +105,8 @@ def test_size_report_names_the_core_and_long_files():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["w1", "w2"])
+@pytest.mark.repetitions(slow=1)
+@pytest.mark.parametrize("workload", ["w2", "w1"])
 def test_a_quick_run_writes_json_and_markdown_with_every_field(workload: str, tmp_path: Path):
     target, page = tmp_path / "out.json", tmp_path / "out.md"
     legs = ",".join(peers.names("w1", variants=False)) if workload == "w1" else "jfit_auto,hand"

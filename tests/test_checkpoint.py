@@ -203,7 +203,7 @@ while True:
 """
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=5)
 @pytest.mark.parametrize("delay", [0.0, 0.011, 0.023, *[pytest.param(0.003 * i, marks=pytest.mark.slow) for i in range(9)]])
 def test_kill_9_during_save_leaves_a_loadable_checkpoint(tmp_path, delay):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}

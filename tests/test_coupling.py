@@ -324,7 +324,7 @@ def fitted(apply, loss, x, batch, **options):
     return jfit.fit(apply, (x, LABELS), batch_size=batch, optimizer_params={"learning_rate": 0.1}, **options)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=6)
 @pytest.mark.parametrize("name, on_device", [(name, at % 2 == 0) for at, name in enumerate(MODELS)])
 def test_incomplete_batches_train_as_by_hand(name, on_device):
     apply, x, loss, paddable = MODELS[name]

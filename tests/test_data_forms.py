@@ -513,7 +513,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=5)
 @pytest.mark.parametrize(("source", "options"), CUTS)
 def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, source, options, caplog):
     whole = fit(source(), num_epoch=4, **{k: v for k, v in options.items() if k != "checkpoint_every"})

@@ -186,7 +186,7 @@ NETS = {
 }
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(3, slow=22)
 @pytest.mark.parametrize("name", NETS)
 def test_a_graph_gives_the_same_for_any_batch_size(name):
     with jfit.sym.NameManager():

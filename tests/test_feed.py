@@ -36,7 +36,7 @@ def one_by_one(name: str, resident: bool) -> jfit.Run:
 
 
 # ------------------------------------------------------------------------------------------------ several steps a call
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 @pytest.mark.parametrize("name", NETS)
 def test_several_steps_a_call_give_the_bits_of_one_by_one(name, resident):

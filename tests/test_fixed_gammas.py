@@ -45,6 +45,7 @@ def schedule_after(counts, decay=0.004):
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.repetitions(slow=9)
 def test_a_module_with_fixed_gammas_repeats_mxnet(name):
     close(trained(mx, name), GOLDEN[name])
 

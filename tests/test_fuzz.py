@@ -143,6 +143,7 @@ def many(item, count, first=5):
     ],
     ids=["variables", "states", "inputs", "defaults", "attributes", "objects", "heads"],
 )
+@pytest.mark.repetitions(slow=4)
 def test_a_graph_file_takes_at_most_64_times_its_size(data):
     # With 8 MB on top in place of 64: files of any size keep it.
     text = data.decode()

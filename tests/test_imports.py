@@ -81,6 +81,7 @@ assert mx.optimizer.SGD and "jfit.optim.registry" in sys.modules
 @pytest.mark.parametrize(
     "name", ["mx.module", "mx.random", "mx.sym", "mxnet.symbol", "mxnet.gluon", "train.fit", "data.images"]
 )
+@pytest.mark.repetitions(slow=3)
 def test_any_module_can_be_the_first_that_is_imported(name):
     code = f"from jfit.{name.rpartition('.')[0]} import {name.rpartition('.')[2]}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

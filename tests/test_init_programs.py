@@ -76,7 +76,7 @@ KINDS = [(name, ["float32", "float16", "bfloat16"][at % 3]) for at, name in enum
 KINDS += [(name, dtype) for name in ("uniform", "normal", "orthogonal") for dtype in ("float32", "float16", "bfloat16")]
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=12)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name, dtype", dict.fromkeys(KINDS))
 def test_values_have_the_bits_of_a_program_of_each_initializer(name, dtype):

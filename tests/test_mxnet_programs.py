@@ -150,7 +150,7 @@ CASES = {
 }
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=6)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_work_again_traces_and_compiles_nothing(case):
     CASES[case]()
@@ -211,6 +211,7 @@ def trained(config):
 
 
 @pytest.mark.slow
+@pytest.mark.repetitions(slow=6)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     trained("sgd" if config != "sgd" else "momentum")

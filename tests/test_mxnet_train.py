@@ -29,7 +29,7 @@ def trained(case, monkeypatch, read=()):
     return run
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=8)
 @pytest.mark.parametrize("case", SHORT, **ids)
 def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
     run = trained(case, monkeypatch)

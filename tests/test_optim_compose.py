@@ -80,6 +80,7 @@ def test_masked_leaves_are_unchanged(rule):
     equal(updates, {**want, "fc_bias": tree(1)["fc_bias"]})
 
 
+@pytest.mark.repetitions(slow=12)
 @each_kind
 def test_multi_steps_equal_one_step_with_the_mean_gradient(rule):
     gathered = optax.MultiSteps(create_rule(rule), 2)
@@ -114,6 +115,7 @@ def test_the_state_shape_can_be_evaluated_and_each_leaf_has_its_own_buffer(rule)
         assert len(set(pointers)) == len(pointers)
 
 
+@pytest.mark.repetitions(slow=12)
 @each_kind
 def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
     transform, traces = create_rule(rule), []
@@ -136,6 +138,7 @@ def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
     close((weights, state), wanted)
 
 
+@pytest.mark.repetitions(slow=12)
 @each_kind
 def test_a_vmapped_update_equals_single_updates(rule):
     transform = create_rule(rule)

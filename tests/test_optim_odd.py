@@ -28,6 +28,7 @@ FAST = ("ftrl", "lars")  # a new weight, norms
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+@pytest.mark.repetitions(slow=8)
 def test_a_nan_gradient_affects_only_its_own_parameter(name):
     after, _ = moved(name, jnp.nan)
     rests = name == "signum"  # the sign of NaN is 0, as in MXNet

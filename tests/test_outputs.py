@@ -382,7 +382,7 @@ def rows_of(tree, low, high):
     return jax.tree.map(lambda v: v[low:high], tree, is_leaf=lambda v: isinstance(v, list) and not hasattr(v[0], "shape"))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=12)
 @pytest.mark.parametrize("form", ARGUMENTS)
 @pytest.mark.parametrize("source", ["arrays", "stream", "devices"])
 def test_arguments_are_arrays_or_pytrees(form, source):

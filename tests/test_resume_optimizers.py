@@ -36,6 +36,7 @@ FAST = ("sgd", "sgld", "nadam", "dcasgd")
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+@pytest.mark.repetitions(slow=6)
 def test_a_stop_between_two_steps_changes_no_bit(name, tmp_path):
     params = {"learning_rate": 0.1, "multi_precision": True, "lr_mult": {"b_weight": 0.5}, **SETTINGS.get(name, {})}
     made = optim.get(name, **params)

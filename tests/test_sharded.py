@@ -68,7 +68,7 @@ def compare(optimizer, rule="sharded", **options):
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=9)
 def test_optimizers_have_the_numbers_of_psum(name):
     compare(optim.get(name, **({"momentum": 0.9} if name in ("sgd", "nag", "lars", "lbsgd") else {})))
 
@@ -87,7 +87,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("rule", ["sharded_parameters", "sharded"])
 @pytest.mark.parametrize("case", OTHERS)
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=7)
 def test_optax_norms_and_settings_have_the_numbers_of_psum(case, rule):
     optimizer, options = OTHERS[case]
     compare(optimizer, rule, **options)

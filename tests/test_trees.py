@@ -182,7 +182,7 @@ OPTIMIZERS = {
 PAIRS = [(m, o) for i, m in enumerate(MODELS) for j, o in enumerate(OPTIMIZERS) if (i + j) % 2 == 0]
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=12)
 @pytest.mark.parametrize("model, optimizer", [pytest.param(m, OPTIMIZERS[o], id=f"{m.__name__}-{o}") for m, o in PAIRS])
 def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
     apply, params = model()
@@ -222,7 +222,7 @@ def test_an_update_step_passes_the_tree_to_optax():
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(slow=4)
 @pytest.mark.parametrize("kind", ["decay of matrices, by a tree", "labels by a tree", "jfit's nadam"])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
 def test_frozen_parameters_keep_their_place_in_the_tree(model, kind):
@@ -235,7 +235,7 @@ def test_frozen_parameters_keep_their_place_in_the_tree(model, kind):
     assert_same(run.params, by_hand(apply, params, optax.multi_transform(groups, lambda _: label)))
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("model", MODELS)
 def test_names_follow_the_leaves_of_the_tree(model):
     apply, params = model()
@@ -246,7 +246,7 @@ def test_names_follow_the_leaves_of_the_tree(model):
 
 
 # ------------------------------------------------------------------------------------------------ continuing, files
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("model", MODELS)
 def test_training_continues_from_a_run_or_its_parameters(model):
     apply, params = model()
@@ -259,7 +259,7 @@ def test_training_continues_from_a_run_or_its_parameters(model):
     assert_same(jfit.fit(first.model, (X, Y), params=first.params, optimizer=optimizer, **options).params, expected)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpoints_and_files_keep_the_tree(model, tmp_path):
     apply, params = model()
