@@ -2,8 +2,8 @@
 
 Four networks are trained by `jfit.fit` in jobs of several processes with several emulated CPU devices each, on 127.0.0.1. A
 digest is the first 16 digits of the SHA-256 of the number of steps, the parameters, the moving statistics and the state of the
-optimizer, equal on all ranks. The last line of the table stops at a third and at two thirds of the steps, and resumes with other
-processes from the checkpoint. A second table has the milliseconds per step of `ordered` and of `psum`.
+optimizer, equal on all ranks. The last line of the table stops at a third and at two thirds of the steps, and resumes with
+other processes from the checkpoint. A second table has the milliseconds per step of `ordered` and of `psum`.
 
     python -m benchmarks.ordered_layouts --markdown benchmarks/results/<machine>-ordered.md
 
@@ -30,7 +30,7 @@ MOVES = ("1x4", "2x2", "4x1")  # of the run that is stopped and resumed
 ROWS, BATCH, EPOCHS = 104, 24, 8  # the last batch of an epoch has 8 rows
 STEPS = EPOCHS * -(-ROWS // BATCH)
 TIMED = (("1x2", "psum"), ("1x2", "ordered"), ("2x1", "psum"), ("2x1", "ordered"))
-SECONDS = 600  # for a job
+SECONDS = 1200  # for a job
 
 
 # ------------------------------------------------------------------------------------------------ in a process of a job
