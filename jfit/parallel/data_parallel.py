@@ -16,7 +16,7 @@ from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
-from jfit.parallel.ordered import OrderedSteps, slices_of
+from jfit.parallel.ordered import OrderedSteps, own_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
 from jfit.parallel.spmd import GATHERED, Window, compile_spmd
 from jfit.parallel.whole import host_state, with_chunks_of_all
@@ -139,10 +139,14 @@ class DataParallel:
         slices = slices_of(step)
         own, spans = own_part(self.devices), spans_processes(self.devices)
         self._own = own if spans and slices is None else None  # slices of a batch on the devices of this process
-        self._own_rows = own_rows and self._own is not None
+        self._own_rows = own_rows and spans
         count = own.stop - own.start if self._own_rows else len(self.devices)
+        if slices is not None and self._own_rows:
+            part = cast(slice, own_slices(self.devices, slices, equal=True))
+            slices = part.stop - part.start
         self._parts = slices or count  # into how many parts a batch is cut
-        self._splits = self._parts > 1 or self._own is not None  # whether its arrays get a leading axis of parts
+        # whether its arrays get a leading axis of parts
+        self._splits = self._parts > 1 or self._own is not None or slices is not None
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._frozen = getattr(step, "frozen", ())
@@ -153,7 +157,10 @@ class DataParallel:
         self._window = Window()
         self._returned: int | None = None  # id of the state of the last call
         self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
-        self._ordered = None if slices is None else OrderedSteps(step, self.devices, batch_axes=self._axes)
+        self._ordered = None
+        if slices is not None:
+            options: Any = {"batch_axes": self._axes, "split": self._own_rows, "gathered": not self._own_rows}
+            self._ordered = OrderedSteps(step, self.devices, **options)
         if self._ordered is None:
             state_axes, out_axes = OUT_AXES
             out_axes = (state_axes, out_axes if self._own_rows else out_axes._replace(outputs=GATHERED))
@@ -200,8 +207,9 @@ class DataParallel:
             split = self._split(batch)
             return *self._program(state, split), split
         padded = split_batch(batch, 1, self._axes, count * self._multiple)
-        state, out, outputs = self._ordered(state, padded)
-        return state, out._replace(outputs=outputs), split_batch(padded, count, self._axes)
+        split = split_batch(padded, count, self._axes, own=slice(None))
+        state, out, outputs = self._ordered(state, split if self._own_rows else padded)
+        return state, out._replace(outputs=outputs), split
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
         """Run one update with the global batch.

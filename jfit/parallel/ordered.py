@@ -36,6 +36,41 @@ def slices_of(step: Any) -> int | None:
     return getattr(getattr(step, "reduce", None), "slices", None)
 
 
+def own_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -> slice | None:
+    """Return which virtual slices of a batch this process computes; None if one process computes all.
+
+    Args:
+        devices: list of `jax.Device`, in a job those of all processes, by rank.
+        count: number of virtual slices.
+        equal: whether all processes must have equally many.
+
+    Raises:
+        ValueError: they do not.
+
+    Example:
+        >>> import jax
+        >>> own_slices(jax.devices()[:1], 8) is None
+        True
+    """
+    if not spans_processes(devices):
+        return None
+    ranks = [device.process_index for device in _owners(devices, count)]
+    processes = len({*ranks})
+    if equal and count % processes:
+        raise ValueError(
+            f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes cannot share equally, but each of "
+            "them passes its own rows of the batch; pass the same arrays or batches in all processes, or start a number of "
+            f"processes that divides {count}"
+        )
+    own = ranks.index(jax.process_index())
+    return slice(own, own + ranks.count(jax.process_index()))
+
+
+def _owners(devices: Sequence[Any], count: int) -> list[Any]:
+    """The device of each of `count` slices; those of a device are consecutive."""
+    return [devices[j * len(devices) // count] for j in range(count)]
+
+
 def cut_slices(
     batch: Batch, count: int, axes: Mapping[str, int] | None = None, numbers: Sequence[int] | None = None
 ) -> tuple[Batch, ...]:
@@ -84,6 +119,9 @@ class OrderedSteps:
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
         rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
             as an argument of the program.  None: the factor of `step`.
+        split: in a job, whether batches are the slices of this process, stacked along a leading axis.  False: all processes
+            pass the whole batch.
+        gathered: in a job, whether the values are those of all slices.  False: those of the slices of this process.
 
     Raises:
         ValueError: the step has a setting that needs the whole batch on every device, or there are more devices than slices.
@@ -107,14 +145,17 @@ class OrderedSteps:
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
+        split: bool = False,
+        gathered: bool = True,
     ) -> None:
         count, stages = step.reduce.slices, step.stages
         _check(step, len(devices))
         self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
         self._axes = step.model.batch_axes if batch_axes is None else batch_axes
         self._everywhere = sharding(devices)
-        of_slices = [devices[j * len(devices) // count] for j in range(count)]
-        self._own = [j for j, device in enumerate(of_slices) if device in self._devices]  # slices of this process
+        of_slices, own = _owners(devices, count), own_slices(devices, count)
+        self._own = range(count)[own or slice(None)]  # slices of this process
+        self._split = split and own is not None
         self._owners = [of_slices[j] for j in self._own]
         self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
 
@@ -135,8 +176,9 @@ class OrderedSteps:
         self._one = Program(one, jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
-        if spans_processes(devices):
+        if own is not None:
             self._sum = Gather(of_slices, tree_sum, pairs=True, name="train_sum")
+        if own is not None and gathered:
             self._stacked = Gather(of_slices, _stacked, pairs=False, name="train_values")
         self._finish = {weighted: finish(weighted) for weighted in (False, True)}
         self._before: Any = None  # an array that is ready when the step before is done
@@ -146,7 +188,8 @@ class OrderedSteps:
 
         Args:
             state: `TrainState`, replicated on the devices; donated if there is one device.
-            batch: the whole batch; the number of slices times micro-batches divides its rows.
+            batch: the whole batch; the number of slices times micro-batches divides its rows.  With `split`, the slices of
+                this process, (slices, rows, ...).
             rescale: factor of the summed gradients, only with `rescaled`.
 
         Returns:
@@ -155,7 +198,10 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        slices = cut_slices(batch, self.slices, self._axes, self._own)
+        if self._split:
+            slices = [jax.tree.map(lambda x, at=at: x[at], batch) for at in range(len(self._own))]
+        else:
+            slices = cut_slices(batch, self.slices, self._axes, self._own)
         for owner, number, rows in zip(self._owners, self._numbers, slices, strict=True):
             part = self._one(read[owner], jax.device_put(rows, owner), number)
             parts.append(part if owner == first else jax.device_put(part, first))
