@@ -16,7 +16,7 @@ from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
-from jfit.parallel.ordered import OrderedSteps, own_slices, slices_of
+from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
 from jfit.parallel.spmd import GATHERED, Window, compile_spmd
 from jfit.parallel.whole import host_state, with_chunks_of_all
@@ -142,7 +142,7 @@ class DataParallel:
         self._own_rows = own_rows and spans
         count = own.stop - own.start if self._own_rows else len(self.devices)
         if slices is not None and self._own_rows:
-            part = cast(slice, own_slices(self.devices, slices, equal=True))
+            part = cast(slice, process_slices(self.devices, slices, equal=True))
             slices = part.stop - part.start
         self._parts = slices or count  # into how many parts a batch is cut
         # whether its arrays get a leading axis of parts

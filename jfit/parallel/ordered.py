@@ -36,7 +36,7 @@ def slices_of(step: Any) -> int | None:
     return getattr(getattr(step, "reduce", None), "slices", None)
 
 
-def own_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -> slice | None:
+def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -> slice | None:
     """Return which virtual slices of a batch this process computes; None if one process computes all.
 
     Args:
@@ -49,7 +49,7 @@ def own_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -> sl
 
     Example:
         >>> import jax
-        >>> own_slices(jax.devices()[:1], 8) is None
+        >>> process_slices(jax.devices()[:1], 8) is None
         True
     """
     if not spans_processes(devices):
@@ -119,8 +119,8 @@ class OrderedSteps:
         batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
         rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
             as an argument of the program.  None: the factor of `step`.
-        split: in a job, whether batches are the slices of this process, stacked along a leading axis.  False: all processes
-            pass the whole batch.
+        split: in a job of several processes, whether batches are the slices of this process, stacked along a leading axis.
+            False: all processes pass the whole batch.
         gathered: in a job, whether the values are those of all slices.  False: those of the slices of this process.
 
     Raises:
@@ -153,7 +153,7 @@ class OrderedSteps:
         self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
         self._axes = step.model.batch_axes if batch_axes is None else batch_axes
         self._everywhere = sharding(devices)
-        of_slices, own = _owners(devices, count), own_slices(devices, count)
+        of_slices, own = _owners(devices, count), process_slices(devices, count)
         self._own = range(count)[own or slice(None)]  # slices of this process
         self._split = split and own is not None
         self._owners = [of_slices[j] for j in self._own]

@@ -190,7 +190,7 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
     def of_slice(outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
         return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None
 
-    steps = OrderedSteps(spec.step, spec.devices, result=result, of_slice=of_slice)
+    steps = OrderedSteps(spec.step, spec.devices, result=result, of_slice=of_slice, split=True)
 
     def run(batch: Batch, state: TrainState) -> tuple[TrainState, Any]:
         state, (reported, row), inputs = steps(state, batch)

@@ -13,7 +13,7 @@ import numpy as np
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.parallel.contexts import own_slices_of, spans_processes
 from jfit.parallel.devices import STATE_AXES
-from jfit.parallel.ordered import slices_of
+from jfit.parallel.ordered import process_slices, slices_of
 from jfit.parallel.spmd import compile_spmd
 from jfit.step.state import TrainState
 from jfit.train.data_checks import DataChecks
@@ -42,15 +42,20 @@ class StreamDispatcher:
             )
         self._one_step = functools.partial(one_step, spec)
         self._ordered = None if slices is None else ordered_steps(spec)
+        # an ordered step cuts batches into slices itself; in a job, each process reads the rows of its own slices only
+        parts, multiple, own = len(spec.devices), 1, own_slices_of(spec.devices)
+        if slices is not None:
+            own = process_slices(spec.devices, slices, equal=isinstance(data, StreamData))
+            parts, multiple = (1, slices) if own is None else (slices, 1)
         self.batches = HostBatches(
             spec.model,
             data,
-            len(spec.devices) if slices is None else 1,
+            parts,
             spec.batch_size,
-            micro_batches=spec.micro_batches * (slices or 1),
+            micro_batches=spec.micro_batches * multiple,
             paddable=paddable,
             reason=reason,
-            own=own_slices_of(spec.devices) if slices is None else None,
+            own=own,
         )
         self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)

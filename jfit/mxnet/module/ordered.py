@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from jfit.data.batch import Batch, rows
 from jfit.parallel.devices import split_batch
-from jfit.parallel.ordered import OrderedSteps
+from jfit.parallel.ordered import OrderedSteps, process_slices
+from jfit.parallel.workers import from_main
 from jfit.step import StepOut
 from jfit.step.state import TrainState
+
+if TYPE_CHECKING:
+    from jfit.mxnet.module.parameters import Parameters
 
 
 def not_ordered(reason: str) -> NotImplementedError:
@@ -68,16 +74,34 @@ def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -
     return split_batch(batch, 1, axes, count)
 
 
-def ordered_program(make: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., tuple[TrainState, StepOut]]:
+def joined_arrays(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give the modules of all processes of a job the random key of rank 0; return its (parameters, auxiliary states)."""
+    params, aux = parameters.arrays()
+    state = parameters.state
+    assert state is not None
+    named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
+    named = from_main({**named, "key": jax.device_get(state.key)}, "parameters of the module")
+    parameters.state = state._replace(key=parameters.place(jax.numpy.asarray(named["key"])))
+    return {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
+
+
+def ordered_program(
+    make: Callable[..., Any], devices: Sequence[Any], axes: Mapping[str, int]
+) -> Callable[..., tuple[TrainState, StepOut]]:
     """Return the function (state, batch, rescale) -> (state, StepOut), one training step with the same bits on all devices.
 
     Args:
         make: `make(rescale=...) -> step`, a `train_step` with reduce="ordered" that returns outputs.
-        devices: the devices of the state.
+        devices: the devices of the state; in a job those of all processes, each of which passes its own rows.
+        axes: batch axis by input name, for those where it is not axis 0.
     """
-    steps = OrderedSteps(make(), devices, rescaled=make)
+    step = make()
+    steps = OrderedSteps(step, devices, rescaled=make, split=True, gathered=False)
+    own = process_slices(devices, step.reduce.slices, equal=True)
 
     def run(state: TrainState, batch: Batch, rescale: Any) -> tuple[TrainState, StepOut]:
+        if own is not None:
+            batch = split_batch(batch, own.stop - own.start, axes, own=slice(None))
         state, out, outputs = steps(state, batch, rescale)
         return state, out._replace(outputs=outputs)
 

@@ -16,13 +16,15 @@ from jfit.distributed import num_processes
 from jfit.interrupts import defer_interrupts
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
-from jfit.mxnet.module.ordered import ordered_groups
+from jfit.mxnet.module.ordered import joined_arrays, ordered_groups
 from jfit.mxnet.module.workers import AsyncWorkers, Workers
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
 from jfit.parallel import place, place_split
+from jfit.parallel.contexts import across
+from jfit.parallel.ordered import process_slices
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
@@ -46,6 +48,7 @@ class Parameters:
         fixed_gammas: gammas of BatchNorm with fix_gamma=True: always 1, but counted as updated, because MXNet updates them and
             overwrites the result.
         reduce: reduction of gradients over devices.
+        job_devices: `devices`; with a `dist` store of reduce="ordered", those of all processes of the job.
         workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
         server: the server of a `dist_async` store, a `jfit.mxnet.module.workers.AsyncWorkers`; None: there is none.
         passes: number of training passes since the last update, from which their random keys are derived.
@@ -70,6 +73,7 @@ class Parameters:
         self.reduce: Reduce = all_reduce()
         self.workers: Workers | None = None
         self.server: AsyncWorkers | None = None
+        self.job_devices = self.devices
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
         self._rate: Any = None
@@ -158,14 +162,19 @@ class Parameters:
         Returns:
             How gradients are reduced over the devices of this process.
         """
-        self.workers = self.server = None
+        self.workers, self.server, self.job_devices = None, None, self.devices
         if num_processes() == 1 or store is None or "dist" not in store.type:
             return reduce
-        if reduce.slices is not None:
+        if reduce.slices is not None and "async" in store.type:
             raise NotImplementedError(
-                f"kvstore {store.type!r} has reduce='ordered', which a Module supports in one process only; leave out reduce=, "
-                "or train with jfit.fit(..., reduce='ordered')"
+                f"kvstore {store.type!r} adds gradients in the order of their arrival, so that reduce='ordered' is not "
+                "possible with it; leave out reduce=, or use 'dist_sync'"
             )
+        if reduce.slices is not None:  # one step on the devices of all processes
+            self.job_devices = across(self.devices)
+            process_slices(self.job_devices, reduce.slices, equal=True)
+            self.set_arrays(*joined_arrays(self))
+            return reduce
         workers, initial = Workers.start(self, trainable, reduce)
         if "async" not in store.type:
             self.workers = workers
@@ -178,6 +187,14 @@ class Parameters:
             )
         self.set_arrays(*initial)
         return all_reduce()
+
+    @property
+    def slices(self) -> int | None:
+        """Number of virtual slices of the batches of this process with reduce="ordered", else None."""
+        if self.reduce.slices is None:
+            return None
+        own = process_slices(self.job_devices, self.reduce.slices)
+        return self.reduce.slices if own is None else own.stop - own.start
 
     def set_optimizer(
         self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce

@@ -84,7 +84,7 @@ class Passes:
         self.flush()
         devices, parameters = len(self.parameters.devices), self.parameters
         axes = self.programs.model.batch_axes
-        slices = parameters.reduce.slices if train else None
+        slices = parameters.slices if train else None
         if slices is not None and self.programs.replicas is not None:
             raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)

@@ -118,7 +118,8 @@ class Programs:
         """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
         key = ("ordered", self.setting())
         if key not in self._compiled:
-            self._compiled[key] = ordered_program(self.raw_step(outputs=True), self.parameters.devices)
+            devices, axes = self.parameters.job_devices, self.model.batch_axes
+            self._compiled[key] = ordered_program(self.raw_step(outputs=True), devices, axes)
         return self._compiled[key]
 
     def raw_step(self, **options: Any) -> Callable[..., Any]:
