@@ -131,6 +131,49 @@ def by_hand(rank, count, devices):
     return result
 
 
+class Loader:
+    """A loader of the rows of one process, shuffled in every pass, whose position can be saved."""
+
+    def __init__(self, rank, count):
+        self.rows, self.passes = np.arange(rank, 48, count), 0
+
+    def __iter__(self):
+        order = np.random.default_rng([self.passes, *self.rows[:1]]).permutation(self.rows)
+        self.passes += 1
+        for rows in np.split(order, 3):
+            yield X[rows], Y[rows]
+
+    def __len__(self):
+        return 3
+
+    def state_dict(self):
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.passes = state["passes"]
+
+
+def resumed(rank, count, devices):
+    """A run that is stopped and resumed, from loaders whose positions are in the checkpoint, with residuals per device."""
+
+    def stop(event):
+        event.run.stop()
+
+    stop.events, stop.every = "step", 4
+    options = {
+        "num_epoch": 2,
+        "optimizer_params": {"learning_rate": 0.1},
+        "progress": False,
+        "devices": devices,
+        "reduce": "2bit",
+    }
+    whole = jfit.fit(network(), Loader(rank, count), **options)
+    options |= {"checkpoint": "checkpoints", "checkpoint_every": 4}
+    jfit.fit(network(), Loader(rank, count), callbacks=[stop], **options)
+    again = jfit.fit(network(), Loader(rank, count), resume=True, **options)
+    return {"resumed": values(again.params), "not_stopped": values(whole.params), "resumed_at": again.position["step"]}
+
+
 def refused(rank, count, devices):
     """Streams that do not fit together: the message of the error, which is the same on all ranks."""
     x = X.astype("int32") if rank == 1 else X

@@ -69,7 +69,7 @@ def alone():
 @pytest.fixture(scope="module")
 def two_by_two(tmp_path_factory):
     """What two processes with two devices each compute, by rank."""
-    functions = "here.parts_read, here.arrays, here.streams, here.reduced, here.by_hand, here.refused"
+    functions = "here.parts_read, here.arrays, here.streams, here.reduced, here.by_hand, here.resumed, here.refused"
     return run_job(SCRIPT % functions, 2, 2, folder=tmp_path_factory.mktemp("two")).values
 
 
@@ -133,6 +133,12 @@ def test_a_step_by_hand(alone, two_by_two):
     own = np.concatenate([values["hand_own_outputs"] for values in two_by_two])
     np.testing.assert_allclose(own, alone["hand_outputs"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(alone["hand"], alone["hand_own"])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_reads_the_stream_of_each_process_from_its_position(two_by_two):
+    assert two_by_two[0]["resumed_at"] == 6
+    np.testing.assert_array_equal(two_by_two[0]["resumed"], two_by_two[0]["not_stopped"])
 
 
 @pytest.mark.slow
