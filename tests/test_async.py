@@ -375,6 +375,8 @@ def test_a_store_sends_gradients_to_its_server_and_pulls_the_newest_values():
         assert one.pull("b").tolist() == [-0.5]
         assert one.row_sparse_pull("w", row_ids=[1]).tolist() == [0, pytest.approx(weight[1])]
         assert two.staleness()["updates"] == 4 and two.staleness()["max"] == 3
+        two.push("w", np.zeros(2, "float32"))  # nobody has updated since it pulled
+        assert two.staleness()["workers"] == [[3, 0, 0], [2, 1.5, 3]]
         with pytest.raises(NotImplementedError, match="updates on its server"):
             one.set_updater(lambda key, gradient, weight: None)
         with pytest.raises(jfit.mxnet.errors.MXNetError, match="'c' is not in the kvstore"):
