@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jfit.data import ArrayData, Batch, StreamData
-from jfit.parallel.contexts import own_slices_of, spans_processes
+from jfit.parallel.contexts import own_slices_of
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import process_slices, slices_of
 from jfit.parallel.spmd import compile_spmd
@@ -35,11 +35,6 @@ class StreamDispatcher:
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
         self.data, self.spec = data, spec
         slices = slices_of(spec.step)
-        if slices is not None and isinstance(data, StreamData) and spans_processes(spec.devices):
-            raise NotImplementedError(
-                "reduce='ordered' cuts the global batch into slices, but in a job of several processes each has only its own "
-                "rows of an iterable; pass arrays (a memory map for files larger than memory), or the default reduce="
-            )
         self._one_step = functools.partial(one_step, spec)
         self._ordered = None if slices is None else ordered_steps(spec)
         # an ordered step cuts batches into slices itself; in a job, each process reads the rows of its own slices only
