@@ -83,7 +83,7 @@ def worker(action: str, rank: int, folder: Path) -> None:
 
     import jfit
 
-    jfit.distributed.init(watchdog=WATCHDOG)
+    jfit.distributed.init(watchdog=float(os.environ["JOB_WATCHDOG"]))
     here = jfit.distributed.rank() == rank
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, 20)).astype(np.float32)
@@ -214,13 +214,14 @@ class Row(NamedTuple):
     output: str
 
 
-def measure(event: Event, processes: int = 2, folder: Path | None = None) -> Row:
+def measure(event: Event, processes: int = 2, folder: Path | None = None, watchdog: float = WATCHDOG) -> Row:
     """Run a job in which an event happens."""
     with tempfile.TemporaryDirectory() as own:
         folder = folder or Path(own)
         port = _free_port()
         base = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "LOCAL_"))}
         base |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONUNBUFFERED": "1"}
+        base["JOB_WATCHDOG"] = str(watchdog)
         base |= {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-m", "benchmarks.job_faults", "--worker", event.action, str(event.rank), str(folder)]
         started: list[subprocess.Popen[str]] = []
@@ -320,9 +321,9 @@ def main() -> None:
     text = f"""# Faults in jobs of several processes
 
 `python -m benchmarks.job_faults`: 2 processes on 127.0.0.1 with one emulated CPU device each, on Linux with {os.cpu_count()}
-cores. They call `jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after step
-{STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only; where it is SIGTERM,
-`fit` has `checkpoint=`.
+cores. They call `jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after
+step {STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only; where it is
+SIGTERM, `fit` has `checkpoint=`.
 [Several processes and hosts](../../docs/hosts.md#when-a-process-fails) says what the rows mean.
 
 {table(rows)}

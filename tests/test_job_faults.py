@@ -297,5 +297,5 @@ MEASURED = ("kill-with-child", "kill", "stop", "loader-raises", "loader-stalls",
 @pytest.mark.parametrize("action", MEASURED)
 def test_an_event_ends_the_job_as_the_table_says(action, tmp_path):
     event = next(e for e in EVENTS if e.action == action)
-    row = measure(event._replace(limit=60), folder=tmp_path)  # other tests keep the machine busy
+    row = measure(event._replace(limit=90), folder=tmp_path, watchdog=10)  # other tests keep the machine busy
     assert not row.problem, f"{row.problem}\n{row.output}"
