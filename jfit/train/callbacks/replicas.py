@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit import counters
+from jfit import activity, counters
 from jfit.distributed import RanksDiffer, exchange, job, num_processes
 from jfit.interrupts import in_thread
 from jfit.train.callbacks.base import Callback, Event
@@ -92,7 +92,8 @@ class _Check:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        digests = pending.digests.result()  # usually done: it was begun at the check before this one
+        with activity.Doing(activity.PEERS, "waiting for the digests of the other processes"):
+            digests = pending.digests.result()  # usually done: it was begun at the check before this one
         if (digests != digests[0]).any():
             raise RanksDiffer(_problem(pending, digests, self._equal_at))
         self._equal_at = pending.step
