@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import importlib.util
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -151,17 +150,12 @@ class _Holder:
         self._target = build(*args)
 
     def call(self, method: str, *args: Any) -> Any:
-        return process() if method == "process" else getattr(self._target, method)(*args)
+        return getattr(self._target, method)(*args)
 
 
 def named_actor(ray: Any, name: str) -> Actor:
     """Return an actor that another process has started with `options={"name": name, "namespace": "jfit"}`."""
     return _RayActor(ray.get_actor(name, namespace="jfit"))
-
-
-def process() -> str:
-    """Host and process id of this process, for messages."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def check_ray(needs: str) -> None:

@@ -19,6 +19,7 @@ class StalenessClock:
 
     Args:
         max_staleness: the bound, at least 0; None: none, nobody waits.
+        version: number of updates that were made before.
 
     Attributes:
         changed: `threading.Condition` around what the server does.

@@ -202,7 +202,6 @@ class _Job:
         state, epoch, calls = run.snapshot(), run.position["epoch"], workers + 4
         self.key = np.asarray(state.key)
         self.workers: dict[int, Actor] = {}
-        self.names: dict[int, str] = {}
         self._running: dict[concurrent.futures.Future[Any], int] = {}
         self._error: BaseException | None = None
         self._options, self._count = {"num_cpus": 0, **(options or {})}, workers

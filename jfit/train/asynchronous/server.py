@@ -35,7 +35,7 @@ class ParameterServer:
         self._problem, model = problem, problem.model()
         self._device = jax.local_devices(backend="cpu")[0]
         self._clock = StalenessClock(max_staleness, int(state.step))
-        self._first, self._ended = epoch, dict.fromkeys(range(workers), epoch)  # number of epochs that a worker has done
+        self._ended = dict.fromkeys(range(workers), epoch)  # number of epochs that a worker has done
         self._epochs: dict[int, _Epoch] = {}
         self._workers, self._began = workers, time.perf_counter()
         self._ready, self._started = set[int](), False  # workers that have compiled their programs
