@@ -313,7 +313,8 @@ class Module(BaseModule):
 
         Args:
             kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
-                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts.  In a job of several
+                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts, and
+                `KVStore("dist_sync", reduce="ordered")` also on any number of processes.  In a job of several
                 processes "dist_sync", or None: each process trains a model of its own.
             optimizer: a name (gradients are then scaled by 1 / batch size, in a `dist` store by 1 / (batch size * processes)),
                 or an `Optimizer` (its `rescale_grad`, default 1, is used, and its weight decay applies to all parameters, as
