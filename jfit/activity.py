@@ -62,12 +62,12 @@ record = Record()
 
 
 class Doing:
-    """Context manager for a block in which this thread does something that may take long.
+    """Context manager that records what this thread does in a block, once `watch(True)` was called, for the watchdog of a job.
 
     Args:
-        kind: as in `Activity`.
+        kind: such as `DATA`, see `Activity`.
         what: description, such as "waiting for batch 3 of epoch 0", or a function that returns it.
-        seconds: time that it may take; None: determined by the kind.
+        seconds: after this time, the watchdog ends the job if other processes wait for this one; None: that of the kind.
 
     Example:
         >>> with Doing(DATA, "waiting for batch 3"):
@@ -103,7 +103,7 @@ def watch(on: bool) -> None:
 
 
 def begin_together(what: str) -> None:
-    """Count the begin of a program or an exchange in which all processes of the job take part."""
+    """Add 1 to the number of compiled programs and exchanges that this process has started with all others of its job."""
     if threading.get_ident() == record.thread:
         record.count += 1
         if record.now.kind in (SCRIPT, FAILED):  # a program of the user's own loop

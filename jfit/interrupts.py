@@ -199,7 +199,7 @@ def stop_flag() -> StopFlag:
 
 
 def use_flags(make: Callable[[], StopFlag] | None) -> None:
-    """Let `stop_flag` return the results of a function; None: `StopFlag` again."""
+    """Let `stop_flag()` return `make()` instead of a new `StopFlag`, whose signals then stop a whole job; None undoes it."""
     _make_flag[:] = [StopFlag if make is None else make]
 
 

@@ -1,4 +1,4 @@
-"""Actors: objects in processes of their own whose methods are called from elsewhere, on Ray or as threads of this process.
+"""Actors: objects whose methods are called remotely; on Ray each has a process of its own, without Ray a thread of this one.
 
 `jfit.fit_async` and `KVStore("dist_async")` use this small interface: `start` an actor, `call` its methods, `kill` it.
 """
@@ -154,7 +154,7 @@ class _Holder:
 
 
 def named_actor(ray: Any, name: str) -> Actor:
-    """Return an actor that another process has started with `options={"name": name, "namespace": "jfit"}`."""
+    """Return the actor that another process has started with `start(..., options={"name": name, "namespace": "jfit"})`."""
     return _RayActor(ray.get_actor(name, namespace="jfit"))
 
 

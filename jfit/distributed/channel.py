@@ -109,14 +109,14 @@ class Connection:
 
 
 class Hub:
-    """The end of all connections, in the process of rank 0: it collects values of all processes, and passes messages on.
+    """The server in rank 0 to which all processes connect: it collects values of all, and sends messages of one to the others.
 
     Args:
         server: a listening socket.
-        count: number of processes, of which each connects once.
+        count: number of processes, rank 0 included, of which each connects once.
 
     Attributes:
-        handlers: type of a message -> `handler(rank, message, bytes)`, called on the thread that reads from that process.
+        handlers: type of a message -> `handler(rank, message, payload)`, called on the thread that reads from that process.
         lost: called with the rank of a process whose connection ended without a goodbye.
     """
 
@@ -346,10 +346,10 @@ class Channel:
 
 
 def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[Channel, dict[str, Any]]:
-    """Connect to the hub, and wait until all processes have.
+    """Connect to the hub, in rank 0, and wait until all processes have.
 
     Args:
-        settings: the job.
+        settings: address of the hub, rank of this process, number of processes.
         hello: what the hub should know about this process.
         timeout: seconds to wait.
 
@@ -357,7 +357,7 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
         (`Channel`, answer of the hub).
 
     Raises:
-        JobError: nobody listens at the address, or the hub refused.
+        JobError: nobody listens at the address, the hub refused, or the others did not come in time.
     """
     end, (host, port), error = time.monotonic() + timeout, settings.address, None
     while True:

@@ -76,7 +76,7 @@ class Status(NamedTuple):
     heard: float
 
     def limit(self, watchdog: float) -> float:
-        """Seconds that this activity may take while other processes wait."""
+        """Seconds that this activity may take, while other processes wait for this one, before the job is ended."""
         if self.kind in (activity.SAVING, activity.SCRIPT):
             return PATIENT * watchdog
         if self.kind in (activity.FAILED, activity.END):

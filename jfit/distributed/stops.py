@@ -191,7 +191,7 @@ class AgreedFlag(StopFlag):
             self._raise()
 
     def check(self) -> None:
-        """Raise `Stopped` in a wait for data, if all processes stop at the stopping point after it."""
+        """Raise `Stopped`, to end a wait for a batch, if all processes of the job have agreed to stop before the next step."""
         if activity.record.now.kind == activity.DATA and self._stops.is_next and not self.set:
             self.check_step()
 

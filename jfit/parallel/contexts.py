@@ -230,10 +230,10 @@ def spans_processes(devices: Sequence[Device]) -> bool:
 
 
 def own_slices_of(devices: Sequence[Device]) -> slice | None:
-    """Return which slices of a global batch are those of this process; None if one process has all devices.
+    """Return which slices of a global batch, one per device, this process computes; None if one process has all devices.
 
     Args:
-        devices: list of `jax.Device`, by rank (see `across`).
+        devices: list of `jax.Device` of all processes, in the order of their ranks (see `across`).
 
     Example:
         >>> own_slices_of(jax.local_devices()) is None

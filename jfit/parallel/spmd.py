@@ -118,7 +118,7 @@ class _Joined:
             return self._mapped(*args)
 
     def lower(self, *args: Any) -> Any:
-        """Lower the function for arguments of this process."""
+        """Lower the function; the arguments are those of a call in this process, with the slices of its own devices."""
 
         def of_all(x: Any, axis: Any) -> Any:
             shape = np.shape(x) if axis is None else (self._count, *np.shape(x)[1:])

@@ -22,7 +22,10 @@ _WEIGHTS = tuple(Valid(name, 0, float(jnp.finfo(jnp.float32).max), kind="weight"
 
 
 class BatchCheck:
-    """Search for invalid values in the batches of a training loop of the user: `fault = check(batch, number, fault)`.
+    """Search for invalid values in the batches of a training loop of yours: `fault = check(batch, number, fault)`.
+
+    `number` is the number of the batch, for the message, and `fault` the result of the call before, at first `check.none`.  On
+    the host, `check.raise_if(fault)` raises a ValueError if there was one.
 
     Invalid are class indices outside the outputs of the model, labels outside the range of their loss, row indices outside the
     embedding table, and row weights that are negative, infinite or nan.  Rows of weight 0 are not looked at.  A check is a pure
@@ -36,7 +39,7 @@ class BatchCheck:
 
     Attributes:
         model: the `Model`.
-        valid: `jfit.step.faults.Valid` for each array that is looked at.
+        valid: the valid values of each array that is looked at, list of `jfit.step.faults.Valid`.
         none: the array that means "no fault", int32 (6,), for the first call.
 
     Example:
@@ -149,7 +152,7 @@ def message(valid: Valid, fault: Fault) -> str:
 
 
 def invalid_index(lookup: Lookup, row: int, position: tuple[int, ...], value: Any) -> str:
-    """Error message for a value that is not the index of a row of a table."""
+    """Error message for a value that is not the index of a row of an embedding table."""
     place = f"row {row}" + (f", position {position}" if position else "")
     inexact = lookup.low <= value < lookup.rows and float(value).is_integer()
     limit = f" below {FLOAT_INTEGERS}, as float32 does not have all above (pass integers)" if inexact else ""

@@ -79,10 +79,10 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
 
 
 def shared_checkpoint(choose: Callable[[], Saved | None]) -> Saved | None:
-    """Read a checkpoint that rank 0 chooses in all processes of a job, as described at `find_checkpoint`.
+    """Return the same checkpoint in all processes of a job: rank 0 chooses it, and the others read it too (`find_checkpoint`).
 
     Args:
-        choose: function that reads a checkpoint, or returns None; only rank 0 calls it.
+        choose: function that reads and returns a checkpoint, or None if there is none; only rank 0 calls it.
     """
     if num_processes() == 1:
         return choose()

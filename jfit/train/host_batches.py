@@ -152,7 +152,7 @@ class HostBatches:
         return {None: "training", True: "scoring", False: "prediction"}[self.weights]
 
     def whole(self) -> tuple[Batch, int]:
-        """Return all rows of an `ArrayData` as one batch, prepared by the calling thread, as `read` yields batches."""
+        """Return all rows of an `ArrayData` as one batch, in the form that `read` yields; no background thread prepares it."""
         assert isinstance(self.data, ArrayData)
         every = slice(0, self.data.num_rows)
         return self._prepare(self.data.take(every) if self._own is None else every)

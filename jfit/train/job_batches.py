@@ -249,10 +249,10 @@ def agreed_plan(plan: Plan, answers: list[Any] | None = None) -> Plan:
 
 
 def check_alike(data: ArrayData | StreamData, what: str = "training data") -> None:
-    """In a job, check that the processes have data of the same kind, and arrays of the same names and shapes.
+    """In a job, check that all processes pass arrays, or all iterables, with the same names and shapes.
 
     Raises:
-        ValueError: they have not; the message names the rank.
+        ValueError: a process differs from rank 0; the message names its rank.
     """
     if job.current() is None:
         return

@@ -208,10 +208,10 @@ class AsyncKVStore(KVStore):
 
 
 class KeyServer:
-    """The server: a store of one process, of which several processes call methods, in threads.
+    """The server: it holds one store, whose methods the workers call remotely, each call on a thread of its own.
 
     Args:
-        make: class of the store.
+        make: class of the store that it creates.
     """
 
     def __init__(self, make: type[KVStore] = KVStore) -> None:

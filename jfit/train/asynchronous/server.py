@@ -102,7 +102,7 @@ class ParameterServer:
             self._clock.leave(worker)
 
     def wait_epoch(self, epoch: int) -> dict[str, Any] | None:
-        """Wait until all workers have ended an epoch; return its row of the history, or None if no worker is left."""
+        """Wait until the workers that are left have ended an epoch; return its history row, None if all workers failed."""
         with self._clock.changed:
             self._clock.wait(lambda: all(done > epoch for done in self._ended.values()))
             if not self._ended:

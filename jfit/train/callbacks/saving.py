@@ -335,7 +335,7 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
 
 
 def _needs_all(run: Any) -> bool:
-    """Whether all processes of a job need a copy of the state when rank 0 saves one."""
+    """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
     nan = getattr(getattr(run, "_loop", None), "nan", None)
     return num_processes() > 1 and (getattr(run, "saves_together", False) or getattr(nan, "keeps", False))
 

@@ -99,9 +99,9 @@ def member_settings(
 
 
 def _check_numbers(member: int, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a limit of gradients is not positive, or a rate or decay is negative or not finite.
+    """Raise a ValueError if clip_norm or clip_value is not positive, or a learning rate or decay is negative or not finite.
 
-    A distribution or a grid reaches such a number by mistake, and the member trains, but not towards a smaller loss.
+    A distribution or a grid may have such a number by mistake; its member would train without an error, and not learn.
     """
     limits = {name: arguments[name] for name in ("clip_norm", "clip_value")}
     rates = {name: value for name, value in (arguments["optimizer_params"] or {}).items() if name in _AT_LEAST_0}
