@@ -77,7 +77,7 @@ def test_wrong_options_are_sentences(options, message, capsys):
 
 
 def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch):
-    def initialize(**options):
+    def initialize(*args, **options):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)

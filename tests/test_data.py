@@ -611,7 +611,7 @@ def test_prefetch_dropped_without_close_leaves_no_thread():
 def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
     ahead = prefetch(range(3))
     channel, real = ahead._channel, ahead._channel.get
-    monkeypatch.setattr(channel, "get", lambda waiting: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(channel, "get", lambda *waiting: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         next(ahead)
     monkeypatch.setattr(channel, "get", real)

@@ -7,7 +7,7 @@ import pytest
 
 import jfit
 from jfit import counters, sym
-from jfit.train import batches
+from jfit.train import host_batches
 
 W = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
 X = np.random.default_rng(1).normal(size=(70, 6)).astype("float32")
@@ -63,7 +63,7 @@ def test_few_rows_need_no_thread_and_results_are_the_callers(monkeypatch):
     def no_thread(*args, **kwargs):
         raise AssertionError("a thread prepares batches")
 
-    monkeypatch.setattr(batches, "prefetch", no_thread)
+    monkeypatch.setattr(host_batches, "prefetch", no_thread)
     result = model.predict(X[:3])
     result[:] = 0  # writable, and no other result changes
     assert (model.predict(X[:3]) == expected).all() and expected.any()
