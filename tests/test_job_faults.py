@@ -174,6 +174,39 @@ def test_equal_decisions_stop_at_the_point_where_they_are_made():
         assert [len(p) for p in points] == [7, 7, 7]
 
 
+def test_a_second_stop_waits_for_the_processes_that_have_not_made_the_first():
+    with connected(2) as stops:
+        first = [None, None]
+        fast = threading.Thread(target=lambda: first.__setitem__(0, _next_stop(stops[0], "enough")), daemon=True)
+        fast.start()
+        fast.join(60)  # rank 0 has made the stop, rank 1 has not even come to it
+        assert first[0].reason == "enough" and stops[1].is_next
+        again = [None, None]
+        threads = [
+            threading.Thread(target=lambda: again.__setitem__(0, _next_stop(stops[0], "more")), daemon=True),
+            threading.Thread(
+                target=lambda: (first.__setitem__(1, _next_stop(stops[1])), again.__setitem__(1, _next_stop(stops[1])))
+            ),
+        ]
+        threads[0].start()
+        deadline = time.monotonic() + 60
+        while not stops[1]._hold_later and time.monotonic() < deadline:
+            time.sleep(0.001)
+        threads[1].start()
+        for thread in threads:
+            thread.join(60)
+        assert first[1] == first[0] and again[0] == again[1] and again[0].reason == "more"
+        assert stops[0].round == stops[1].round == 2 and stops[0].passed == stops[1].passed
+
+
+def _next_stop(stops, reason=None):
+    """Pass stopping points until all processes stop, and return why."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if (agreed := stops.pass_one(reason)) is not None:
+            return agreed
+
+
 def test_a_flag_is_set_by_the_signal_of_another_process():
     with connected(2) as stops:
         seen = []

@@ -105,8 +105,7 @@ def settings_of(
                 f"the environment has RANK and WORLD_SIZE, as torchrun sets them, but not {' and '.join(missing)}; start the "
                 "script with torchrun, or pass coordinator=, num_processes= and rank= to jfit.distributed.init"
             )
-        # torchrun itself listens on MASTER_PORT.  Workers of an earlier attempt may still hold the port after it.
-        port = _number(env, "MASTER_PORT") + 1 + _number(env, "TORCHELASTIC_RESTART_COUNT", 0) % 8
+        port = _number(env, "MASTER_PORT") + 1  # torchrun itself listens on MASTER_PORT
         several = "LOCAL_RANK" in env and _number(env, "LOCAL_WORLD_SIZE", 2) > 1
         local = _number(env, "LOCAL_RANK") if several else None
         coordinator = f"{env['MASTER_ADDR']}:{port}"
@@ -151,6 +150,6 @@ def _checked(settings: Settings) -> Settings:
             "numbered from 0 to the number of processes - 1"
         )
     host, _, port = settings.coordinator.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"coordinator {settings.coordinator!r}, from {settings.source}, is not 'host:port'")
     return settings

@@ -50,6 +50,7 @@ class Stops:
         self._changed = threading.Condition()
         self.passed, self.round = 0, 0  # stopping points passed; stops agreed on and made
         self._held, self._target = False, _NEVER
+        self._hold_later = False  # the hub holds all processes for another stop, before this one has made the last
         self._agreed: Agreed | None = None
         self._failed = False
         channel.handlers |= {"hold": self._hold, "target": self._stop_at}
@@ -80,6 +81,10 @@ class Stops:
                 return None
             agreed, self._agreed, self._target = self._agreed, None, _NEVER
             self.round += 1
+            if self._hold_later:
+                self._hold_later, self._held = False, True
+                with contextlib.suppress(OSError):
+                    self._channel.send({"type": "held", "passed": self.passed})
             return agreed
 
     @property
@@ -99,6 +104,9 @@ class Stops:
 
     def _hold(self, message: dict[str, Any], _: bytes) -> None:
         with self._changed:
+            if self._target != _NEVER:  # otherwise the stop on which all have agreed, and others have made, would be lost
+                self._hold_later = True
+                return
             self._held = True
             passed = self.passed
         self._channel.send({"type": "held", "passed": passed})
