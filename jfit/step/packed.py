@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfit.ops.axis import axis_size
@@ -189,7 +190,22 @@ def psum(tree: Any, axis_name: str | None) -> Any:
         word = sum(byte.astype(jnp.uint32) << jnp.uint32(k) for byte, k in zip(total, shifts, strict=True))
         return lax.bitcast_convert_type(word, jnp.int32)  # modulo 2**32, as a sum of int32
 
-    return jax.tree.map(received, tree, lax.psum(jax.tree.map(sent, tree), axis_name))
+    return jax.tree.map(received, tree, _sum(jax.tree.map(sent, tree), axis_name))
+
+
+def _sum(tree: Any, axis_name: str) -> Any:
+    """`lax.psum`; in a job of several processes on CPU as one vector per dtype, because gloo sends every operand on its own."""
+    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+        return lax.psum(tree, axis_name)
+    leaves, structure = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(x) for x in leaves]
+    for dtype in dict.fromkeys(x.dtype for x in leaves):
+        at = [i for i, x in enumerate(leaves) if x.dtype == dtype]
+        total = lax.psum(jnp.concatenate([leaves[i].reshape(-1) for i in at]), axis_name)
+        parts = jnp.split(total, np.cumsum([leaves[i].size for i in at])[:-1])
+        for i, part in zip(at, parts, strict=True):
+            leaves[i] = part.reshape(leaves[i].shape)
+    return structure.unflatten(leaves)
 
 
 def _to_words(values: Array) -> Array:
