@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import jfit
-from jfit.data import Rows, as_data, shard
+from jfit.data import NDArrayIter, Rows, as_data, shard
 from jfit.parallel.contexts import job_devices, own_slices_of
 from jfit.parallel.whole import host_state
 from jfit.train.host_batches import HostBatches
@@ -183,6 +183,36 @@ def refused(rank, count, devices):
     except ValueError as error:
         return {"refused": str(error)}
     return {"refused": ""}
+
+
+def padded_iterators(rank, count, devices):
+    """Iterators that fill their last batch: predictions without these rows, and scores in which they do not count."""
+    rows = slice(0, 19) if rank == 0 else slice(19, 48)
+    mine = lambda: NDArrayIter(X[rows], Y[rows], batch_size=8)  # noqa: E731
+    run = jfit.fit(network(), mine(), num_epoch=1, progress=False, devices=devices)
+    return {
+        "padded_predicted": run.predict(mine()),
+        "padded_expected": run.predict(X[:48]),
+        "padded_score": [run.score(mine(), ["acc", "nll_loss"]), run.score((X[:48], Y[:48]), ["acc", "nll_loss"])],
+    }
+
+
+def other_devices(rank, count, devices):
+    """Messages of the errors if the processes pass different numbers of devices."""
+    net, model = network(), jfit.lower(network())
+    params = {"fc_weight": np.ones((2, 5), "float32"), "fc_bias": np.zeros(2, "float32")}
+    calls = {
+        "fit": lambda: jfit.fit(net, (X, Y), num_epoch=1, progress=False, devices=1 + rank),
+        "predict": lambda: jfit.predict(net, X, params=params, devices=1 + rank),
+        "data_parallel": lambda: jfit.data_parallel(jfit.train_step(model, "sgd"), devices=1 + rank),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except jfit.distributed.RanksDiffer as error:
+            found[name] = str(error)
+    return {"other_devices": found}
 
 
 def parts_read(rank, count, devices):

@@ -1,11 +1,19 @@
 """Jobs of several processes: fit, score, predict, streams and hand-written steps compute what one process computes."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from job_fit_work import arrays, by_hand, parts_read, reduced, streams, work
 from jobs import run_job
 
-from jfit.data import NDArrayIter, shard
+import jfit
+from jfit.data import Batch, DataTimeout, NDArrayIter, as_data, prefetch, shard
+from jfit.data.prefetch import Patience
+from jfit.train import job_batches
+from jfit.train.host_batches import HostBatches
+from jfit.train.job_batches import StreamAgreement
 
 SCRIPT = """
 import jfit, jobs
@@ -69,7 +77,8 @@ def alone():
 @pytest.fixture(scope="module")
 def two_by_two(tmp_path_factory):
     """What two processes with two devices each compute, by rank."""
-    functions = "here.parts_read, here.arrays, here.streams, here.reduced, here.by_hand, here.resumed, here.refused"
+    functions = ["parts_read", "arrays", "streams", "reduced", "by_hand", "resumed", "refused"]
+    functions = ", ".join(f"here.{name}" for name in [*functions, "padded_iterators", "other_devices"])
     return run_job(SCRIPT % functions, 2, 2, folder=tmp_path_factory.mktemp("two")).values
 
 
@@ -86,7 +95,8 @@ def test_each_device_gets_the_rows_that_it_gets_in_one_process(alone, two_by_two
 @pytest.mark.slow
 def test_ranks_agree_on_every_bit(two_by_two):
     first, second = two_by_two
-    own = {"rank", "rows", "stream_rows", "indexed_rows", "own_range", "stream_predicted", "hand_own_outputs"}
+    own = {"rank", "rows", "stream_rows", "indexed_rows", "own_range", "hand_own_outputs"}
+    own |= {"stream_predicted", "padded_predicted"}
     assert set(first) == set(second)
     for name in set(first) - own:
         if hasattr(first[name], "dtype"):
@@ -118,6 +128,61 @@ def test_streams_of_processes_are_one_stream(alone, two_by_two):
     parts = [p for low in range(0, 32, 8) for p in (predicted[0][low : low + 8], predicted[1][low : low + 8])]
     np.testing.assert_allclose(np.concatenate(parts), alone["stream_predicted"], rtol=1e-4, atol=1e-6)
     assert two_by_two[0]["stopped"] in (2, 3)
+
+
+@pytest.mark.slow
+def test_rows_with_which_iterators_fill_batches_are_left_out(two_by_two):
+    predicted = [values["padded_predicted"] for values in two_by_two]
+    assert [len(p) for p in predicted] == [19, 29]
+    np.testing.assert_allclose(np.concatenate(predicted), two_by_two[0]["padded_expected"], rtol=1e-4, atol=1e-6)
+    mine, expected = two_by_two[0]["padded_score"]
+    assert mine == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_other_numbers_of_devices_are_an_error_in_all_processes(two_by_two):
+    messages = two_by_two[0]["other_devices"]
+    assert "own devices [0, 1] (rank 0: [0])" in messages["fit"]
+    for name in ("predict", "data_parallel"):
+        assert "rank 1 of the job uses 2 device(s), number [0, 1] of its process, but rank 0 uses 1" in messages[name]
+
+
+def filled(number):
+    """Batches of 4 rows, the last with 2 rows that an iterator filled in."""
+    for i in range(number):
+        weight = np.array([1, 1, 0, 0], "float32") if i == number - 1 else np.ones(4, "float32")
+        yield Batch({"data": np.full((4, 2), i, "float32"), "softmax_label": np.zeros(4, "float32")}, None, weight)
+
+
+def test_rows_that_were_filled_in_are_known_after_the_agreement():
+    first, last = StreamAgreement({}, "a test").batches(filled(2))
+    assert (first.filled, last.filled, last.own) == (0, 2, 4)
+    assert last.batch.weight.tolist() == [1, 1, 1, 1]  # they train, as in one process
+    assert last.batch.metric_weight.tolist() == [1, 1, 0, 0]
+    model = jfit.lower(jfit.sym.SoftmaxOutput(jfit.sym.Variable("data"), name="softmax"))
+    data = as_data(lambda: filled(2), batch_size=4, input_names=["data"], label_names=["softmax_label"])
+    batches = HostBatches(model, data, 1, 4, weights=False, own=slice(0, 1))
+    with batches.read() as stream:
+        assert [count for _, count in stream] == [4, 2]
+
+
+def test_the_time_for_a_batch_is_that_of_this_process(monkeypatch):
+    agreement, others_come = StreamAgreement({}, "a test"), threading.Event()
+    answer = lambda value, name: others_come.wait(60) and [value]  # noqa: E731
+    monkeypatch.setattr(job_batches, "exchange", answer)
+    late = lambda number: "item"  # noqa: E731
+
+    limit = Patience(late, 0.01, agreement.own_seconds)
+
+    def patience(number, seconds):
+        limit(number, seconds + 0.01)  # longer than the limit
+        others_come.set()
+
+    with prefetch(agreement.batches(filled(1)), patience=patience) as stream:
+        assert next(stream).own == 4
+    time.sleep(0.02)  # longer than the limit, without waiting for others
+    with pytest.raises(DataTimeout, match=r"waited 0\.01 s for item"):
+        limit(0, 0.02)
 
 
 @pytest.mark.slow

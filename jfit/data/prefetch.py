@@ -34,6 +34,8 @@ class Patience:
     Args:
         what: function of the number of the item, from 0, that returns its description, such as "batch 3 of epoch 0".
         timeout: seconds after which `DataTimeout` is raised; None: never.
+        own_seconds: function that returns for how many seconds this process has not waited for other processes; earlier time
+            does not count for `timeout`.  None: all time counts.
 
     Raises:
         DataTimeout: from a call with at least `timeout` seconds.
@@ -48,8 +50,10 @@ class Patience:
         waited 2 s for item 0, the limit that data_timeout= sets; the loader or one of its workers is stopped, waits ...
     """
 
-    def __init__(self, what: Callable[[int], str], timeout: float | None = None) -> None:
-        self.what, self.timeout = what, timeout
+    def __init__(
+        self, what: Callable[[int], str], timeout: float | None = None, own_seconds: Callable[[], float] | None = None
+    ) -> None:
+        self.what, self.timeout, self._own_seconds = what, timeout, own_seconds
         self._due = LOG_SECONDS
 
     def doing(self, number: int, kind: str) -> activity.Doing:
@@ -58,7 +62,7 @@ class Patience:
 
     def __call__(self, number: int, seconds: float) -> None:
         """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
-        if self.timeout is not None and seconds >= self.timeout:
+        if self.timeout is not None and seconds >= self.timeout and self._is_late():
             raise DataTimeout(
                 f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets; the loader or one of "
                 "its workers is stopped, waits for something that does not come, or is slow: look at it with py-spy dump, or "
@@ -73,6 +77,9 @@ class Patience:
                 self.what(number),
                 seconds,
             )
+
+    def _is_late(self) -> bool:
+        return self._own_seconds is None or self.timeout is None or self._own_seconds() >= self.timeout
 
 
 def next_patiently(iterator: Iterator[Any], patience: Patience) -> Any:

@@ -14,7 +14,7 @@ from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Params
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.contexts import check_entry, job_devices, own_part, spans_processes
+from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
@@ -134,6 +134,7 @@ class DataParallel:
     ) -> None:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
+        check_same_devices(self.devices, "jfit.data_parallel")
         step = step if reduce is None else with_reduce(step, reduce)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jfit.data import ArrayData, StreamData
-from jfit.distributed import num_processes
+from jfit.distributed import exchange, num_processes
 from jfit.lowering.model import Model, Plan
 from jfit.parallel.contexts import Device, cores
 from jfit.step.elementwise import equations
@@ -58,7 +58,8 @@ def auto_devices(convolutions: bool, most: int | None = None) -> list[Device]:
         most: maximum number of devices.  None: no maximum.
 
     Returns:
-        List of `jax.Device`, at least one; of emulated CPU devices at most as many as there are cores.
+        List of `jax.Device`, at least one; of emulated CPU devices at most as many as there are cores.  In a job, all processes
+        must call this function, and use as many devices as the one that could use the fewest.
 
     Example:
         >>> len(auto_devices(convolutions=False, most=1))
@@ -70,7 +71,8 @@ def auto_devices(convolutions: bool, most: int | None = None) -> list[Device]:
         if convolutions and len(local) == 1 and count > 1 and most != 1:
             _advise(count)
         local = local[:count]
-    return local[:most]
+    local = local[:most]
+    return local[: min(exchange(len(local), "the number of devices"))]  # hosts may have other numbers of cores
 
 
 @functools.cache  # once per process

@@ -26,7 +26,7 @@ from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
-from jfit.parallel.contexts import own_slices_of
+from jfit.parallel.contexts import check_same_devices, own_slices_of
 from jfit.parallel.devices import concat_slices, merge_row_axis
 from jfit.parallel.mesh import on_mesh
 from jfit.parallel.spmd import GATHERED
@@ -431,10 +431,12 @@ class Evaluator:
     def __init__(self, model: Model, settings: Settings) -> None:
         self.model, self.settings = model, settings
         self._cache: dict[Any, Any] = {}
+        self._devices_checked = False
 
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and metrics over a data set as a dict; arguments as for `Run.score`, with the parameters in `state`."""
         check_entry("Run.score", several=True)
+        self._check_devices()
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         converted = self._data(data, size)
@@ -452,6 +454,7 @@ class Evaluator:
         """
         size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
         check_entry("Run.predict", several=True)
+        self._check_devices()
         converted = self._data(data, size, labels=False)
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
@@ -460,6 +463,12 @@ class Evaluator:
         if tree is not None:
             return jax.tree.unflatten(tree.treedef, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _check_devices(self) -> None:
+        """Check before the first call that all processes of a job use the same devices."""
+        if not self._devices_checked:
+            check_same_devices(self.settings.devices, "jfit.score or jfit.predict")
+            self._devices_checked = True
 
     def _bound(self, data: ArrayData | StreamData, size: int) -> Model:
         """The model with the names of its inputs and outputs, which the first batch determines for functions."""

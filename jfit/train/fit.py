@@ -21,7 +21,7 @@ from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel import check_entry, check_unsharded, place, with_local, with_shards
-from jfit.parallel.contexts import across
+from jfit.parallel.contexts import across, own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
 from jfit.programs import check_shapes
 from jfit.step import train_step
@@ -442,6 +442,7 @@ def fit(
     )
     more = {"eval_every": eval_every, "eval_batch_size": settings.eval_batch_size, "values of steps": list(names)}
     more |= {"steps between events": sorted(c.every for c in callbacks if c.every and "step" in c.events)}
+    more |= {"own devices": own_positions(settings.devices)}
     more |= {"checkpoint": checkpoint is not None, "resume": bool(resume)}
     check_same_run(run, lambda: {**more, "eval_data": described_data(eval_data)})
     _prepare_folder(run, checkpoint, resume, resume_with)

@@ -121,7 +121,9 @@ class HostBatches:
             number += start
             return data.described(number, epoch) if isinstance(data, StreamData) else f"batch {number} of epoch {epoch}"
 
-        patience = Patience(what, data.timeout if isinstance(data, StreamData) else None)
+        agreement = None if isinstance(data, ArrayData) else self._agreement
+        own_seconds = None if agreement is None else agreement.own_seconds  # a late process is not reported by the others
+        patience = Patience(what, data.timeout if isinstance(data, StreamData) else None, own_seconds)
         source = self._from((epoch, start), source, self._thread)
         stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread
@@ -209,7 +211,7 @@ class HostBatches:
             self._labels.check(batch, f"batch {number} of epoch {epoch}")
         filled = 0
         if self.weights is False:
-            filled = wrapped_rows(batch)
+            filled = wrapped_rows(batch) if agreed is None else agreed.filled
             batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
         if self.paddable is None:
             self._read_plan(batch)

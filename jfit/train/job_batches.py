@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData
-from jfit.data.batch import rows
+from jfit.data.batch import rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
 from jfit.distributed.channel import JobError
@@ -105,12 +107,14 @@ class Agreed(NamedTuple):
         own: number of rows that this process had, 0 after its stream has ended.
         count: number of rows of all processes.
         padded: rank of a process that had fewer rows than others, or None.
+        filled: number of the last of the `own` rows with which a data iterator filled its last batch, see `wrapped_rows`.
     """
 
     batch: Batch
     own: int
     count: int
     padded: int | None
+    filled: int = 0
 
 
 class StreamAgreement:
@@ -127,6 +131,8 @@ class StreamAgreement:
     def __init__(self, axes: Mapping[str, int], what: str) -> None:
         self._axes, self._name = axes, f"batches of {what}, pass {next(_numbers)}"
         self._last: Batch | None = None  # a batch whose rows are repeated after the end of the stream
+        self._waits = False  # whether this process waits for the others
+        self._since: float | None = None  # when it last did
 
     def batches(self, source: Iterator[Batch]) -> Iterator[Agreed]:
         """Yield the batches of this process until the streams of all have ended.
@@ -140,7 +146,7 @@ class StreamAgreement:
             while True:
                 batch = None if ended else self._next(source)
                 ended = batch is None
-                answers = exchange(self._described(batch), self._name)
+                answers = self._exchange(self._described(batch), self._name)
                 if stopped := [r for r, answer in enumerate(answers) if answer["closed"]]:
                     raise JobError(f"rank {stopped[0]} has stopped to read its data")
                 if all(answer["rows"] is None for answer in answers):
@@ -157,8 +163,21 @@ class StreamAgreement:
     def agree_on_plan(self, plan: Plan) -> Plan:
         """Combine the plans of all processes, which may have tested them with different rows: padding needs all of them."""
         mine = [bool(plan.paddable), plan.coupled]
-        answers = exchange(mine, f"{self._name}: plan")
+        answers = self._exchange(mine, f"{self._name}: plan")
         return agreed_plan(plan, answers)
+
+    def own_seconds(self) -> float:
+        """Seconds since this process last waited for the others; 0 while it waits for them."""
+        if self._waits:
+            return 0.0
+        return math.inf if self._since is None else time.monotonic() - self._since
+
+    def _exchange(self, value: Any, name: str) -> list[Any]:
+        self._waits = True
+        try:
+            return exchange(value, name)
+        finally:
+            self._since, self._waits = time.monotonic(), False
 
     def _next(self, source: Iterator[Batch]) -> Batch | None:
         try:
@@ -205,9 +224,10 @@ class StreamAgreement:
                     f"{self._name}: rank {rank()} has no batch; the stream of every process must yield at least one"
                 )
             batch = Batch(last.inputs)
+        filled = wrapped_rows(batch)  # before the batch gets row weights
         if weighted:
             batch = self._with_rows(batch, own, size)
-        return Agreed(batch, own, sum(counts), fewer)
+        return Agreed(batch, own, sum(counts), fewer, filled)
 
     def _with_rows(self, batch: Batch, own: int, size: int) -> Batch:
         """Repeat rows up to `size` of them; those from number `own` on have weight 0."""
