@@ -1,9 +1,11 @@
 """Faults in jobs of several processes: the others notice them, say what happened, and end; stops are agreed on."""
 
 import contextlib
+import json
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -16,15 +18,18 @@ from benchmarks.job_faults import EVENTS, measure
 from jfit import activity, interrupts
 from jfit.distributed import JobError
 from jfit.distributed.channel import Hub, connect, listen
+from jfit.distributed.connection import Connection, is_elsewhere, open_connection, serve
 from jfit.distributed.errors import is_of_another, last_line
-from jfit.distributed.monitor import Status, held_up
+from jfit.distributed.job import _free_port
+from jfit.distributed.monitor import Monitor, Peer, Status, held_up, wait_for_each_other
+from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import Settings
 from jfit.distributed.stops import AgreedFlag, HubStops, Stops
 
 
 # ------------------------------------------------------------------------------------------------ which process holds others up
 def status(count, kind, idle, seconds=None):
-    return Status(count, kind, kind, idle, seconds, 0.0)
+    return Status(count, kind, kind, idle, seconds)
 
 
 WAITS = status(8, activity.DEVICES, 31)
@@ -322,6 +327,282 @@ def test_init_after_a_computation_is_refused():
     jax.numpy.ones(1).block_until_ready()
     with pytest.raises(RuntimeError, match=r"jfit.distributed.init was called after JAX had started its devices"):
         jfit.distributed.init(f"127.0.0.1:{free_port()}", 2, 0, timeout=1)
+
+
+# ------------------------------------------------------------------------------------------------ messages and silence
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "what was waited for did not happen"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def hub_of(count, host="127.0.0.1"):
+    """A hub, and the connections of processes to it, from which nobody reads yet."""
+    settings = Settings(f"{host}:{free_port()}", count, 0, None, "this test")
+    hub, channels = Hub(listen(settings), count), [None] * count
+
+    def join(rank):
+        channels[rank] = connect(settings._replace(rank=rank), {"pid": rank, "host": "here"}, 30)[0]
+
+    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        hub.welcome(30, lambda: {"type": "welcome"})
+        for thread in threads:
+            thread.join(30)
+        yield hub, channels
+    finally:
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+        hub.close()
+
+
+class Ended(list):
+    """What a monitor would end its process with."""
+
+    def __call__(self, text, rank, *, silent=False):
+        self.append((text, rank, silent))
+
+
+def monitored(hub, channels, watchdog):
+    monitor = Monitor(0, [Peer(rank, "here", rank) for rank in range(len(channels))], channels[0], hub, watchdog)
+    monitor.end = Ended()
+    return monitor
+
+
+def test_a_process_that_stops_reading_a_large_message_is_noticed():
+    with hub_of(3) as (hub, channels):
+        monitor = monitored(hub, channels, 1.0)
+        hub.start()
+        channels[0].start()
+        channels[1].start()  # nobody reads from channel 2
+        for channel in (channels[0], channels[2]):
+            channel.begin_exchange("large", b"")
+        wait_until(lambda: hub.missing() == {"large#1": [1]})
+        channels[1].begin_exchange("large", bytes(64 << 20))  # the hub reads no more from rank 1 before this has arrived at all
+        monitor.start()
+        done = threading.Event()
+        try:
+            monitor.later(lambda: (done.wait(60), None))  # a function that waits does not hold the watchdog up
+            wait_until(lambda: monitor.end)
+        finally:
+            done.set()
+            monitor.stop()
+        assert "rank 2" in monitor.end[0][0] and "gave no sign of life" in monitor.end[0][0]
+        assert monitor.end[0][1:] == (2, True)
+
+
+def test_a_slow_transfer_is_a_sign_of_life():
+    left, right = socket.socketpair()
+    sender, receiver = Connection(left), Connection(right)
+    data = bytes(24 << 20)
+    thread = threading.Thread(target=sender.send, args=({"type": "large"}, data), daemon=True)
+    thread.start()
+    seen = []
+    try:
+        wait_until(lambda: sender.silent_for(time.monotonic(), False) > 0.2)  # nobody reads
+        assert not sender.try_send({"type": "beat"})  # and this does not wait
+        before = sender.moved_at, receiver.moved_at
+        reader = threading.Thread(target=lambda: seen.append(receiver.receive()), daemon=True)
+        reader.start()
+        reader.join(60)
+        thread.join(60)
+        assert seen == [({"type": "large"}, data)]
+        assert sender.moved_at > before[0] and receiver.moved_at > before[1]
+        assert sender.try_send({"type": "beat"}) and receiver.receive() == ({"type": "beat"}, b"")
+        while sender.try_send({"type": "beat"}):  # until the buffer is full
+            pass
+        assert sender.silent_for(time.monotonic(), False) == 0 and sender.moved_at < receiver.received_at
+    finally:
+        sender.close()
+        receiver.close()
+
+
+def test_a_process_without_a_first_heartbeat_and_an_error_of_the_monitor_end_the_job(capfd):
+    with hub_of(2) as (hub, channels):
+        monitor = monitored(hub, channels, 0.5)
+        hub.start()
+        channels[0].start()
+        monitor.start()
+        wait_until(lambda: monitor.end)
+        monitor.stop()
+        assert "rank 1" in monitor.end[0][0] and "no sign of life" in monitor.end[0][0]
+    with hub_of(2) as (hub, channels):
+        monitor = monitored(hub, channels, 30)
+        hub.handlers["odd"] = lambda rank, message, blob: 1 // 0
+        hub.start()
+        channels[0].start()
+        channels[1].send({"type": "odd"})
+        wait_until(lambda: monitor.end)
+        assert monitor.end[0][0].endswith("failed: ZeroDivisionError: integer division or modulo by zero")
+        assert "1 // 0" in capfd.readouterr().err
+
+
+def test_processes_that_wait_for_each_other():
+    scores, waits = status(8, activity.DEVICES, 90), status(8, activity.PEERS, 90)
+    assert wait_for_each_other({0: scores, 1: waits}, 30) and wait_for_each_other({0: waits, 1: waits}, 30)
+    for other in (
+        scores._replace(idle=89),
+        scores._replace(kind=activity.COMPILING),
+        scores._replace(kind=activity.CALLBACK),
+        scores._replace(count=7),  # a long program before the exchange
+    ):
+        assert not wait_for_each_other({0: other, 1: waits}, 30)
+    assert not wait_for_each_other({0: scores, 1: scores}, 30)
+    with hub_of(2) as (hub, channels):
+        monitor = monitored(hub, channels, 0.1)
+        told = []
+        monitor._end_all = lambda text, rank, silent=False: told.append((text, rank))
+        hub.start()
+        monitor._statuses = {0: scores, 1: waits}
+        monitor._decide(time.monotonic() + 0.09)
+        channels[1].begin_exchange("barrier", None)
+        wait_until(hub.missing)
+        for peer in hub.peers.values():
+            peer.received_at = peer.moved_at + 10
+        monitor._decide(hub.moved_at() + 0.05)
+        assert not told  # a large message has just moved
+        monitor._decide(hub.moved_at() + 5)
+        text, rank = told[0]
+        assert rank == 0 and "the processes wait for each other: the exchange 'barrier' waits for rank 0 (rank 0: dev" in text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_values_of_any_size_are_exchanged(host):
+    if host == "[::1]":
+        with contextlib.suppress(OSError), serve("::1", 0):
+            host = "::1 works"
+        if host == "[::1]":
+            pytest.skip("this host has no IPv6")
+        host = "[::1]"
+        assert _free_port("::1") > 0
+    large = "x" * (65 << 20) if host == "127.0.0.1" else "x"
+    with hub_of(2, host) as (hub, channels):
+        hub.start()
+        futures = []
+        for channel, value in zip(channels, (large, {"rows": [1, None]}), strict=True):
+            channel.start()
+            futures.append(channel.begin_exchange("values", value))
+        for future in futures:
+            first, second = future.result(60)
+            assert first == large and second == {"rows": [1, None]}
+        with pytest.raises(TypeError):
+            channels[0].begin_exchange("values", object())
+        futures = [channel.begin_exchange("values", value) for channel, value in zip(channels, (b"", None), strict=True)]
+        assert [future.result(60) for future in futures] == [[b"", None]] * 2
+
+
+# ------------------------------------------------------------------------------------------------ strangers
+def greeting(text, blob=0):
+    return struct.pack("!IQ", len(text), blob) + text
+
+
+GREETINGS = {
+    "nested": greeting(b"[" * 60_000 + b"]" * 60_000)[: 12 + 64_000],
+    "deep": greeting(b'{"type":' + b"[" * 30_000 + b"]" * 30_000 + b"}"),
+    "bytes": greeting(b'{"type": "jfit-job-1"}', 1 << 40),
+    "long": struct.pack("!IQ", 1 << 20, 0),
+    "no host": greeting(json.dumps({"type": "jfit-job-1", "rank": 1, "num_processes": 2, "pid": 1}).encode()),
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", GREETINGS)
+def test_strangers_are_turned_away(name):
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(GREETINGS[name])
+        hub = Hub(socket.socket(), 2)
+        begin = time.monotonic()
+        assert hub._greet(Connection(right)) is None and not hub.peers
+        assert time.monotonic() - begin < 3
+        left.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert left.recv(1) == b""
+        hub.close()
+
+
+def test_a_slow_stranger_has_one_deadline(monkeypatch):
+    monkeypatch.setattr("jfit.distributed.connection._GREETING_SECONDS", 0.3)
+    left, right = socket.socketpair()
+    stop = threading.Event()
+
+    def drip():
+        with contextlib.suppress(OSError):
+            left.sendall(struct.pack("!IQ", 60_000, 0))
+            while not stop.wait(0.05):
+                left.sendall(b" ")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    hub = Hub(socket.socket(), 2)
+    try:
+        begin = time.monotonic()
+        assert hub._greet(Connection(right)) is None
+        assert 0.25 < time.monotonic() - begin < 10
+    finally:
+        stop.set()
+        thread.join(10)
+        left.close()
+        hub.close()
+
+
+def test_the_hub_stops_listening_once_all_are_there():
+    with hub_of(1) as (hub, _):
+        assert hub._server.fileno() == -1
+
+
+def test_an_answer_that_is_no_welcome_and_a_connection_to_oneself():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def echo():
+            connection = Connection(server.accept()[0])
+            connection.send(connection.receive()[0])
+            connection.close()
+
+        thread = threading.Thread(target=echo, daemon=True)
+        thread.start()
+        settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, None, "this test")
+        with pytest.raises(JobError, match=r"did not answer rank 1 \(it sent a message of type 'jfit-job-1'\)"):
+            connect(settings, {}, 5)
+        thread.join(10)
+    own = socket.socket()
+    own.bind(("127.0.0.1", 0))
+    own.connect(own.getsockname())  # as the kernel may do for a port from which it also takes outgoing ones
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "create_connection", lambda *args, **options: own)
+        with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+            open_connection(("127.0.0.1", 1), 1)
+
+
+def test_the_coordinator_listens_at_its_own_address():
+    with serve("127.0.0.1", 0) as server:
+        assert server.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(OSError) as caught:
+        serve("192.0.2.1", 0)  # of another host: for documentation only
+    assert is_elsewhere(caught.value)
+
+
+def test_ranks_are_claimed_beside_strangers():
+    settings = Settings(f"127.0.0.1:{free_port()}", 2, -1, None, "this test")
+    ranks = []
+    threads = [threading.Thread(target=lambda: ranks.append(claim_rank(settings, 30).rank), daemon=True) for _ in range(2)]
+    threads[0].start()
+
+    def stranger():
+        with contextlib.suppress(OSError), socket.create_connection(settings.address, 1) as sock:
+            sock.sendall(GREETINGS["deep"])
+            return True
+
+    wait_until(stranger)
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ranks) == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------------ jobs

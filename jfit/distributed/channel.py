@@ -1,7 +1,7 @@
 """Messages between the processes of a job, beside the devices: rank 0 has a hub, to which every process is connected by TCP.
 
-A message is a JSON object, which may be followed by bytes.  No message is executed or unpickled.  The connections are neither
-encrypted nor authenticated, like those of JAX's own coordinator: run jobs in a network that you trust.
+The connections are neither encrypted nor authenticated, like those of JAX's own coordinator: run jobs in a network that you
+trust.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import concurrent.futures
 import contextlib
 import json
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from jfit.distributed.connection import Connection, is_elsewhere, open_connection, serve, serve_all
 from jfit.distributed.settings import Settings
 
 Handler = Callable[[dict[str, Any], bytes], None]
 
-_HEAD = struct.Struct("!IQ")  # lengths of the JSON text and of the bytes after it
-_MOST_JSON, _MOST_BYTES = 64 << 20, 1 << 40
 _GREETING = "jfit-job-1"
 
 
@@ -44,70 +42,6 @@ class RanksDiffer(JobError):
     """
 
 
-class Connection:
-    """One end of a TCP connection between two processes of a job; `send` may be called by several threads.
-
-    Args:
-        sock: a connected socket.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(None)
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock, self._sending = sock, threading.Lock()
-
-    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
-        """Send a message and bytes.
-
-        Raises:
-            OSError: the connection is closed.
-        """
-        text = json.dumps(message).encode()
-        with self._sending:
-            self._sock.sendall(_HEAD.pack(len(text), len(blob)) + text)
-            if blob:
-                self._sock.sendall(blob)
-
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Wait for the next message.
-
-        Raises:
-            OSError: the connection is closed.
-            ValueError: what arrived is not a message.
-        """
-        text_length, blob_length = _HEAD.unpack(self._exactly(_HEAD.size))
-        if text_length > _MOST_JSON or blob_length > _MOST_BYTES:
-            raise ValueError("a message of impossible length arrived")
-        message = json.loads(self._exactly(text_length))
-        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            raise ValueError("a message without a type arrived")
-        return message, self._exactly(blob_length)
-
-    def timeout(self, seconds: float | None) -> None:
-        """Let `receive` raise TimeoutError after so many seconds; None: never."""
-        self._sock.settimeout(seconds)
-
-    def forget(self) -> None:
-        """In a forked process: close its copy of the connection, of which the other end sees nothing."""
-        self._sock.close()
-
-    def close(self) -> None:
-        """Close the connection; the other end sees its end."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-    def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._sock.recv(min(count - len(parts), 1 << 20))
-            if not part:
-                raise ConnectionResetError("the connection was closed")
-            parts += part
-        return bytes(parts)
-
-
 class Hub:
     """The server in rank 0 to which all processes connect: it collects values of all, and sends messages of one to the others.
 
@@ -118,6 +52,7 @@ class Hub:
     Attributes:
         handlers: type of a message -> `handler(rank, message, payload)`, called on the thread that reads from that process.
         lost: called with the rank of a process whose connection ended without a goodbye.
+        broken: called with an exception that a handler raised.
     """
 
     def __init__(self, server: socket.socket, count: int) -> None:
@@ -126,12 +61,14 @@ class Hub:
         self.hellos: dict[int, dict[str, Any]] = {}
         self.handlers: dict[str, Callable[[int, dict[str, Any], bytes], None]] = {"put": self._put, "send": self._pass_on}
         self.lost: Callable[[int], None] = lambda rank: None
+        self.broken: Callable[[Exception], None] = lambda error: None
         self.left: set[int] = set()  # ranks that said goodbye
-        self._gathered: dict[str, dict[int, tuple[Any, bytes]]] = collections.defaultdict(dict)
+        self._handling: set[int] = set()  # ranks whose message a handler is working on; nothing is read from them
+        self._gathered: dict[str, dict[int, tuple[bool, bytes]]] = collections.defaultdict(dict)
         self._lock = threading.Lock()
 
     def welcome(self, timeout: float, answer: Callable[[], dict[str, Any]]) -> None:
-        """Wait until all processes are connected, and answer them.
+        """Wait until all processes are connected, and answer them; then stop listening.
 
         Args:
             timeout: seconds to wait.
@@ -140,42 +77,58 @@ class Hub:
         Raises:
             JobError: not all processes came in time, or two do not fit together; those that came are told why.
         """
-        end, problem = time.monotonic() + timeout, None
-        while len(self.peers) < self.count and problem is None:
+        with self._server:
+            problem = self._collect(timeout)
+        reply: dict[str, Any] = {}
+        if problem is None:
+            try:
+                reply = answer()
+            except Exception as error:
+                problem = f"rank 0 could not start the job ({type(error).__name__}: {error})"
+        for peer in self.peers.values():
+            with contextlib.suppress(OSError):
+                peer.send({"type": "refused", "reason": problem} if problem else reply)
+        if problem:
+            raise JobError(problem)
+
+    def start(self) -> None:
+        """Begin to read messages; `handlers`, `lost` and `broken` are complete."""
+        for rank, peer in self.peers.items():
+            peer.received_at = time.monotonic()  # since its hello, it has waited for the others
+            threading.Thread(target=self._read, args=(rank, peer), name=f"jfit-hub-{rank}", daemon=True).start()
+
+    def _collect(self, timeout: float) -> str | None:
+        """Wait until all processes are connected; return why the job cannot begin, if so."""
+        end = time.monotonic() + timeout
+        while len(self.peers) < self.count:
             self._server.settimeout(max(end - time.monotonic(), 0.01))
             try:
                 sock, _ = self._server.accept()
             except TimeoutError:
                 missing = sorted(set(range(self.count)) - set(self.peers))
-                problem = (
+                return (
                     f"rank{'s' * (len(missing) > 1)} {_shortened(missing)} of {self.count} did not connect to rank 0 within "
                     f"{timeout:.0f} s; start {'them' if len(missing) > 1 else 'it'}, or wait longer with "
                     "jfit.distributed.init(timeout=...)"
                 )
-                break
-            problem = self._greet(Connection(sock))
-        reply = {"type": "refused", "reason": problem} if problem else answer()
-        for peer in self.peers.values():
-            with contextlib.suppress(OSError):
-                peer.send(reply)
-        if problem:
-            raise JobError(problem)
-
-    def start(self) -> None:
-        """Begin to read messages; `handlers` and `lost` are complete."""
-        for rank, peer in self.peers.items():
-            threading.Thread(target=self._read, args=(rank, peer), name=f"jfit-hub-{rank}", daemon=True).start()
+            except ConnectionError:  # gone before it was accepted
+                continue
+            except OSError as error:
+                return f"rank 0 cannot accept connections ({error})"
+            if problem := self._greet(Connection(sock)):
+                return problem
+        return None
 
     def _greet(self, peer: Connection) -> str | None:
         """Read the hello of a new connection; return why the job cannot begin, if so.  Strangers are turned away."""
         try:
-            peer.timeout(5.0)
-            hello, _ = peer.receive()
-            peer.timeout(None)
+            hello = peer.receive_greeting()
             rank, count = hello["rank"], hello["num_processes"]
-            if hello["type"] != _GREETING or not isinstance(rank, int) or not isinstance(count, int):
+            numbers = all(isinstance(number, int) for number in (rank, count, hello["pid"]))
+            texts = isinstance(hello["host"], str) and isinstance(hello.get("place", ""), str)
+            if hello["type"] != _GREETING or not numbers or not texts or not isinstance(hello.get("versions") or {}, dict):
                 raise ValueError("not a process of a job")
-        except (OSError, ValueError, KeyError):
+        except Exception:  # a stranger may send anything, such as JSON that is nested too deeply
             peer.close()
             return None
         who = f"rank {rank} (process {hello.get('pid')} on {hello.get('host')})"
@@ -206,14 +159,41 @@ class Hub:
                 with contextlib.suppress(OSError):
                     peer.send(message, blob)
 
+    def announce(self, message: dict[str, Any], *, later: bool = False) -> None:
+        """Send a small message to all processes that are still connected, without waiting for any.
+
+        Args:
+            message: is not sent to processes to which another message is being sent, or that do not read.
+            later: whether threads send it to those, too, when they can.
+        """
+        for rank, peer in list(self.peers.items()):
+            with contextlib.suppress(OSError):
+                if rank not in self.left and not peer.try_send(message) and later:
+                    threading.Thread(target=_send_quietly, args=(peer, message), daemon=True).start()
+
+    def silent_for(self, rank: int, now: float) -> float:
+        """Seconds since a process gave its last sign of life; 0 if that cannot be known."""
+        return self.peers[rank].silent_for(now, reading=rank not in self._handling)
+
+    def moved_at(self) -> float:
+        """When the last chunk of a large message was sent or received, `time.monotonic()`."""
+        return max(peer.moved_at for peer in self.peers.values())
+
     def _read(self, rank: int, peer: Connection) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while True:
                 message, blob = peer.receive()
                 if message["type"] == "bye":
                     self.left.add(rank)
                 elif handler := self.handlers.get(message["type"]):
+                    self._handling.add(rank)
                     handler(rank, message, blob)
+                    peer.received_at = time.monotonic()  # what it has sent meanwhile is read now
+                    self._handling.discard(rank)
+        except OSError:
+            pass
+        except Exception as error:
+            self.broken(error)
         if rank not in self.left:
             self.left.add(rank)
             self.lost(rank)
@@ -221,12 +201,12 @@ class Hub:
     def _put(self, rank: int, message: dict[str, Any], blob: bytes) -> None:
         with self._lock:
             values = self._gathered[message["key"]]
-            values[rank] = message["value"], blob
+            values[rank] = message["json"], blob
             if len(values) < self.count:
                 return
             del self._gathered[message["key"]]
         values = [values[r] for r in range(self.count)]
-        reply = {"type": "all", "key": message["key"], "values": [v for v, _ in values], "sizes": [len(b) for _, b in values]}
+        reply = {"type": "all", "key": message["key"], "json": [j for j, _ in values], "sizes": [len(b) for _, b in values]}
         self.broadcast(reply, b"".join(b for _, b in values))
 
     def missing(self) -> dict[str, list[int]]:
@@ -257,14 +237,17 @@ class Channel:
         connection: connected to the hub, which has answered.
 
     Attributes:
+        connection: the argument.
         handlers: type of a message -> `handler(message, bytes)`, called on the thread that reads from the hub.
         lost: called when the connection to the hub ends.
+        broken: called with an exception that a handler raised.
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self.handlers: dict[str, Handler] = {"all": self._complete}
         self.lost: Callable[[], None] = lambda: None
+        self.broken: Callable[[Exception], None] = lambda error: None
         self._lock, self._counts = threading.Lock(), collections.Counter[str]()
         self._waiting: dict[str, concurrent.futures.Future[list[Any]]] = {}
         self._error: JobError | None = None
@@ -272,11 +255,12 @@ class Channel:
 
     def start(self) -> None:
         """Begin to read messages on a thread."""
+        self.connection.received_at = time.monotonic()
         threading.Thread(target=self._read, name="jfit-channel", daemon=True).start()
 
     def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
         """Send a message to the hub."""
-        self._connection.send(message, blob)
+        self.connection.send(message, blob)
 
     def broadcast(self, message: dict[str, Any], blob: bytes = b"") -> None:
         """Send a message to all processes through the hub; they get it with the rank of this one as "rank"."""
@@ -291,16 +275,18 @@ class Channel:
 
         Raises:
             JobError: the job has ended.
+            TypeError: the value is not JSON.
         """
+        is_json = not isinstance(value, bytes)
+        data = json.dumps(value).encode() if is_json else value  # sent as bytes, which have no limit
         with self._lock:
             if self._error is not None:
                 raise self._error
             self._counts[name] += 1
             key = f"{name}#{self._counts[name]}"
             future = self._waiting[key] = concurrent.futures.Future()
-        is_bytes = isinstance(value, bytes)
         try:
-            self.send({"type": "put", "key": key, "value": None if is_bytes else [value]}, value if is_bytes else b"")
+            self.send({"type": "put", "key": key, "json": is_json}, data)
         except OSError:
             self.fail(JobError("the connection to rank 0 is closed"))
         return future
@@ -315,31 +301,37 @@ class Channel:
 
     def forget(self) -> None:
         """In a forked process: close its copy of the connection."""
-        self._connection.forget()
+        self.connection.forget()
 
     def close(self) -> None:
         """Say goodbye, and close the connection."""
         self._left = True
         with contextlib.suppress(OSError):
             self.send({"type": "bye"})
-        self._connection.close()
+        self.connection.close()
 
     def _complete(self, message: dict[str, Any], blob: bytes) -> None:
         with self._lock:
             future = self._waiting.pop(message["key"], None)
         values, at = [], 0
-        for value, size in zip(message["values"], message["sizes"], strict=True):
-            values.append(blob[at : at + size] if value is None else value[0])
+        for is_json, size in zip(message["json"], message["sizes"], strict=True):
+            data = blob[at : at + size]
+            values.append(json.loads(data) if is_json else data)
             at += size
         if future is not None:
             future.set_result(values)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while True:
-                message, blob = self._connection.receive()
+                message, blob = self.connection.receive()
                 if handler := self.handlers.get(message["type"]):
                     handler(message, blob)
+        except OSError:
+            pass
+        except Exception as error:
+            if not self._left:
+                self.broken(error)
         if not self._left:
             self.fail(JobError("the connection to rank 0 was lost"))
             self.lost()
@@ -359,10 +351,10 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
     Raises:
         JobError: nobody listens at the address, the hub refused, or the others did not come in time.
     """
-    end, (host, port), error = time.monotonic() + timeout, settings.address, None
+    end = time.monotonic() + timeout
     while True:
         try:
-            sock = socket.create_connection((host, port), timeout=max(min(5.0, end - time.monotonic()), 0.01))
+            connection = open_connection(settings.address, max(min(5.0, end - time.monotonic()), 0.01))
             break
         except OSError as caught:
             error = caught
@@ -373,12 +365,13 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
                 f"comes from {settings.source}"
             )
         time.sleep(0.1)
-    connection = Connection(sock)
-    connection.send({"type": _GREETING, "rank": settings.rank, "num_processes": settings.num_processes, **hello})
-    connection.timeout(max(end - time.monotonic(), 0.01) + 5.0)
     try:
+        connection.send({"type": _GREETING, "rank": settings.rank, "num_processes": settings.num_processes, **hello})
+        connection.timeout(max(end - time.monotonic(), 0.01) + 5.0)
         answer, _ = connection.receive()
-    except (OSError, ValueError) as error:
+        if answer["type"] not in ("welcome", "refused"):
+            raise ValueError(f"it sent a message of type {answer['type']!r:.40}")
+    except (OSError, ValueError, RecursionError) as error:
         connection.close()
         raise JobError(
             f"rank 0 at {settings.coordinator} did not answer rank {settings.rank} ({error}); check that this is the address "
@@ -392,15 +385,19 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Listen at the address of the coordinator: on the loopback interface if it is there, else on all interfaces.
+    """Listen at the address of the coordinator; on all interfaces if it is not one of this host, but leads to it.
 
     Raises:
         JobError: the port is in use.
     """
-    host, port = settings.address
-    local = is_loopback(host)
+    (host, port), backlog = settings.address, settings.num_processes + 16
     try:
-        return socket.create_server((host if local else "", port), reuse_port=False, backlog=settings.num_processes + 16)
+        try:
+            return serve(host, port, backlog)
+        except OSError as error:
+            if not is_elsewhere(error):
+                raise
+            return serve_all(port, backlog, ipv6=":" in host)
     except OSError as error:
         raise JobError(
             f"rank 0 cannot listen at {settings.coordinator} ({error}); another program has the port, or an earlier job still "
@@ -408,9 +405,9 @@ def listen(settings: Settings) -> socket.socket:
         ) from None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name is an address of the loopback interface."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+def _send_quietly(peer: Connection, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        peer.send(message)
 
 
 def _shortened(ranks: list[int]) -> str:

@@ -17,7 +17,8 @@ import numpy as np
 
 from jfit import activity, counters, interrupts
 from jfit.activity import Doing
-from jfit.distributed.channel import Channel, Hub, JobError, connect, is_loopback, listen
+from jfit.distributed.channel import Channel, Hub, JobError, connect, listen
+from jfit.distributed.connection import is_loopback, serve, serve_all
 from jfit.distributed.errors import Hooks
 from jfit.distributed.monitor import LAST_EXCHANGE, Monitor, Peer, place_of
 from jfit.distributed.output import show_once
@@ -247,7 +248,6 @@ def _joined(settings: Settings, timeout: float, watchdog: float, *, started: boo
     server, hub = (listen(settings) if settings.rank == 0 else None), None
     if server is not None:
         hub = Hub(server, settings.num_processes)
-        failed: list[JobError] = []
 
         def answer() -> dict[str, Any]:
             assert hub is not None
@@ -255,10 +255,8 @@ def _joined(settings: Settings, timeout: float, watchdog: float, *, started: boo
             return {"type": "welcome", "peers": peers, "port": _free_port(settings.address[0])}
 
         def welcome() -> None:
-            try:
+            with contextlib.suppress(JobError):  # this process hears of it, too
                 hub.welcome(timeout, answer)
-            except JobError as error:
-                failed.append(error)
 
         threading.Thread(target=welcome, name="jfit-hub", daemon=True).start()
     channel, reply = connect(settings, hello, timeout)
@@ -289,7 +287,7 @@ def _check_nothing_computed() -> None:
 
 def _start_jax(settings: Settings, port: int, timeout: float, local_devices: Any) -> None:
     host, _ = settings.address
-    address = f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if local_devices is None and settings.local_rank is not None:
         local_devices = [settings.local_rank]
     jax.distributed.initialize(
@@ -362,7 +360,7 @@ def _outward_address(address: str) -> str:
 
 
 def _free_port(host: str) -> int:
-    with socket.create_server((host if is_loopback(host) else "", 0)) as server:
+    with serve(host, 0) if is_loopback(host) else serve_all(0, ipv6=":" in host) as server:
         return server.getsockname()[1]
 
 

@@ -4,10 +4,12 @@ Every process has a thread that sends a heartbeat to the hub about every second,
 decides:
 
 - A connection that ends was that of a process that is lost.
-- A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.
+- A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.  While a large message is sent to or
+  by a process, its parts count as heartbeats.
 - A process that has begun fewer common programs than others, or has not sent its value in an exchange, and does something of
   its own for longer than it may, while those others do not go on either, holds them up.  Compilation has no limit, as long as
   heartbeats arrive.
+- Processes that all wait, for different things, for `DEADLOCK` times the watchdog's seconds wait for each other.
 
 The end of the job is one line in each process and `os._exit`: the main thread may be in a collective that never returns.
 """
@@ -22,6 +24,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before th
 AFTER_ERROR = 5.0  # seconds that a process may take after an exception has left `fit`, while others wait in theirs
 AFTER_END = 2.0  # the same after the end of its script
 LAST_EXCHANGE = "the end of the job"  # in which processes whose scripts have ended wait for the others, as long as it takes
+DEADLOCK = 3  # processes may wait for each other so many times the watchdog's seconds
 PATIENT = 10  # saving, and code outside of jfit, may take so many times the watchdog's seconds
 
 
@@ -65,7 +69,6 @@ class Status(NamedTuple):
         what: description of its activity.
         idle: seconds without progress.
         seconds: seconds that the activity may take, or None.
-        heard: when it arrived, `time.monotonic()`.
     """
 
     count: int
@@ -73,7 +76,6 @@ class Status(NamedTuple):
     what: str
     idle: float
     seconds: float | None
-    heard: float
 
     def limit(self, watchdog: float) -> float:
         """Seconds that this activity may take, while other processes wait for this one, before the job is ended."""
@@ -93,8 +95,8 @@ def held_up(statuses: dict[int, Status], watchdog: float, missing: Iterable[Coll
         missing: for each exchange that is not complete, the processes that have not sent their value.
 
     Example:
-        >>> waits = Status(8, "devices", "training", 31.0, None, 0.0)
-        >>> stalls = Status(7, "data", "waiting for batch 7 of epoch 0", 32.0, None, 0.0)
+        >>> waits = Status(8, "devices", "training", 31.0, None)
+        >>> stalls = Status(7, "data", "waiting for batch 7 of epoch 0", 32.0, None)
         >>> held_up({0: waits, 1: stalls}, 30.0), held_up({0: stalls, 1: stalls}, 30.0)
         (1, None)
         >>> held_up({0: stalls, 1: stalls}, 30.0, [[1]])  # rank 0 has read its part of the batch
@@ -117,6 +119,30 @@ def held_up(statuses: dict[int, Status], watchdog: float, missing: Iterable[Coll
     return None
 
 
+def wait_for_each_other(statuses: dict[int, Status], watchdog: float) -> bool:
+    """Whether all processes, of which some wait for a value of others, wait so long that none will go on.
+
+    Args:
+        statuses: the last heartbeat of each process.
+        watchdog: seconds, see the top of this file.
+
+    Example:
+        >>> score = Status(8, "devices", "scoring", 95.0, None)
+        >>> barrier = Status(8, "peers", "waiting for the other processes (barrier)", 95.0, None)
+        >>> wait_for_each_other({0: score, 1: barrier}, 30.0), wait_for_each_other({0: score, 1: score}, 30.0)
+        (True, False)
+        >>> long = score._replace(count=7)  # rank 0 is behind: after this program, it may come to the barrier
+        >>> wait_for_each_other({0: long, 1: barrier}, 30.0)
+        False
+    """
+    waits = [status.count for status in statuses.values() if status.kind == activity.PEERS]
+    if not waits or any(status.kind not in activity.WAITING for status in statuses.values()):
+        return False
+    behind = any(status.kind == activity.DEVICES and status.count < max(waits) for status in statuses.values())
+    factor = PATIENT if behind else DEADLOCK
+    return all(status.idle >= max(factor * watchdog, status.seconds or 0.0) for status in statuses.values())
+
+
 class Monitor:
     """Sends the heartbeats of this process, decides (in the process of the hub), and ends the process with the job.
 
@@ -137,47 +163,72 @@ class Monitor:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._told = False  # whether the hub has told the processes to end
         self._ending, self._over = threading.Lock(), threading.Event()
-        self._heard, self._left = time.monotonic(), False
-        self._statuses: dict[int, Status] = {}
+        self._left, self._stopped = False, threading.Event()
+        first = Status(0, activity.SCRIPT, "starting", 0.0, None)
+        self._statuses = dict.fromkeys(range(len(peers)), first)
         self._seen: tuple[Any, int] | None = None
         self._since = time.monotonic()
-        channel.handlers |= {"end": self._on_end, "beat": self._on_hub}
-        channel.lost = self._on_lost_hub
+        channel.handlers |= {"end": self._on_end}
+        channel.lost, channel.broken = self._on_lost_hub, self._broken
         if hub is not None:
             hub.handlers |= {"beat": self._on_beat, "failed": self._on_failed}
-            hub.lost = self._on_lost
+            hub.lost, hub.broken = self._on_lost, self._broken
 
     def start(self) -> None:
         """Begin to send heartbeats."""
         activity.watch(True)
-        self._thread = threading.Thread(target=self._run, name="jfit-monitor", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._guarded, args=(self._run,), name="jfit-monitor", daemon=True).start()
+        # Functions of `later` may wait until a large message was sent; the thread that watches must not.
+        threading.Thread(target=self._guarded, args=(self._run_later,), name="jfit-later", daemon=True).start()
 
     def stop(self) -> None:
         """Send no more heartbeats, and ignore what happens to other processes."""
         self._left = True
+        self._stopped.set()
         self._queue.put(None)
         activity.watch(False)
 
     def later(self, function: Callable[[], None]) -> None:
-        """Call a function on the thread of the monitor, soon; signal handlers may call this method."""
+        """Call a function on another thread, soon; signal handlers may call this method."""
         self._queue.put(function)
 
     # -------------------------------------------------------------------------------- heartbeats
+    def _guarded(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:
+            self._broken(error)
+
     def _run(self) -> None:
         last = time.monotonic()
         while not self._left:
-            with contextlib.suppress(OSError, JobError), contextlib.suppress(queue.Empty):
-                while (function := self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))) is not None:
-                    function()
+            self._stopped.wait(max(last + self.interval - time.monotonic(), 0.001))
             now = time.monotonic()
             if now - last > 2 * self.interval + 0.5 * self.watchdog:  # this process itself was stopped
-                self._heard = now
-                self._statuses = {rank: s._replace(heard=now) for rank, s in self._statuses.items()}
-            if now - last >= self.interval:
+                for connection in (self.channel.connection, *(self.hub.peers.values() if self.hub is not None else ())):
+                    connection.received_at = now
+            if now - last >= self.interval and not self._left:
                 last = now
-                with contextlib.suppress(OSError):
-                    self._beat(now)
+                self._beat(now)
+
+    def _run_later(self) -> None:
+        while (function := self._queue.get()) is not None:
+            with contextlib.suppress(OSError, JobError):
+                function()
+
+    def _broken(self, error: Exception) -> None:
+        """End the job because of an error in a thread of this file or in a handler of a message."""
+        if self._left or self._told:
+            return
+        say("".join(traceback.format_exception(error)).rstrip())
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if self.hub is not None:
+            self._end_all(f"{self.peers[self.rank]} failed: {text}", self.rank)
+        else:
+            with contextlib.suppress(OSError):
+                self.channel.connection.try_send({"type": "failed", "error": text})
+        self._over.wait(LAST_WORDS)
+        self.end(f"{self.peers[self.rank]} failed: {text}", self.rank)
 
     def _beat(self, now: float) -> None:
         record = activity.record
@@ -185,40 +236,50 @@ class Monitor:
         if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
             self._seen, self._since = seen, now
         what, idle = seen[0], now - self._since
-        with contextlib.suppress(Exception):
-            message = {"count": record.count, "kind": what.kind, "what": str(what), "idle": idle, "seconds": what.seconds}
-            self.channel.send({"type": "beat", **message})
+        try:
+            text = str(what)
+        except Exception:  # its function reads what the main thread changes meanwhile
+            text = what.kind
+        with contextlib.suppress(OSError):
+            message = {"count": record.count, "kind": what.kind, "what": text, "idle": idle, "seconds": what.seconds}
+            self.channel.connection.try_send({"type": "beat", **message})
         if self.hub is not None:
-            self.hub.broadcast({"type": "beat"})
+            self.hub.announce({"type": "beat"})
             self._decide(now)
-        elif now - self._heard > self.watchdog and not self._left:
-            self.end(f"{self.peers[0]} gave no sign of life for {now - self._heard:.0f} s", 0, silent=True)
-
-    def _on_hub(self, message: dict[str, Any], _: bytes) -> None:
-        self._heard = time.monotonic()
+        elif (silent := self.channel.connection.silent_for(now)) > self.watchdog and not self._left:
+            self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
 
     def _on_beat(self, rank: int, message: dict[str, Any], _: bytes) -> None:
         values = {name: message[name] for name in ("count", "kind", "what", "idle", "seconds")}
-        self._statuses[rank] = Status(heard=time.monotonic(), **values)
+        self._statuses[rank] = Status(**values)
 
     # -------------------------------------------------------------------------------- decisions of the hub
     def _decide(self, now: float) -> None:
         assert self.hub is not None
         statuses = {rank: status for rank, status in list(self._statuses.items()) if rank not in self.hub.left}
         for rank, status in statuses.items():
-            if now - status.heard > self.watchdog and rank != self.rank:
-                seconds = now - status.heard
+            seconds = self.hub.silent_for(rank, now)
+            if seconds > self.watchdog and rank != self.rank:
                 self._end_all(
                     f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s (last: {status.what})", rank, silent=True
                 )
                 return
-        missing = [ranks for key, ranks in self.hub.missing().items() if not key.startswith(LAST_EXCHANGE)]
-        rank = held_up(statuses, self.watchdog, missing)
+        missing = {key: ranks for key, ranks in self.hub.missing().items() if not key.startswith(LAST_EXCHANGE)}
+        rank = held_up(statuses, self.watchdog, missing.values())
         if rank is not None:
             status = statuses[rank]
             stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
             text = "has ended its script" if status.kind == activity.END else stalled
             self._end_all(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
+        elif missing and now - self.hub.moved_at() > self.watchdog and wait_for_each_other(statuses, self.watchdog):
+            key, ranks = next(iter(missing.items()))
+            doing = "; ".join(f"rank {r}: {s.what} for {s.idle:.0f} s" for r, s in sorted(statuses.items())[:8])
+            self._end_all(
+                f"the processes wait for each other: the exchange {key.rpartition('#')[0]!r} waits for "
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))} ({doing}); all processes must call the same "
+                "functions in the same order",
+                ranks[0],
+            )
 
     def _on_failed(self, rank: int, message: dict[str, Any], _: bytes) -> None:
         self._end_all(f"{self.peers[rank]} failed: {message['error']}", rank)
@@ -231,7 +292,7 @@ class Monitor:
         assert self.hub is not None
         if not self._told and not self._left:
             self._told = True
-            self.hub.broadcast({"type": "end", "text": text, "rank": rank, "silent": silent})
+            self.hub.announce({"type": "end", "text": text, "rank": rank, "silent": silent}, later=True)
 
     # -------------------------------------------------------------------------------- the end of the job
     def _on_end(self, message: dict[str, Any], _: bytes) -> None:
@@ -258,8 +319,10 @@ class Monitor:
         if silent and rank != self.rank and peer.place and peer.place == self.peers[self.rank].place:
             with contextlib.suppress(OSError):
                 os.kill(peer.pid, signal.SIGKILL)
-        for function in self.ended:
-            function()
+        for function in self.ended:  # on threads: they may wait for a lock of a thread that sends a message
+            thread = threading.Thread(target=function, daemon=True)
+            thread.start()
+            thread.join(LAST_WORDS)
         self.channel.fail(JobError(text))
         if interactive:
             self._left = True

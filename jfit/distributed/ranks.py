@@ -6,7 +6,8 @@ import contextlib
 import socket
 import time
 
-from jfit.distributed.channel import Connection, JobError
+from jfit.distributed.channel import JobError
+from jfit.distributed.connection import Connection, open_connection, serve
 from jfit.distributed.settings import Settings
 
 _CLAIM = "jfit-rank-1"
@@ -29,14 +30,15 @@ def claim_rank(settings: Settings, timeout: float) -> Settings:
     """
     end = time.monotonic() + timeout
     try:
-        server = socket.create_server(settings.address, backlog=settings.num_processes + 16)
+        server = serve(*settings.address, settings.num_processes + 16)
     except OSError:  # another process has it, or it is the address of another host
         return settings._replace(rank=_received(settings, end, timeout))
     with server:
         others = _connected(server, settings, end, timeout)
     # The server is closed first: a process that has its rank connects to the hub of rank 0, at the same address.
     for rank, other in enumerate(others, start=1):
-        other.send({"type": _CLAIM, "rank": rank})
+        with contextlib.suppress(OSError):  # it is gone: the hub will say that this rank did not connect
+            other.send({"type": _CLAIM, "rank": rank})
         other.close()
     return settings._replace(rank=0)
 
@@ -52,9 +54,8 @@ def _connected(server: socket.socket, settings: Settings, end: float, timeout: f
                 f"{len(others) + 1} of {settings.num_processes} processes asked for a rank at {settings.coordinator} within "
                 f"{timeout:.0f} s; start the others, or wait longer with jfit.distributed.init(timeout=...)"
             ) from None
-        with contextlib.suppress(OSError, ValueError):
-            other.timeout(5.0)
-            if other.receive()[0]["type"] == _CLAIM:
+        with contextlib.suppress(Exception):  # a stranger may send anything
+            if other.receive_greeting()["type"] == _CLAIM:
                 others.append(other)
                 continue
         other.close()
@@ -63,15 +64,16 @@ def _connected(server: socket.socket, settings: Settings, end: float, timeout: f
 
 def _received(settings: Settings, end: float, timeout: float) -> int:
     while True:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             left = max(end - time.monotonic(), 0.1)
-            connection = Connection(socket.create_connection(settings.address, timeout=min(left, 5.0)))
+            connection = open_connection(settings.address, min(left, 5.0))
             try:
                 connection.timeout(left)
                 connection.send({"type": _CLAIM})
                 answer, _ = connection.receive()
-                if answer["type"] == _CLAIM:
-                    return int(answer["rank"])
+                rank = answer.get("rank")
+                if answer["type"] == _CLAIM and isinstance(rank, int) and 0 < rank < settings.num_processes:
+                    return rank
             finally:
                 connection.close()
         if time.monotonic() > end:

@@ -109,7 +109,8 @@ class Stops:
                 return
             self._held = True
             passed = self.passed
-        self._channel.send({"type": "held", "passed": passed})
+        # not on this thread, which reads: sending may have to wait until the hub has read a large message
+        self._later(lambda: self._channel.send({"type": "held", "passed": passed}))
 
     def _stop_at(self, message: dict[str, Any], _: bytes) -> None:
         with self._changed:
