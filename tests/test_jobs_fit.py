@@ -2,18 +2,23 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from job_fit_work import arrays, by_hand, parts_read, reduced, streams, work
+from job_fit_work import X, Y, arrays, by_hand, network, parts_read, reduced, streams, work
 from jobs import run_job
 
 import jfit
 from jfit.data import Batch, DataTimeout, NDArrayIter, as_data, prefetch, shard
 from jfit.data.prefetch import Patience
-from jfit.train import job_batches
+from jfit.train import job_batches, loop
+from jfit.train.callbacks import saving
+from jfit.train.checkpoint import path_of
 from jfit.train.host_batches import HostBatches
 from jfit.train.job_batches import StreamAgreement
+from jfit.train.nonfinite import NanPolicy
+from jfit.train.saved import folders_of
 
 SCRIPT = """
 import jfit, jobs
@@ -167,16 +172,20 @@ def test_rows_that_were_filled_in_are_known_after_the_agreement():
 
 
 def test_the_time_for_a_batch_is_that_of_this_process(monkeypatch):
-    agreement, others_come = StreamAgreement({}, "a test"), threading.Event()
-    answer = lambda value, name: others_come.wait(60) and [value]  # noqa: E731
-    monkeypatch.setattr(job_batches, "exchange", answer)
-    late = lambda number: "item"  # noqa: E731
+    agreement, asked, others_come = StreamAgreement({}, "a test"), threading.Event(), threading.Event()
+    limit = Patience(lambda number: "item", 0.01, agreement.own_seconds)
 
-    limit = Patience(late, 0.01, agreement.own_seconds)
+    def exchange(value, name):
+        asked.set()
+        return others_come.wait(60) and [value]
 
     def patience(number, seconds):
-        limit(number, seconds + 0.01)  # longer than the limit
-        others_come.set()
+        if not others_come.is_set():
+            assert asked.wait(60)
+            limit(number, seconds + 0.01)  # longer than the limit
+            others_come.set()
+
+    monkeypatch.setattr(job_batches, "exchange", exchange)
 
     with prefetch(agreement.batches(filled(1)), patience=patience) as stream:
         assert next(stream).own == 4
@@ -218,3 +227,51 @@ def test_four_processes_of_one_device_compute_the_bits_of_two_with_two(two_by_tw
         np.testing.assert_array_equal(job[0][name], two_by_two[0][name])
     for name in ("rows", "stream_rows", "hand_own_outputs"):
         np.testing.assert_array_equal(*(np.concatenate([v[name] for v in values]) for values in (job, two_by_two)))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_others_are_told_that_a_stream_is_closed(monkeypatch, count):
+    told = []
+    channel = SimpleNamespace(begin_exchange=lambda name, value: told.append(value["closed"]))
+    monkeypatch.setattr(job_batches.job, "current", lambda: SimpleNamespace(channel=channel))
+    batches = StreamAgreement({}, "a test").batches(filled(2))
+    for _ in range(count):
+        next(batches)
+    assert told == []
+    batches.close()
+    assert told == [True]
+
+
+def test_a_process_saves_alone_without_an_exchange(tmp_path, monkeypatch):
+    exchanged, stalled, passes = [], threading.Event(), []
+
+    def evaluation(epoch):
+        passes.append(epoch)
+        if len(passes) > 1:
+            stalled.wait(60)
+        yield X[:8], Y[:8]
+
+    def from_main(compute, name):
+        exchanged.append((name, len(passes)))
+        return compute()
+
+    monkeypatch.setattr(saving, "from_main", from_main)
+    options = {"checkpoint": tmp_path, "checkpoint_best": "val_loss", "data_timeout": 0.5, "progress": False}
+    try:
+        with pytest.raises(DataTimeout):
+            jfit.fit(network(), (X[:32], Y[:32]), evaluation, batch_size=8, num_epoch=3, **options)
+    finally:
+        stalled.set()
+    assert [name for name, count in exchanged if count > 1] == []
+    assert ("which of the best checkpoints exist", 1) in exchanged
+    assert [path.name for path in folders_of(tmp_path)] == [path_of(tmp_path, step).name for step in (4, 8)]
+
+
+@pytest.mark.parametrize(("policy", "batches"), [("skip", {27}), ("warn", {*range(1, 28)})])
+def test_a_job_looks_for_the_cause_of_a_bad_step_at_the_end_of_the_epoch(monkeypatch, policy, batches):
+    seen = set()
+    monkeypatch.setattr(loop, "num_processes", lambda: 2)
+    monkeypatch.setattr(loop, "LOG_SECONDS", -1.0)
+    monkeypatch.setattr(NanPolicy, "report", lambda self, loop, step: seen.add(loop.batch))
+    jfit.fit(network(), (X, Y), batch_size=2, num_epoch=1, progress=False, nan=policy, steps_per_call=1)
+    assert 27 in seen and seen <= batches and (policy == "skip" or len(seen) > 1)

@@ -141,8 +141,14 @@ class StreamAgreement:
             ValueError: the batches of two processes differ in names, shapes or dtypes.
             JobError: another process reads no further, because it failed.
         """
+        batches = self._batches(source)
+        next(batches)  # goes into its `try`: the others are also told if it is closed before the first batch
+        return batches
+
+    def _batches(self, source: Iterator[Batch]) -> Iterator[Any]:
         ended = False
         try:
+            yield None
             while True:
                 batch = None if ended else self._next(source)
                 ended = batch is None

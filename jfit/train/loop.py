@@ -388,7 +388,9 @@ class Loop:
         )  # sync: hardly waits, since the copy to the host began 8 dispatches ago
         self.dispatcher.checks.check(fault, self.position)
         logs = previous.logs | self._metric_values(totals, previous.snapshot) | reported_lr(last_report)
-        if num_processes() == 1 or not self.nan.keeps:  # processes log at other steps, and go back at the end of an epoch
+        # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
+        # programs that need all processes, reacts at the end of the epoch.
+        if num_processes() == 1 or self.nan.name == "warn":
             self.nan.report(self, int(totals.first_bad_step))
         self.history.add_point(**previous.position, **logs)
         self._notify_all("log", logs, **previous.position)

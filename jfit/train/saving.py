@@ -36,6 +36,7 @@ def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
             loop.callback_states[i] = saver.agree(loop.callback_states[i])
         elif not saver.can_save_alone(loop.run):
             return
+        saver.alone = alone
     for i in savers(loop):
         state = loop.callback_states[i]
         last = state["last"] if isinstance(state, dict) else state

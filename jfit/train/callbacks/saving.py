@@ -117,10 +117,12 @@ class Saver:
 
     Attributes:
         failed: whether the last save failed; it is tried again at the next one, and at the end of the run.
+        alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None) -> None:
         self._passed, self.keep, self.background_bytes, self.failed = directory, keep, background_bytes, False
+        self.alone = False
         self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
@@ -144,7 +146,7 @@ class Saver:
     def _on(self, event: Event, state: Any) -> Any:
         self._state_of_run = state
         if event.kind == "fit_start":
-            self.failed, self._home, self._outer = False, os.getcwd(), sys.exception()
+            self.failed, self.alone, self._home, self._outer = False, False, os.getcwd(), sys.exception()
             from_main(lambda: locks.acquire(self.directory, event.run), "locking the folder of checkpoints")
             _check_states(event)
             return state
@@ -273,7 +275,8 @@ class _BestKept(Saver):
         self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        best = from_main(lambda: self._present(state), "which of the best checkpoints exist")
+        name = "which of the best checkpoints exist"
+        best = self._present(state) if self.alone else from_main(lambda: self._present(state), name)
         due = event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
             value = monitored("checkpointing", event, self.monitor, required=not best)
