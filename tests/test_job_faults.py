@@ -11,7 +11,7 @@ import time
 
 import jax
 import pytest
-from jobs import free_port
+from jobs import free_port, start
 
 import jfit
 from benchmarks.job_faults import EVENTS, measure
@@ -21,7 +21,7 @@ from jfit.distributed.channel import Hub, connect, listen
 from jfit.distributed.connection import Connection, is_elsewhere, open_connection, serve
 from jfit.distributed.errors import is_of_another, last_line
 from jfit.distributed.job import _free_port
-from jfit.distributed.monitor import Monitor, Peer, Status, held_up, wait_for_each_other
+from jfit.distributed.monitor import EXCHANGING, Monitor, Peer, Status, deadlocked, held_up
 from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import Settings
 from jfit.distributed.stops import AgreedFlag, HubStops, Stops
@@ -443,16 +443,19 @@ def test_a_process_without_a_first_heartbeat_and_an_error_of_the_monitor_end_the
 
 
 def test_processes_that_wait_for_each_other():
-    scores, waits = status(8, activity.DEVICES, 90), status(8, activity.PEERS, 90)
-    assert wait_for_each_other({0: scores, 1: waits}, 30) and wait_for_each_other({0: waits, 1: waits}, 30)
+    scores, waits = status(8, activity.DEVICES, 90), status(8, activity.PEERS, 90)._replace(what=EXCHANGING.format("barrier"))
+    missing = {"old#1": [1], "barrier#1": [0]}
+    assert deadlocked({0: scores, 1: waits}, 30, missing) == "barrier#1"
+    assert deadlocked({0: waits._replace(what=EXCHANGING.format("b")), 1: waits}, 30, missing) == "barrier#1"
     for other in (
         scores._replace(idle=89),
         scores._replace(kind=activity.COMPILING),
         scores._replace(kind=activity.CALLBACK),
         scores._replace(count=7),  # a long program before the exchange
     ):
-        assert not wait_for_each_other({0: other, 1: waits}, 30)
-    assert not wait_for_each_other({0: scores, 1: scores}, 30)
+        assert deadlocked({0: other, 1: waits}, 30, missing) is None
+    assert deadlocked({0: scores, 1: scores}, 30, missing) is None
+    assert deadlocked({0: scores, 1: waits}, 30, {"old#1": [1], "old#2": [0]}) is None  # that is not what rank 1 waits for
     with hub_of(2) as (hub, channels):
         monitor = monitored(hub, channels, 0.1)
         told = []
@@ -606,6 +609,18 @@ def test_ranks_are_claimed_beside_strangers():
 
 
 # ------------------------------------------------------------------------------------------------ jobs
+DIFFERENT = """
+    import contextlib, sys
+    import jfit
+    from jfit.distributed.connection import serve
+
+    coordinator, count, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    with contextlib.suppress(OSError), serve("::1", 0):  # this host has IPv6
+        coordinator = coordinator.replace("127.0.0.1", "[::1]")
+    jfit.distributed.init(coordinator, count, rank, watchdog=1.5)
+    jfit.distributed.exchange("x" * 100, "begin")
+    jfit.distributed.exchange(None, "score" if jfit.distributed.is_main() else "barrier")
+"""
 MEASURED = ("kill-with-child", "kill", "stop", "loader-raises", "loader-stalls", "term-evaluation", "term-save")
 
 
@@ -615,3 +630,14 @@ def test_an_event_ends_the_job_as_the_table_says(action, tmp_path):
     event = next(e for e in EVENTS if e.action == action)
     row = measure(event._replace(limit=90), folder=tmp_path, watchdog=10)  # other tests keep the machine busy
     assert not row.problem, f"{row.problem}\n{row.output}"
+
+
+@pytest.mark.slow
+def test_ranks_that_call_different_functions_end_also_with_ipv6(tmp_path):
+    with start(DIFFERENT, folder=tmp_path, settings="arguments", deadline=120) as job:
+        job.wait(codes=1)
+    for process in job:
+        assert "jfit: the processes wait for each other: the exchange '" in process.err  # the one that began first
+        assert "rank 0: waiting for the other processes (score) for" in process.err
+        assert "rank 1: waiting for the other processes (barrier) for" in process.err
+        assert "the same functions in the same order" in process.err

@@ -20,7 +20,7 @@ from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Hub, JobError, connect, listen
 from jfit.distributed.connection import is_loopback, serve, serve_all
 from jfit.distributed.errors import Hooks
-from jfit.distributed.monitor import LAST_EXCHANGE, Monitor, Peer, place_of
+from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of
 from jfit.distributed.output import show_once
 from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import UNNUMBERED, Settings, launched, settings_of
@@ -192,7 +192,7 @@ def exchange(value: Any, name: str = "exchange") -> list[Any]:
     if _job is None:
         return [value]
     activity.begin_together(f"the exchange {name!r}")
-    with Doing(activity.PEERS, f"waiting for the other processes ({name})"):
+    with Doing(activity.PEERS, EXCHANGING.format(name)):
         return _job.channel.begin_exchange(name, value).result()
 
 

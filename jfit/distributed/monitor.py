@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before th
 AFTER_ERROR = 5.0  # seconds that a process may take after an exception has left `fit`, while others wait in theirs
 AFTER_END = 2.0  # the same after the end of its script
 LAST_EXCHANGE = "the end of the job"  # in which processes whose scripts have ended wait for the others, as long as it takes
+EXCHANGING = "waiting for the other processes ({})"  # what a process does in `exchange`
 DEADLOCK = 3  # processes may wait for each other so many times the watchdog's seconds
 PATIENT = 10  # saving, and code outside of jfit, may take so many times the watchdog's seconds
 
@@ -119,28 +120,33 @@ def held_up(statuses: dict[int, Status], watchdog: float, missing: Iterable[Coll
     return None
 
 
-def wait_for_each_other(statuses: dict[int, Status], watchdog: float) -> bool:
-    """Whether all processes, of which some wait for a value of others, wait so long that none will go on.
+def deadlocked(statuses: dict[int, Status], watchdog: float, missing: Mapping[str, Collection[int]]) -> str | None:
+    """The exchange for which some of the processes wait, while the others wait for them; None: they will go on.
 
     Args:
         statuses: the last heartbeat of each process.
         watchdog: seconds, see the top of this file.
+        missing: for the key of each exchange that is not complete, the processes that have not sent their value.
 
     Example:
         >>> score = Status(8, "devices", "scoring", 95.0, None)
-        >>> barrier = Status(8, "peers", "waiting for the other processes (barrier)", 95.0, None)
-        >>> wait_for_each_other({0: score, 1: barrier}, 30.0), wait_for_each_other({0: score, 1: score}, 30.0)
-        (True, False)
-        >>> long = score._replace(count=7)  # rank 0 is behind: after this program, it may come to the barrier
-        >>> wait_for_each_other({0: long, 1: barrier}, 30.0)
-        False
+        >>> waits = Status(8, "peers", EXCHANGING.format("barrier"), 95.0, None)
+        >>> deadlocked({0: score, 1: waits}, 30.0, {"barrier#1": [0]})
+        'barrier#1'
+        >>> behind = score._replace(count=7)  # after this program, rank 0 may come to the barrier
+        >>> deadlocked({0: behind, 1: waits}, 30.0, {"barrier#1": [0]})
     """
-    waits = [status.count for status in statuses.values() if status.kind == activity.PEERS]
-    if not waits or any(status.kind not in activity.WAITING for status in statuses.values()):
-        return False
-    behind = any(status.kind == activity.DEVICES and status.count < max(waits) for status in statuses.values())
-    factor = PATIENT if behind else DEADLOCK
-    return all(status.idle >= max(factor * watchdog, status.seconds or 0.0) for status in statuses.values())
+    if any(status.kind not in activity.WAITING for status in statuses.values()):
+        return None
+    for key, absent in missing.items():
+        text = EXCHANGING.format(key.rpartition("#")[0])
+        waits = [s.count for rank, s in statuses.items() if s.kind == activity.PEERS and s.what == text and rank not in absent]
+        if waits:
+            behind = any(status.kind == activity.DEVICES and status.count < max(waits) for status in statuses.values())
+            factor = PATIENT if behind else DEADLOCK
+            if all(status.idle >= max(factor * watchdog, status.seconds or 0.0) for status in statuses.values()):
+                return key
+    return None
 
 
 class Monitor:
@@ -271,8 +277,8 @@ class Monitor:
             stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
             text = "has ended its script" if status.kind == activity.END else stalled
             self._end_all(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
-        elif missing and now - self.hub.moved_at() > self.watchdog and wait_for_each_other(statuses, self.watchdog):
-            key, ranks = next(iter(missing.items()))
+        elif now - self.hub.moved_at() > self.watchdog and (key := deadlocked(statuses, self.watchdog, missing)):
+            ranks = missing[key]
             doing = "; ".join(f"rank {r}: {s.what} for {s.idle:.0f} s" for r, s in sorted(statuses.items())[:8])
             self._end_all(
                 f"the processes wait for each other: the exchange {key.rpartition('#')[0]!r} waits for "
