@@ -17,7 +17,7 @@ from jfit import lazy as _lazy
 from jfit.mxnet import context, ndarray, random
 from jfit.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, tpu
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.job import end_unless_worker as _end_unless_worker
+from jfit.mxnet.job import end_unless_worker as _end_unless_worker
 from jfit.mxnet.namespaces import absent
 
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used

@@ -15,7 +15,7 @@ from jfit.formats.atomic import atomic_write
 from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.tree import PytreeParams
-from jfit.mxnet.kvstore.job import join_job
+from jfit.mxnet.job import join_job
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase, check_spans_job, create, select
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Optimizer, Updater

@@ -18,8 +18,8 @@ from jfit import distributed
 from jfit.formats.atomic import atomic_write
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
+from jfit.mxnet.job import join_job
 from jfit.mxnet.kvstore import compression
-from jfit.mxnet.kvstore.job import join_job
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
@@ -554,7 +554,7 @@ def create(
 
     Args:
         name: a type of `KVStore`, or the class name of a registered store; case is ignored.  For a `dist` type, this process
-            joins the job that environment variables describe, if there are any (see `jfit.mxnet.kvstore.job`).
+            joins the job that environment variables describe, if there are any (see `jfit.mxnet.job`).
         make: constructor for types that are not registered.
         reduce: as for `KVStore`, how the training step of a `Module` reduces gradients over devices; None: they are summed.
 
