@@ -35,6 +35,11 @@ def test_a_cpu_has_a_device_per_core_for_convolutions_and_one_device_for_other_m
     assert len(auto.auto_devices(convolutions=True, most=3)) == 3
 
 
+def test_processes_of_a_job_use_as_many_devices_as_the_smallest_host(four_cores, monkeypatch):
+    monkeypatch.setattr(auto, "exchange", lambda count, name: [count, 2])
+    assert [d.id for d in auto.auto_devices(convolutions=True)] == [0, 1]
+
+
 def test_accelerators_are_all_used(four_cores, monkeypatch, caplog):
     local = [Accelerator() for _ in range(6)]
     monkeypatch.setattr(jax, "local_devices", lambda: local)

@@ -251,8 +251,9 @@ def fit(
             states and optimizer state unchanged in a step whose loss, or any of these, would not be finite.  "stop": stop with
             the last finite state that was kept.  "rollback": go back to it and train on with the next batches; after three
             times, stop.  "stop" and "rollback" keep a copy on the host at the start of each epoch and with each checkpoint.
-            Losses are read about twice per second, without waiting for the devices, so that some steps run after the first
-            bad one.  The warning (`jfit.train.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
+            Losses are read about twice per second (in a job of several processes, but for "warn", at the end of an epoch),
+            without waiting for the devices, so that some steps run after the first bad one.  The warning
+            (`jfit.train.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
             from a replay of the step, the first input, node (or, for a function, line of code) or gradient that is not finite.
 
     Returns:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -134,7 +134,7 @@ class StreamAgreement:
         self._waits = False  # whether this process waits for the others
         self._since: float | None = None  # when it last did
 
-    def batches(self, source: Iterator[Batch]) -> Iterator[Agreed]:
+    def batches(self, source: Iterator[Batch]) -> Generator[Agreed]:
         """Yield the batches of this process until the streams of all have ended.
 
         Raises:
@@ -145,7 +145,7 @@ class StreamAgreement:
         next(batches)  # goes into its `try`: the others are also told if it is closed before the first batch
         return batches
 
-    def _batches(self, source: Iterator[Batch]) -> Iterator[Any]:
+    def _batches(self, source: Iterator[Batch]) -> Generator[Any]:
         ended = False
         try:
             yield None
