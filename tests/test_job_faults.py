@@ -179,6 +179,13 @@ def test_equal_decisions_stop_at_the_point_where_they_are_made():
         assert [len(p) for p in points] == [7, 7, 7]
 
 
+def test_a_restarted_job_waits_for_the_port_of_the_one_before():
+    settings = Settings(f"127.0.0.1:{free_port()}", 2, 0, None, "this test")
+    before = listen(settings)
+    threading.Timer(0.5, before.close).start()
+    listen(settings, timeout=60).close()
+
+
 def test_a_second_stop_waits_for_the_processes_that_have_not_made_the_first():
     with connected(2) as stops:
         first = [None, None]

@@ -384,25 +384,32 @@ def connect(settings: Settings, hello: dict[str, Any], timeout: float) -> tuple[
     return Channel(connection), answer
 
 
-def listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings, timeout: float = 0.0) -> socket.socket:
     """Listen at the address of the coordinator; on all interfaces if it is not one of this host, but leads to it.
+
+    Args:
+        settings: the job.
+        timeout: seconds to wait for the port, which a process that torchrun is ending may still have.
 
     Raises:
         JobError: the port is in use.
     """
-    (host, port), backlog = settings.address, settings.num_processes + 16
-    try:
+    (host, port), backlog, end = settings.address, settings.num_processes + 16, time.monotonic() + timeout
+    while True:
         try:
-            return serve(host, port, backlog)
+            try:
+                return serve(host, port, backlog)
+            except OSError as error:
+                if not is_elsewhere(error):
+                    raise
+                return serve_all(port, backlog, ipv6=":" in host)
         except OSError as error:
-            if not is_elsewhere(error):
-                raise
-            return serve_all(port, backlog, ipv6=":" in host)
-    except OSError as error:
-        raise JobError(
-            f"rank 0 cannot listen at {settings.coordinator} ({error}); another program has the port, or an earlier job still "
-            f"runs; pass another port; the address comes from {settings.source}"
-        ) from None
+            if time.monotonic() >= end:
+                raise JobError(
+                    f"rank 0 cannot listen at {settings.coordinator} ({error}); another program has the port, or an earlier "
+                    f"job still runs; pass another port; the address comes from {settings.source}"
+                ) from None
+        time.sleep(0.1)
 
 
 def _send_quietly(peer: Connection, message: dict[str, Any]) -> None:

@@ -245,7 +245,8 @@ def _joined(settings: Settings, timeout: float, watchdog: float, *, started: boo
     """Connect to the other processes, and start JAX's runtime for several processes unless it was started."""
     global _job
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "place": place_of(), "versions": _versions()}
-    server, hub = (listen(settings) if settings.rank == 0 else None), None
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    server, hub = (listen(settings, timeout if again else 0.0) if settings.rank == 0 else None), None
     if server is not None:
         hub = Hub(server, settings.num_processes)
 
