@@ -130,8 +130,13 @@ class StopFlag:
         """Whether `check` raises `Stopped` if a signal arrived: in a `watching(raises=True)` block, unless it did so before."""
         return self._raises and not self._raised
 
+    @property
+    def _is_requested(self) -> bool:
+        """Whether this process got a signal, so that the next one is the second."""
+        return self.set
+
     def _on_interrupt(self, previous: Any) -> None:
-        if not self.set:
+        if not self._is_requested:
             self._request(signal.SIGINT, previous)
         elif self.critical:
             self.urgent = True

@@ -629,7 +629,17 @@ DIFFERENT = """
     jfit.distributed.exchange("x" * 100, "begin")
     jfit.distributed.exchange(None, "score" if jfit.distributed.is_main() else "barrier")
 """
-MEASURED = ("kill-with-child", "kill", "stop", "loader-raises", "loader-stalls", "term-evaluation", "term-save")
+MEASURED = (
+    "kill-with-child",
+    "kill",
+    "stop",
+    "loader-raises",
+    "loader-stalls",
+    "term",
+    "term-evaluation",
+    "term-compile",
+    "term-save",
+)
 
 
 @pytest.mark.slow

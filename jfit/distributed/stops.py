@@ -215,14 +215,9 @@ class AgreedFlag(StopFlag):
             flag.set, flag.signal = True, number
             self.owned = self.owned or number == signal.SIGTERM
 
-    def _on_interrupt(self, previous: Any) -> None:
-        if self._received is None:
-            self._request(signal.SIGINT, previous)
-        elif self.critical:
-            self.urgent = True
-        else:
-            signal.signal(signal.SIGINT, previous)
-            raise KeyboardInterrupt
+    @property
+    def _is_requested(self) -> bool:
+        return self._received is not None
 
     def _request(self, number: signal.Signals, previous: Any) -> None:
         if self._received is None or number == signal.SIGTERM:
