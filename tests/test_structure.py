@@ -1,4 +1,4 @@
-"""The structure of the package: allowed imports between stages, private modules, length of files, documented public names."""
+"""The structure of the package: allowed imports between stages, private modules, documented public names."""
 
 import ast
 import graphlib
@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.size import code_lines
-
 ROOT = Path(__file__).parent.parent / "jfit"
-MAX_CODE_LINES = 400  # docstrings, comments and blank lines cost nothing
 
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
@@ -31,7 +28,6 @@ class Source(NamedTuple):
     """What the rules ask about one file; each file is read and parsed once for all of them."""
 
     path: str  # below jfit/
-    code_lines: int
     imports: tuple[tuple[int, str], ...]  # (line, dotted name), also those inside functions; relative ones made absolute
     identifiers: frozenset[str]
     typing_only: frozenset[int]  # lines under `if TYPE_CHECKING`
@@ -61,8 +57,7 @@ def read(path: Path) -> Source:
         if isinstance(node, (ast.Attribute, ast.Name, ast.alias)):
             name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", "")
             identifiers.add(name.rsplit(".", 1)[-1])
-    where, lines = path.relative_to(ROOT).as_posix(), code_lines(text)
-    return Source(where, lines, tuple(imports), frozenset(identifiers), frozenset(typing_only))
+    return Source(path.relative_to(ROOT).as_posix(), tuple(imports), frozenset(identifiers), frozenset(typing_only))
 
 
 @cache
@@ -120,11 +115,6 @@ def test_nothing_imports_the_private_parts_of_jax():
 def test_only_parallel_names_pmap():
     # bench/peers.py has hand-written loops, which jfit is compared with
     assert {source.stage for source in sources() if "pmap" in source.identifiers} == {"parallel", "bench"}
-
-
-def test_no_file_has_more_than_four_hundred_lines_of_code():
-    long = {source.path: source.code_lines for source in sources() if source.code_lines > MAX_CODE_LINES}
-    assert not long, f"{long} lines of code: which second idea do these files contain? The limit is {MAX_CODE_LINES}"
 
 
 def public_names() -> dict[str, object]:
