@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import numpy as np
 
 from jfit import interrupts
 from jfit.data.images.source import Job
-from jfit.data.prefetch import Patience
+from jfit.data.prefetch import LOG_SECONDS, Patience
 from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -52,7 +53,7 @@ class Pool:
     """Worker processes that decode batches into slots of shared memory; batches are returned in the order of submission.
 
     The processes end on `close()`, when the last reference to this object is dropped, when the interpreter exits, or when the
-    parent process dies.  Ctrl-C interrupts only the parent.
+    parent process dies.  Ctrl-C interrupts only the parent.  Those that were stopped (SIGSTOP) are continued after a minute.
 
     Args:
         job: constant settings of the workers.
@@ -72,7 +73,7 @@ class Pool:
         self._slot = self._labels + -(-batch_size * row // _ALIGN) * _ALIGN
         self._row, self._slots = row, ahead + _VIEWS
         self._free = list(range(self._slots))
-        self._pending: collections.deque[int] = collections.deque()  # slots of pending batches, oldest first
+        self._pending: collections.deque[tuple[int, RowOffsets]] = collections.deque()  # (slot, rows), oldest first
         bounds = [batch_size * k // workers for k in range(workers + 1)]
         self._parts = [(low, high) for low, high in itertools.pairwise(bounds) if high > low]
         total = self._slot * self._slots
@@ -92,7 +93,7 @@ class Pool:
             os.close(handle)
         setup = {"path": _import_path(self.job.path), "bytes": total, "job": {**job._asdict(), "recipe": job.recipe._asdict()}}
         for process in self._processes:
-            _send(process, setup)
+            self._send(process, setup)
 
     @property
     def pending(self) -> int:
@@ -112,11 +113,11 @@ class Pool:
             epoch: index of the epoch.
         """
         slot = self._free.pop()
-        self._pending.append(slot)
+        self._pending.append((slot, rows))
         start = slot * self._slot
         for process, (low, high) in zip(self._processes, self._parts, strict=True):
             labels, data = start + low * self.job.label_width * 4, start + self._labels + low * self._row
-            _send(process, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
+            self._send(process, {"rows": rows[low:high], "count": high - low, "epoch": epoch, "labels": labels, "data": data})
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the oldest pending batch and return (data, labels).
@@ -129,8 +130,9 @@ class Pool:
             FormatError: a record of the batch is damaged.
             RuntimeError: a worker died; the pool is closed.
         """
-        slot = self._pending.popleft()
-        answers = [self._answer(process) for process in self._processes]  # read all answers of this batch, even after an error
+        slot, rows = self._pending.popleft()
+        parts = zip(self._processes, self._parts, strict=True)
+        answers = [self._answer(process, rows[low:high]) for process, (low, high) in parts]  # all of them, even after an error
         start = slot * self._slot
         failed = next((answer for answer in answers if "done" not in answer), None)
         if failed is not None:
@@ -155,8 +157,8 @@ class Pool:
         self._pending.clear()
         self._finalizer()
 
-    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        line = self._line(process)
+    def _answer(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> dict[str, Any]:
+        line = self._line(process, rows)
         if not line:
             self.close()
             code = process.returncode
@@ -166,24 +168,41 @@ class Pool:
             )
         return json.loads(line)
 
-    def _line(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Return the next line of a worker, or b"" at its end; a long wait is logged, and Ctrl-C ends it."""
+    def _line(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> bytes:
+        """Return the next line of a worker, or b"" at its end."""
         unread, handle = self._unread.setdefault(process.pid, bytearray()), _pipe(process.stdout).fileno()
-        poll, started = select.poll(), time.monotonic()
-        poll.register(handle, select.POLLIN)
-        patience = Patience(lambda _: f"a batch of process {process.pid}, which decodes {self.job.path}")
         while (end := unread.find(b"\n") + 1) == 0:
-            if poll.poll(1000 * interrupts.WAIT_SECONDS):
-                part = os.read(handle, 1 << 16)
-                if not part:
-                    return b""
-                unread += part
-            else:
-                interrupts.check()
-                patience(0, time.monotonic() - started)
+            self._wait(process, handle, select.POLLIN, rows)
+            part = os.read(handle, 1 << 16)
+            if not part:
+                return b""
+            unread += part
         line = bytes(unread[:end])
         del unread[:end]
         return line
+
+    def _send(self, process: subprocess.Popen[bytes], message: Any) -> None:
+        text, handle = json.dumps(message).encode() + b"\n", _pipe(process.stdin).fileno()
+        rows = self._pending[0][1] if self._pending else ()
+        with contextlib.suppress(BrokenPipeError):  # `_answer` detects a dead worker
+            while text:
+                self._wait(process, handle, select.POLLOUT, rows)
+                text = text[os.write(handle, text[: select.PIPE_BUF]) :]  # more would wait for the worker, without `_wait`
+
+    def _wait(self, process: subprocess.Popen[bytes], handle: int, event: int, rows: RowOffsets) -> None:
+        """Wait for a pipe of a worker that decodes `rows`; a long wait is logged, and Ctrl-C ends it."""
+        poll, started = select.poll(), time.monotonic()
+        poll.register(handle, event)
+        numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)
+        where = f"{self.job.path} (rows {numbers})" if rows else self.job.path
+        patience = Patience(lambda _: f"worker process {process.pid}, which decodes {where},")
+        while not poll.poll(1000 * interrupts.WAIT_SECONDS):
+            interrupts.check()
+            seconds = time.monotonic() - started
+            patience(0, seconds)
+            if seconds >= LOG_SECONDS:
+                for worker in self._processes:
+                    worker.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
 
 
 def _shared_file(size: int) -> int:
@@ -238,13 +257,6 @@ def _start(handle: int) -> subprocess.Popen[bytes]:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
-
-
-def _send(process: subprocess.Popen[bytes], message: Any) -> None:
-    with contextlib.suppress(BrokenPipeError):  # `_answer` detects a dead worker
-        pipe = _pipe(process.stdin)
-        pipe.write(json.dumps(message).encode() + b"\n")
-        pipe.flush()
 
 
 def _stop(processes: list[subprocess.Popen[bytes]], owner: int) -> None:
