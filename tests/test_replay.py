@@ -130,6 +130,14 @@ def test_a_log_of_zero_is_named_with_its_rows_and_inputs():
     assert f"of the batch (row{'s' * (len(bad.data_rows) > 1)} {', '.join(map(str, bad.data_rows))}" in str(bad)
 
 
+def test_steps_that_the_run_has_not_reached_raise_a_sentence():
+    run = fit(num_epoch=1)  # 5 steps
+    assert run.replay(5).epoch == 1
+    for step in (6, 10**9, 10**30):
+        with pytest.raises(ValueError, match=f"step is {step}, but the run has done 5 steps; pass a number from 0 to 5"):
+            run.replay(step)
+
+
 @pytest.mark.slow
 def test_jfit_replay_needs_only_the_folder_or_trains_from_the_start(folder):
     run, _ = trained(folder)

@@ -50,10 +50,11 @@ class NanPolicy:
 
     Attributes:
         stopped: whether this policy stopped the training since `begin`.
+        reached: number of steps done when it last went back to an earlier state; 0: it did not.
     """
 
     def __init__(self, name: str = "warn") -> None:
-        self.name, self.stopped = name, False
+        self.name, self.stopped, self.reached = name, False, 0
         self._kept: Kept | None = None
         self._handled = 0  # bad steps with smaller numbers have been reported
         self._rollbacks = 0  # number of times that training went back to `_kept`
@@ -115,7 +116,7 @@ class NanPolicy:
             self.stopped, loop.stop_reason = True, f"step {step} is not finite"
         if kept is None:
             return "training stops, and no finite state was kept"
-        state = kept.state
+        state, self.reached = kept.state, loop.step
         if again:  # later batches, other random numbers
             same = kept.position["epoch"] == loop.epoch
             metrics = state.metrics if same else jax.tree.map(np.zeros_like, state.metrics)

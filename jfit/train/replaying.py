@@ -235,9 +235,18 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
         step: number of the step, from 0.
         may_start_now: whether the present state of the run is that of its position.
         unread: whether the run has read none of its data, so that iterators are allowed; it then starts from its present state.
+
+    Raises:
+        ValueError: a run that has read data has not reached the step; or as `nearest_start`.
     """
     loop.thread.check_here("Run.replay", "wait until that training has ended")
-    if unread and _checked_step(step) >= loop.step:
+    step, last = _checked_step(step), max(loop.step, loop.nan.reached)
+    if not unread and step > last:
+        raise ValueError(
+            f"replay: step is {step}, but the run has done {last} step{'s' * (last != 1)}; pass a number from 0 to {last}, "
+            "the step that follows, or train the run further"
+        )
+    if unread and step >= loop.step:
         return Replayer(loop).replay(Start(loop.run.snapshot(), loop.position), step)
     present = (loop.run.snapshot, loop.position) if may_start_now else None
     return Replayer(loop).replay(nearest_start(loop, step, loop.run.settings.checkpoint, present), step)
@@ -257,7 +266,6 @@ def nearest_start(
     Raises:
         ValueError: there is none, or the data is an iterator that cannot be read again.
     """
-    _checked_step(step)
     data = loop.dispatcher.data
     if isinstance(data, StreamData) and data.resumes_by_counting:
         raise ValueError(

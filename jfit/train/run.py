@@ -588,13 +588,15 @@ class Run:
         folder of the checkpoints, or trains from the start.
 
         Args:
-            step: number of the step, from 0: the number of updates before it, as in the warning that a loss is not finite.
+            step: number of the step, from 0: the number of updates before it, as in the warning that a loss is not finite.  At
+                most the number of updates that the run has done: the step that follows.
 
         Returns:
             Replay: statistics of each node and parameter, `first_bad`, `to_pandas()` and `plot()`; `print` shows it as tables.
 
         Raises:
-            ValueError: there is no earlier state, the data is an iterator that was read, or it ends before this step.
+            ValueError: the run has not reached this step, there is no earlier state, the data is an iterator that was read, or
+                it ends before this step.
 
         Example:
             >>> import jfit, numpy as np
