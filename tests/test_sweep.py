@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 
@@ -273,6 +274,18 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
         ({"over": [{"seed": 0}], "n": 3}, "n is for a dict"),
         ({"over": {"seed": [0.5]}}, "seed is 0.5; expected an integer or a PRNG key"),
         ({"over": {"seed": [None]}}, "seed is None; expected an integer or a PRNG key"),
+        (
+            {"over": {"seed": range(10**9)}},
+            "over, all combinations of its values, gives 1,000,000,000 members",
+        ),
+        (
+            {"over": {"seed": range(10**30), "wd": [0.1, 0.2]}},
+            "the limit is 100,000, because all members of a sweep are in",
+        ),
+        ({"over": {"seed": itertools.count()}}, r"over\['seed'\] is an iterator of more than 100,000 values; pass a list"),
+        ({"over": ({"seed": k} for k in itertools.count())}, "sweep: over is an iterator of more than 100,000 values"),
+        ({"over": {"seed": [0]}, "n": 10**9}, "n=1000000000 gives 1,000,000,000 members"),
+        ({"over": {"seed": [0]}, "folds": 10**9}, "1 combinations in 1000000000 folds gives 1,000,000,000 members"),
     ],
 )
 @pytest.mark.repetitions(12)
@@ -280,6 +293,14 @@ def test_unsupported_settings_raise_sentences(settings, text):
     eval_data = None if "folds" in settings else EVAL
     with pytest.raises((ValueError, TypeError), match=text):
         swept(eval_data=eval_data, **settings)
+
+
+def test_states_of_members_that_do_not_fit_in_memory_raise_a_sentence(monkeypatch):
+    monkeypatch.setattr("jfit.train.sweep.api._memory_of_host", lambda: 10_000.0)
+    with pytest.raises(ValueError, match=r"the states of the 900 members .* have 0.0 GB, more than the memory of"):
+        swept(over={"seed": range(900)})
+    drawn = spaces.combinations({"seed": range(10**12)}, 3, 0)  # no list is made of the range
+    assert len({row["seed"] for row in drawn}) == 3
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +26,7 @@ from jfit.train.sweep.problem import Prepared, checked_folds, make_problem, prep
 from jfit.train.sweep.result import Member, Sweep
 from jfit.train.sweep.rules import Halving, Patience, halving_of, number_of, ranking
 from jfit.train.sweep.settings import member_settings
-from jfit.train.sweep.spaces import combinations
+from jfit.train.sweep.spaces import check_count, combinations
 
 MEMBER_BYTES_CPU = 1 << 30  # memory of the members that train at once on a CPU device
 MAX_MEMBERS = 256  # of a device: with more, a program does not get faster
@@ -92,8 +94,8 @@ def sweep(
         values of the last finished dispatches, and `interrupted` is True.
 
     Raises:
-        ValueError: an unknown or unsupported setting, data that is not in arrays, metrics that run on the host, or an error of
-            `jfit.fit` for one of the members.
+        ValueError: an unknown or unsupported setting, more than 100,000 members or more than the memory has room for, data that
+            is not in arrays, metrics that run on the host, or an error of `jfit.fit` for one of the members.
         TypeError: `over` has another type.
 
     Example:
@@ -115,17 +117,23 @@ def sweep(
     chosen = list(resolve(devices))
     folds = checked_folds(folds)
     count = 0 if folds is None else folds if isinstance(folds, int) else len(folds)
-    members = member_settings(model, combinations(over, n, sample_seed), settings, count)
-    prepared, problems = [], {}
-    for member in members:
-        key = problem_key(member)
-        if key not in problems:
+    combined = combinations(over, n, sample_seed)
+    check_count(len(combined) * max(count, 1), f"{len(combined):,} combinations in {count} folds")
+    members = member_settings(model, combined, settings, count)
+    keys = [problem_key(member) for member in members]
+    prepared, problems, numbers, needed = [], {}, collections.Counter(keys), 0
+    for member, key in zip(members, keys, strict=True):
+        is_first = key not in problems
+        if is_first:
             problems[key] = make_problem(member, train_data, eval_data, folds, chosen)
         try:
             prepared.append(prepare(member, problems[key]))
         except (ValueError, TypeError) as error:
             error.add_note(f"jfit: in member {member.number} of the sweep, with the settings {member.values}")
             raise
+        if is_first:
+            needed += numbers[key] * _bytes(prepared[-1].state)
+            _check_memory(needed, len(members))
     evaluates = any(problem.evaluation is not None for problem in problems.values())
     monitor = monitor or ("val_loss" if evaluates else "loss")
     chunks = _chunks(prepared, chosen, members_per_call, keep_best=patience is not None)
@@ -133,6 +141,22 @@ def sweep(
         problem.states.clear()  # the chunks have them
     trainer = _Trainer(prepared, chunks, Patience(monitor, patience), halving_of(halving), progress)
     return trainer.train()
+
+
+def _bytes(state: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(state) if hasattr(x, "nbytes"))
+
+
+def _memory_of_host() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+
+
+def _check_memory(needed: int, members: int) -> None:
+    if needed > _memory_of_host():
+        raise ValueError(
+            f"sweep: the states of the {members:,} members (parameters, optimizer) have {needed / 1e9:,.1f} GB, more than the "
+            f"memory of this machine, {_memory_of_host() / 1e9:,.1f} GB; sweep fewer members at once, such as with n="
+        )
 
 
 def _chunks(prepared: Sequence[Prepared], devices: Sequence[Any], most: int | None, keep_best: bool) -> list[Chunk]:
@@ -155,7 +179,7 @@ def _most_members(member: Prepared, devices: Sequence[Any], keep_best: bool) -> 
     """Estimate how many members fit on the devices, by their states, gradients and batches."""
     if unrolls(member.problem.model):
         return len(devices)  # XLA runs batched convolutions on CPU many times slower
-    state = sum(x.nbytes for x in jax.tree.leaves(member.state) if hasattr(x, "nbytes"))
+    state = _bytes(member.state)
     batch = sum(x.nbytes for x in member.problem.probe.values())
     per_member = (4 + keep_best) * state + 8 * batch  # gradients, updates and a second state while a step runs; activations
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None

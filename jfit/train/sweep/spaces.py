@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+MAX_MEMBERS_TOTAL = 100_000  # of a sweep: each takes tens of kilobytes of Python objects and milliseconds of preparation
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Distribution:
     """
 
     name: str
-    values: tuple[Any, ...]
+    values: Sequence[Any]
 
     def draw(self, generator: np.random.Generator) -> Any:
         """Draw one value: a float, or one of the values of a choice.
@@ -107,7 +110,7 @@ def choice(values: Iterable[Any]) -> Distribution:
         >>> choice(["relu", "tanh"]).draw(np.random.default_rng(0)) in ("relu", "tanh")
         True
     """
-    values = tuple(values)
+    values = _listed("choice", values)
     if not values:
         raise ValueError("choice: got no values to choose from; expected at least one")
     return Distribution("choice", values)
@@ -131,7 +134,7 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
         List of dicts.
 
     Raises:
-        ValueError: no combinations, a distribution without `n`, or a list of dicts with `n`.
+        ValueError: no combinations, more than `MAX_MEMBERS_TOTAL`, a distribution without `n`, or a list of dicts with `n`.
         TypeError: `over`, or the values of a name, have another type.
 
     Example:
@@ -140,10 +143,12 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
     """
     if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1):
         raise ValueError(f"sweep: n is {n!r}; expected the number of random combinations, at least 1")
+    check_count(n or 0, f"n={n}")
     if isinstance(over, Mapping):
         result = _of_dict(over, n, seed)
     elif isinstance(over, Iterable) and not isinstance(over, str):
-        result = list(over)
+        result = _listed("sweep: over", over)
+        check_count(len(result), "over")
         if n is not None:
             raise ValueError(f"sweep: over is a list of {len(result)} settings and n is {n}; n is for a dict, leave it out")
         if wrong := [s for s in result if not isinstance(s, Mapping)]:
@@ -155,6 +160,39 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
     if not result:
         raise ValueError("sweep: over has no settings to try; expected a dict name -> values, or a list of dicts")
     return result
+
+
+def check_count(count: int, source: str) -> None:
+    """Raise ValueError if a sweep has more than `MAX_MEMBERS_TOTAL` members.
+
+    Args:
+        count: number of members.
+        source: the arguments that make them, for the message.
+    """
+    if count > MAX_MEMBERS_TOTAL:
+        raise ValueError(
+            f"sweep: {source} gives {count:,} members; the limit is {MAX_MEMBERS_TOTAL:,}, because all members of a sweep "
+            "are in memory at once; pass n=, a number of random combinations of over, or shorter lists"
+        )
+
+
+def _listed(name: str, values: Iterable[Any]) -> Sequence[Any]:
+    """Return an iterable as a sequence; a range, which may have any length, as it is."""
+    if isinstance(values, range):
+        return values
+    result = tuple(values if isinstance(values, Sized) else itertools.islice(values, MAX_MEMBERS_TOTAL + 1))
+    if not isinstance(values, Sized) and len(result) > MAX_MEMBERS_TOTAL:
+        raise ValueError(
+            f"{name} is an iterator of more than {MAX_MEMBERS_TOTAL:,} values; pass a list of fewer values, or a range"
+        )
+    return result
+
+
+def _length(values: Sequence[Any]) -> int:
+    try:
+        return len(values)
+    except OverflowError:  # of a range
+        return sys.maxsize
 
 
 def _check_names(names: Iterable[Any]) -> None:
@@ -169,7 +207,9 @@ def _of_dict(over: Mapping[str, Any], n: int | None, seed: int) -> list[dict[str
     for name, values in over.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable | Distribution):
             raise TypeError(f"sweep: over[{name!r}] is {values!r}; expected a list of values, or a distribution")
-        columns[name] = values if isinstance(values, Distribution) else Distribution("list", tuple(values))
+        if not isinstance(values, Distribution):
+            values = Distribution("list", _listed(f"sweep: over[{name!r}]", values))
+        columns[name] = values
         if not columns[name].values:
             raise ValueError(f"sweep: over[{name!r}] has no values; expected at least one")
     if n is None:
@@ -178,6 +218,7 @@ def _of_dict(over: Mapping[str, Any], n: int | None, seed: int) -> list[dict[str
                 f"sweep: over[{random[0]!r}] is a distribution, so the number of members is unknown; pass n=, the number of "
                 "random combinations, or a list of values"
             )
+        check_count(math.prod(_length(d.values) for d in columns.values()), "over, all combinations of its values,")
         return [dict(zip(columns, row, strict=True)) for row in itertools.product(*(d.values for d in columns.values()))]
     generators = {name: np.random.default_rng([seed, zlib.crc32(name.encode())]) for name in columns}
     draws = {name: Distribution("choice", d.values) if d.name == "list" else d for name, d in columns.items()}
