@@ -137,6 +137,16 @@ def test_operations_of_loops_and_convolutions_are_those_of_hand_counts():
     assert count_flops(jax.make_jaxpr(lambda x, w: jax.vjp(conv, x, w)[1](conv(x, w))[1])(x, w)).count >= 2 * forward
 
 
+def test_costs_of_many_rows_are_whole_numbers_and_what_xla_cannot_count_is_a_sentence():
+    data = sym.BatchNorm(sym.Variable("data"), fix_gamma=False)
+    net = sym.SoftmaxOutput(sym.FullyConnected(data, num_hidden=3), name="softmax")
+    small, large = (jfit.cost(net, (1, 4), rows, measure=False) for rows in (10**6, 10**12))  # a warning would be an error
+    assert large.flops_forward - small.flops_forward == (10**12 - 10**6) * (small.flops_forward // 10**6)
+    assert large.memory.data == 10**12 * 5 * 4
+    with pytest.raises(ValueError, match=r"a batch of 1,000,000,000,000,000,000 rows, a step writes .* and XLA counts to"):
+        jfit.cost(net, (1, 4), 10**18, measure=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "text"),
     [

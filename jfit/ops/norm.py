@@ -41,7 +41,7 @@ def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
 
 def _at_least_one(count: Any) -> Any:
     """Return max(count, 1) as a divisor, so that a device whose rows are all padding does not divide by 0."""
-    return max(count, 1) if isinstance(count, (int, float)) else jnp.maximum(count, 1)
+    return float(max(count, 1)) if isinstance(count, (int, float)) else jnp.maximum(count, 1)  # an int may not fit in int32
 
 
 def _masked(x: Array, mask: Array | None) -> Array:

@@ -6,6 +6,7 @@ import functools
 import html
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,8 +31,9 @@ from jfit.step import train_step
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.train.fit import check_heads, resolve_optimizer
-from jfit.train.flops import Flops, count_flops
+from jfit.train.flops import Flops, bodies, count_flops
 
+_MAX_BYTES = 1 << 62  # that one program writes: XLA counts bytes in signed 64-bit integers
 Specs = dict[str, jax.ShapeDtypeStruct]
 
 
@@ -338,8 +340,16 @@ class _Problem:
             split, local = _stacked((part, state.local), count)
             placed = state._replace(local=local)
         run = compile_spmd(self._step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
-        compiled = run.lower(placed, split).compile()
-        forward, flops = (count_flops(jax.make_jaxpr(f)(state, part)) for f in (self._forward, self._step))
+        with warnings.catch_warnings():  # more than 2**31 rows: JAX's indices are int32, but this program is only analyzed
+            warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
+            jaxprs = [jax.make_jaxpr(f)(state, part) for f in (self._forward, self._step)]
+            if (written := _size(part) + _written(jaxprs[1])) > _MAX_BYTES:
+                raise ValueError(
+                    f"cost: with a batch of {size:,} rows, a step writes {written:,} bytes on each device, and XLA "
+                    f"counts to {_MAX_BYTES:,}; pass a smaller batch_size: memory and operations grow in proportion to it"
+                )
+            compiled = run.lower(placed, split).compile()
+        forward, flops = map(count_flops, jaxprs)
         values = sum(math.prod(x.shape) for x in state.params.values())
         return _Program(size, compiled, self._memory(compiled, state, part), values, forward, flops)
 
@@ -409,6 +419,13 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 
 def _size(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _written(jaxpr: Any) -> int:
+    """Bytes of the results of all equations."""
+    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    results = [v.aval for equation in equations for v in equation.outvars if hasattr(v.aval, "shape")]
+    return _size(results) + sum(_written(body) for equation in equations for body in bodies(equation.params))
 
 
 def _sent(compiled: Any, devices: int) -> tuple[float | None, list[str]]:

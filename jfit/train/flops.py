@@ -48,7 +48,7 @@ def count_flops(jaxpr: Any) -> Flops:
     """
     total, loops, unbounded = 0, False, False
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        inner = [count_flops(body) for body in _bodies(equation.params)]
+        inner = [count_flops(body) for body in bodies(equation.params)]
         if not inner:
             total += _own(equation)
             continue
@@ -65,7 +65,7 @@ def count_flops(jaxpr: Any) -> Flops:
 _PER_ELEMENT = frozenset({"reduce", "reduce_window", "scatter-add", "scatter_add", "scatter", "sort", "reduce_precision"})
 
 
-def _bodies(params: dict[str, Any]) -> list[Any]:
+def bodies(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation."""
     values = [v for p in params.values() for v in (p if isinstance(p, tuple | list) else (p,))]
     return [v for v in values if hasattr(getattr(v, "jaxpr", v), "eqns")]
