@@ -48,6 +48,12 @@ def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
         (["--shape", "data=784"], "the inputs of mlp have fixed shapes"),
         (["--batch", "0"], "--batch is 0; expected a number of at least 1"),
         (["--rounds", "0"], "--rounds is 0; expected a number of at least 1"),
+        (
+            ["--json", "/none/out.json"],
+            "--json is /none/out.json, which cannot be written: No such file or directory; nothing was",
+        ),
+        (["--plot", "/"], "--plot is /, which cannot be written: Is a directory; nothing was measured"),
+        (["--markdown", f"{__file__}/out.md"], "which cannot be written: Not a directory"),
     ],
 )
 def test_wrong_options_are_sentences(options, message, capsys):

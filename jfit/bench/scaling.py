@@ -26,6 +26,7 @@ from jfit.step.reduce import RULES
 MOST_EMULATED = 64  # CPU devices of one process: each has threads of its own, and compiling takes longer with their number
 MOST_PROCESSES = 64  # of one machine; a job that a launcher started may have more
 PROBE = "import jax, json; print(json.dumps([jax.default_backend(), jax.device_count()]))"
+RESULT_FILES = ("json", "markdown", "append", "plot")  # options with the path of a file that is written
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,6 +179,8 @@ def main(arguments: Sequence[str]) -> int:
         distributed.init()
         joined = distributed.num_processes()
     try:
+        if joined is None or distributed.is_main():
+            _check_writable(options)
         todo, before = requests(options, joined), _rows_of(options.before)
     except ValueError as error:
         print(f"jfit.bench: {error}", file=sys.stderr)
@@ -185,9 +188,25 @@ def main(arguments: Sequence[str]) -> int:
     return _started(options, todo, before) if joined is None else _joined(options, todo, before)
 
 
+def _check_writable(options: argparse.Namespace) -> None:
+    """Raise ValueError if a file of the results cannot be written, before anything is measured."""
+    for name in RESULT_FILES:
+        value = getattr(options, name)
+        if value is None or value == "-":
+            continue
+        path = Path(value)
+        is_new = not path.exists()
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise ValueError(f"--{name} is {path}, which cannot be written: {error.strerror}; nothing was measured") from None
+        if is_new:
+            path.unlink()
+
+
 def _command(arguments: Sequence[str]) -> str:
     """The command line without the options for files, which do not change what is measured."""
-    files, kept, left_out = {"--json", "--markdown", "--append", "--plot"}, [], False
+    files, kept, left_out = {f"--{name}" for name in RESULT_FILES}, [], False
     for word in arguments:
         left_out, before = word in files, left_out
         if not (left_out or before or word.split("=")[0] in files):
