@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import jax
 import numpy as np
 import optax
@@ -219,6 +222,13 @@ def test_a_saved_run_predicts_the_same(run, tmp_path):
     np.testing.assert_array_equal(again.predict(X), run.predict(X))
     assert again.history == run.history and again.position == run.position
     assert again.score(EVAL) == pytest.approx(run.score(EVAL))
+
+
+def test_a_run_is_not_pickled_but_saved(run):
+    for call in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"a Run cannot be pickled .*; write it with run.save\(folder\), which"):
+            call(run)
+    assert copy.copy(run).history is run.history
 
 
 def test_a_saved_function_needs_its_model_again(tmp_path):

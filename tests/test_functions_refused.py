@@ -198,6 +198,25 @@ def test_outputs_and_labels_that_no_loss_uses_are_logged(options, line, caplog):
     assert (line in caplog.text) if line else not caplog.text
 
 
+def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_labels():
+    def loss(outputs, batch):
+        return INTEGER(outputs, batch["label"]) * batch["scale"]
+
+    with pytest.raises(ValueError, match=r"the loss raised KeyError\('scale'\); its batch has \['x', 'label'\]: .* y=\{'s"):
+        fit(data={"x": X, "label": Y, "scale": X[:, 0]}, loss=loss)
+
+    def from_labels(outputs, batch):
+        return INTEGER(outputs, batch["label"]["class"]) * batch["label"]["scale"]
+
+    def lookup_of_its_own(outputs, batch):
+        return outputs[:, 0] * {}["x"]
+
+    run = fit({"class": Y, "scale": 2 * np.ones(24, "float32")}, loss=from_labels, optimizer=optax.sgd(0.0), eval_metric=None)
+    assert run.history.epochs[-1]["loss"] == pytest.approx(2 * float(INTEGER(X @ START["w"], Y).mean()), rel=1e-5)
+    with pytest.raises(KeyError, match="'x'"):
+        fit(loss=lookup_of_its_own)
+
+
 # ------------------------------------------------------------------------------------------------ metrics
 @pytest.mark.parametrize("metric", ["mse", {"output": "mse"}, ["rmse", "mae", "pearsonr"]], ids=str)
 @pytest.mark.repetitions(2)

@@ -180,6 +180,14 @@ def test_instances_are_returned_unchanged():
     assert optim.get(resolved) is resolved
 
 
+class WithState:
+    """As nnx.Optimizer, whose repr is as long as its state."""
+
+    tx = optax.adam(0.1)
+
+    def update(self, model, grads): ...
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -190,6 +198,12 @@ def test_instances_are_returned_unchanged():
         (lambda: optim.get(optax.lbfgs()), ValueError, "has a line search"),
         (lambda: optim.get(optax.sgd(0.1), momentum=1), ValueError, r"an instance, so its parameters \(momentum\)"),
         (lambda: optim.get(3), TypeError, "an optimizer must be a name or an optax transformation"),
+        (
+            lambda: optim.get(WithState()),
+            TypeError,
+            r"object of type test_optim.WithState; pass the optax transformation it was",
+        ),
+        (lambda: optim.get(optax.adam), TypeError, r"object of type builtins.function; call it, as in optax.adam\(0.001\)\.$"),
         (lambda: optim.sgd(0.1).update({}, optim.sgd(0.1).init({})), ValueError, "need the parameters"),
         (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
     ],

@@ -262,7 +262,12 @@ class LossTerms:
             arguments = (output,) if term.form.second == "" else (output, second)
             arguments = arguments[::-1] if term.form.label_first else arguments
             extra = {**extras, **row_weight_arguments(term.form.weights, weight, rows)}
-            losses, logged = _split(call_checked(term.loss, output, second, lambda: term.loss(*arguments, **extra)))
+            try:
+                losses, logged = _split(call_checked(term.loss, output, second, lambda: term.loss(*arguments, **extra)))
+            except KeyError as error:
+                if term.form.second == "batch" and error.args and error.args[0] not in second:
+                    raise self._unknown_key(error.args[0], second) from error
+                raise
             return jnp.asarray(losses), logged
 
         losses, logged = call(output, second, weight, rows)
@@ -276,6 +281,13 @@ class LossTerms:
         return *per_row(term.loss, label, losses, label_weight), {
             k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()
         }
+
+    def _unknown_key(self, key: Any, batch: Any) -> ValueError:
+        """The error of a loss that gets the batch and looks up an array that it does not have."""
+        return ValueError(
+            f"the loss raised KeyError({key!r}); its batch has {list(batch)}: what the model takes, and the labels. An array "
+            f"that only the loss takes is passed with the labels: y={{{key!r}: ..., ...}} is batch[{self.label!r}][{key!r}]"
+        )
 
     def missing_label(self, term: Term, names: Sequence[str]) -> ValueError:
         """The error of a batch with arrays of these names, which has no label of the term."""

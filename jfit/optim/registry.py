@@ -122,7 +122,13 @@ def get(spec: Any, **params: Any) -> Optimizer:
     if isinstance(spec, str):
         return _named(spec, params)
     if not (callable(getattr(spec, "init", None)) and callable(getattr(spec, "update", None))):
-        raise TypeError(f"an optimizer must be a name or an optax transformation (init, update), but got {spec!r}.")
+        kind = type(spec)  # not its repr: that of nnx.Optimizer has the whole state
+        remedy = "; pass the optax transformation it was made with, such as optax.adam(0.001)" if hasattr(spec, "tx") else ""
+        remedy = "; call it, as in optax.adam(0.001)" if callable(spec) and not remedy else remedy
+        raise TypeError(
+            "an optimizer must be a name or an optax transformation (init, update), but got an object of type "
+            f"{kind.__module__}.{kind.__qualname__}{remedy}."
+        )
     if params:
         raise ValueError(
             f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed; "

@@ -739,6 +739,17 @@ class Run:
         """
         return self.history.plot(path)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a Run cannot be pickled or copied deeply: it has its state on the devices, and compiled programs; write it with "
+            "run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
+        )
+
+    def __copy__(self) -> Run:
+        result = object.__new__(type(self))
+        vars(result).update(vars(self))
+        return result
+
     def __repr__(self) -> str:
         last = self.history.epochs[-1] if self.history.epochs else {}
         logs = ", ".join(f"{k} {v:.4g}" for k, v in last.items() if isinstance(v, float) and k not in TIMES)
