@@ -98,3 +98,8 @@ def test_notebooks_and_readme_become_pages_with_links_between_pages(pages):
 def test_examples_of_docstrings_are_fenced(pages):
     text = "Add.\n\n    >>> 1 + 1\n    2\n\nEnd."
     assert pages.fenced(text) == "Add.\n\n    ```pycon\n    >>> 1 + 1\n    2\n    ```\n\nEnd."
+
+
+def test_tables_have_headings():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]:
+        assert not re.search(r"^\|[ |]*\|\n\|[-:| ]+\|$", path.read_text(encoding="utf-8"), re.M), path
