@@ -413,7 +413,7 @@ def test_ctrl_c_ends_the_wait_for_a_stopped_worker_and_closing_kills_it():
     assert ended(pool.pids) and time.monotonic() - started < 20
 
 
-def test_a_stopped_worker_is_named_and_continued(monkeypatch, caplog):
+def test_a_stopped_worker_is_named_and_continued_and_a_lost_one_is_an_error(monkeypatch, caplog):
     for module in ("jfit.data.prefetch", "jfit.data.images.pool"):  # `jfit.data.prefetch` is a function, too
         monkeypatch.setattr(sys.modules[module], "LOG_SECONDS", 0.2)
     pool = Pool(Job(str(TEN), None, 1, 0, Recipe((3, 16, 16))), 1, 4, 2)
@@ -429,6 +429,10 @@ def test_a_stopped_worker_is_named_and_continued(monkeypatch, caplog):
         task = {"rows": [], "count": 0, "epoch": 0, "labels": 0, "data": 0, "ignored": "x" * 200_000}  # more than a pipe holds
         pool._send(pool._processes[0], task)
         assert pool._answer(pool._processes[0], []) == {"done": 0}
+        monkeypatch.setattr("jfit.data.images.pool.LOST_SECONDS", 0.1)
+        with pytest.raises(RuntimeError, match=rf"process {pid}, which decodes {TEN} \(rows 3\), has given no sign for 0 s"):
+            pool._answer(pool._processes[0], [(3, 0)])  # it has no task, and does not answer
+        assert ended([pid])
     finally:
         limit.cancel()
         pool.close()

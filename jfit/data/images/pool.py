@@ -27,6 +27,7 @@ from jfit.data.prefetch import LOG_SECONDS, Patience
 from jfit.formats.atomic import FormatError
 
 _WORKER = Path(__file__).with_name("worker.py")
+LOST_SECONDS = 600.0  # a worker that gives no sign for this long is lost; its part of a batch takes seconds at most
 _END_SECONDS = 1.0  # workers that are still alive this long after SIGTERM are killed
 _ENVIRONMENT = {
     # One thread per worker: the processes are the parallelism.
@@ -128,7 +129,7 @@ class Pool:
 
         Raises:
             FormatError: a record of the batch is damaged.
-            RuntimeError: a worker died; the pool is closed.
+            RuntimeError: a worker died, or gave no sign for `LOST_SECONDS`; the pool is closed.
         """
         slot, rows = self._pending.popleft()
         parts = zip(self._processes, self._parts, strict=True)
@@ -190,7 +191,7 @@ class Pool:
                 text = text[os.write(handle, text[: select.PIPE_BUF]) :]  # more would wait for the worker, without `_wait`
 
     def _wait(self, process: subprocess.Popen[bytes], handle: int, event: int, rows: RowOffsets) -> None:
-        """Wait for a pipe of a worker that decodes `rows`; a long wait is logged, and Ctrl-C ends it."""
+        """Wait for a pipe of a worker that decodes `rows`; a long wait is logged, Ctrl-C or `LOST_SECONDS` end it."""
         poll, started = select.poll(), time.monotonic()
         poll.register(handle, event)
         numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)
@@ -203,6 +204,13 @@ class Pool:
             if seconds >= LOG_SECONDS:
                 for worker in self._processes:
                     worker.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
+            if seconds >= LOST_SECONDS:
+                self.close()
+                raise RuntimeError(
+                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s, so its part of "
+                    "the batch does not come: its disk or network file system may not answer. Training can be resumed from the "
+                    "last checkpoint."
+                )
 
 
 def _shared_file(size: int) -> int:
