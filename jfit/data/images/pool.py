@@ -207,9 +207,9 @@ class Pool:
             if seconds >= LOST_SECONDS:
                 self.close()
                 raise RuntimeError(
-                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s, so its part of "
-                    "the batch does not come: its disk or network file system may not answer. Training can be resumed from the "
-                    "last checkpoint."
+                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s, so its part "
+                    "of the batch does not come: its disk or network file system may not answer. Training can be resumed "
+                    "from the last checkpoint."
                 )
 
 
