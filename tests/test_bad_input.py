@@ -154,6 +154,42 @@ def test_invalid_numbers_raise_with_the_argument(given):
     fails(rf"{name} is {value!r}; expected an integer of at least 1", **given)
 
 
+@pytest.mark.parametrize(
+    "optimizer, numbers, text",
+    [
+        ("sgd", {"learning_rate": None}, "learning_rate is None; expected a finite number of at least 0"),
+        ("sgd", {"learning_rate": True}, "learning_rate is True; expected a finite number"),
+        ("sgd", {"learning_rate": 10**400}, r"learning_rate is 10+\.\.\.0+; expected a finite number"),
+        ("sgd", {"learning_rate": 10**5000}, "learning_rate is an integer of 16610 bits; expected a finite number"),
+        ("sgd", {"learning_rate": "0.1"}, "learning_rate is '0.1'; expected a finite number"),
+        ("lion", {"learning_rate": -1.0}, "learning_rate is -1.0; expected a finite number"),
+        ("lion", {"weight_decay": float("inf")}, "weight_decay is inf; expected a finite number"),
+        ("sgd", {"wd": -0.1}, "wd is -0.1; expected a finite number of at least 0"),
+        ("sgd", {"momentum": 1}, "momentum is 1; expected a number from 0 to below 1"),
+        ("adam", {"beta1": -0.5}, "beta1 is -0.5; expected a number from 0 to below 1"),
+        ("adam", {"epsilon": float("nan")}, "epsilon is nan; expected a finite number of at least 0"),
+    ],
+)
+def test_numbers_with_which_no_optimizer_trains_raise(optimizer, numbers, text):
+    fails(text, optimizer=optimizer, optimizer_params=numbers)
+
+
+def test_a_rate_and_a_decay_of_0_are_allowed():
+    start = np.ones((8, 4), np.float32)
+    run = train(num_epoch=1, params={"fc1_weight": start}, optimizer_params={"learning_rate": 0, "wd": 0.0})
+    np.testing.assert_array_equal(run.params["fc1_weight"], start)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, float("nan"), "1"])
+@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
+def test_limits_of_gradients_must_be_above_0(name, value):
+    fails(rf"{name} is {value!r}; expected a number above 0, or None for no limit", **{name: value})
+
+
+def test_something_must_be_left_to_train():
+    fails(r"frozen=\['\*'\] leaves no parameter to train; leave out at least one of \['fc1_weight'", frozen=["*"])
+
+
 @pytest.mark.parametrize("value", ["x", 0, 1.5, True])
 def test_steps_per_call_must_be_auto_or_a_positive_integer(value):
     fails(r'steps_per_call is .*; expected "auto" or an integer of at least 1', steps_per_call=value)

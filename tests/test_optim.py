@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import jfit
 from jfit import optim
 
 RNG = np.random.default_rng(0)
@@ -247,3 +248,19 @@ def test_a_learning_rate_per_leaf_is_traced_and_a_schedule_uses_each_count():
     moved, _ = tx.update(grads, tx.init(w)._replace(count=jnp.array([0, 1], jnp.int32)), w)
     np.testing.assert_allclose(moved["fc_bias"], -grads["fc_bias"], rtol=1e-6)
     np.testing.assert_allclose(moved["fc_weight"], -0.5 * grads["fc_weight"], rtol=1e-6)
+
+
+def test_numbers_out_of_range_raise_for_optimizers_of_jfit_but_not_for_classes_of_mxnet():
+    for make, text in (
+        (lambda: optim.sgd(-0.1), "learning_rate is -0.1; expected a finite number of at least 0"),
+        (lambda: optim.lars(0.1, momentum=np.float32(2)), "momentum is 2.0; expected a number from 0 to below 1"),
+        (lambda: optim.get("nag", wd=float("inf")), "wd is inf; expected a finite number"),
+        (lambda: jfit.init_state(jfit.lower(jfit.sym.Variable("data")), "sgd", learning_rate=-1), "learning_rate is -1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make()
+    assert jax.jit(lambda rate: optim.sgd(rate).base_rate * 2)(0.5) == 1  # traced numbers are not read
+    weight = jfit.mx.nd.ones(2)
+    nag = jfit.mx.optimizer.NAG(learning_rate=-1.0, wd=-1.0)
+    nag.update(0, weight, jfit.mx.nd.ones(2), nag.create_state(0, weight))
+    np.testing.assert_array_equal(weight.asnumpy(), [1, 1])  # 1 + (1 - 1 * 1)

@@ -361,10 +361,27 @@ def test_every_micro_batch_uses_a_different_random_key():
 def test_micro_batches_must_divide_the_rows():
     with pytest.raises(ValueError, match="micro_batches=3 does not divide the 8 rows"):
         stepped(mlp(), batch_of(8), micro_batches=3)
-    with pytest.raises(ValueError, match="micro_batches is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="micro_batches is 0; expected an integer of at least 1"):
         jfit.train_step(mlp(), micro_batches=0)
     with pytest.raises(ValueError, match="rescale is 'sum'; it must be \"mean\""):
         jfit.train_step(mlp(), rescale="sum")
+
+
+def test_what_is_no_batch_or_no_state_of_the_model_raises_when_the_step_is_traced():
+    model, batch = mlp(), batch_of(8)
+    step, state = jax.jit(jfit.train_step(model)), jfit.init_state(model, "sgd", batch)
+    for given, kind in ((None, "NoneType"), ([batch["data"]], "list")):
+        for call in (step, jfit.data_parallel(jfit.train_step(model))):
+            with pytest.raises(
+                TypeError, match=f"the batch is {kind}; expected a jfit.Batch, or a dict of arrays by input name"
+            ):
+                call(state, given)
+    with pytest.raises(ValueError, match="the batch has no rows, so its mean loss and its gradient are undefined"):
+        step(state, {name: array[:0] for name, array in batch.items()})
+    with pytest.raises(TypeError, match="the state is dict; expected a TrainState"):
+        step(state._asdict(), batch)
+    with pytest.raises(ValueError, match=r"the state has 'more', .* so it is the state of another model"):
+        step(state._replace(params={**state.params, "more": jnp.ones(1)}), batch)
 
 
 # ------------------------------------------------------------------------------------------ frozen

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent / "jfit"
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "lazy", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph", "init",
-    "lowering", "optim", "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
+    "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph",
+    "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
     "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
     "bench", "runs",  # commands
 ]

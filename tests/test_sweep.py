@@ -313,14 +313,15 @@ def test_a_score_that_is_not_logged_raises_a_sentence():
 @pytest.mark.parametrize(
     "over, text",
     [
-        ({"clip_norm": [1.0, 0.0]}, r"member 1 \(clip_norm=0.0\) has clip_norm=0.0; expected a number above 0, or None"),
-        ({"clip_value": [np.float32(-1)]}, "clip_value=-1.0; expected a number above 0"),
-        ({"clip_norm": [np.nan]}, "clip_norm=nan; expected a number above 0"),
-        ({"learning_rate": [0.1, -0.1]}, "member 1 .* has learning_rate=-0.1; expected a finite number of at least 0"),
-        ({"learning_rate": [np.nan]}, "learning_rate=nan; expected a finite number"),
-        ({"optimizer_params": [{"learning_rate": np.inf}]}, "learning_rate=inf; expected a finite number"),
-        ({"weight_decay": [-0.01]}, "wd=-0.01; expected a finite number"),
-        ({"momentum": jfit.uniform(-0.9, -0.8)}, "momentum=-0.8.*; expected a finite number"),
+        ({"clip_norm": [1.0, 0.0]}, r"member 1 \(clip_norm=0.0\): clip_norm is 0.0; expected a number above 0, or None"),
+        ({"clip_value": [np.float32(-1)]}, "clip_value is -1.0; expected a number above 0"),
+        ({"clip_norm": [np.nan]}, "clip_norm is nan; expected a number above 0"),
+        ({"learning_rate": [0.1, -0.1]}, r"member 1 \(.*\): learning_rate is -0.1; expected a finite number of at least 0"),
+        ({"learning_rate": [np.nan]}, "learning_rate is nan; expected a finite number"),
+        ({"optimizer_params": [{"learning_rate": np.inf}]}, "learning_rate is inf; expected a finite number"),
+        ({"learning_rate": ["0.1"]}, "learning_rate is '0.1'; expected a finite number"),
+        ({"weight_decay": [-0.01]}, "wd is -0.01; expected a finite number"),
+        ({"momentum": jfit.uniform(-0.9, -0.8)}, "momentum is -0.8.*; expected a number from 0 to below 1"),
     ],
     ids=str,
 )

@@ -42,10 +42,16 @@ class Batch(NamedTuple):
     metric_weight: Any | None = None
 
 
+def as_batch(batch: Any) -> Batch:
+    """Convert a dict of inputs to a `Batch`; raise a TypeError if `batch` is neither."""
+    if not isinstance(batch, dict) and not hasattr(batch, "inputs"):
+        raise TypeError(f"the batch is {type(batch).__name__}; expected a jfit.Batch, or a dict of arrays by input name")
+    return Batch(batch) if isinstance(batch, dict) else batch
+
+
 def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
     """Split a `Batch` or a dict of inputs, which may be pytrees, into (inputs, weight, metric weight), with float32 weights."""
-    if isinstance(batch, dict):
-        return flat_inputs(batch), None, None
+    batch = as_batch(batch)
     weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
     return dict(flat_inputs(batch.inputs)), weight, weight if metric_weight is None else metric_weight
 

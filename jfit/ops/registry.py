@@ -15,11 +15,11 @@ To add an operator, decorate one function with `operator` in the file of its fam
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jfit.checks import nearest
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.rows import RowsRule, elementwise_rows
 from jfit.ops.scope import why_not
@@ -302,23 +302,3 @@ def record_for(name: str, attrs: Mapping[str, Any]) -> Op:
     """
     op = lookup(name)
     return op if op.resolve is None else op.resolve(attrs)
-
-
-def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3) -> str:
-    """Return up to `count` names that are spelled like `name`, for the hints of error messages.
-
-    Args:
-        name: the misspelled name.
-        names: the valid names.
-        count: maximum number of names to return.
-
-    Returns:
-        The names, quoted and joined by ", ", most similar first; "" if no name is similar.
-
-    Example:
-        >>> nearest("Convolutoin", ["Convolution", "Embedding"])
-        "'Convolution'"
-    """
-    by_lower = {n.lower(): n for n in names}
-    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
-    return ", ".join(repr(by_lower[m]) for m in matches)

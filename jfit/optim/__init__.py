@@ -7,6 +7,9 @@ shape (leaves,) or a tuple of scalars, in the order of `jax.tree.leaves(params)`
 Gradients are expected to be rescaled already (such as divided by the batch size).  In the formulas, c(x) is x clipped to
 ±clip_gradient if that is positive, and x otherwise.
 
+A learning rate, decay or other rate that is negative or not finite raises a ValueError, and so does a momentum or a factor of a
+moving average of 1 or more.
+
 Arguments that all optimizers share:
     clip_gradient: bound of c(x), see above.  None (default), 0 or negative: no clipping.
     wd: weight decay.

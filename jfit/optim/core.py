@@ -8,10 +8,12 @@ copies of 16-bit weights.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +21,19 @@ import numpy as np
 import optax
 from jax import Array
 
+from jfit.checks import at_least_0, below_1
 from jfit.optim.rows import SparseRows, in_rows
 from jfit.optim.schedules import Schedule
 from jfit.programs import Constants, depends_on_more
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]
+F = TypeVar("F", bound=Callable[..., Any])
 MASTER = "master"  # slot of the float32 master copy of a 16-bit weight
+# parameters of optimizers of jfit and optax: factors of moving averages, and rates
+_BELOW_1 = frozenset({"momentum", "beta1", "beta2", "b1", "b2", "rho", "decay", "gamma1", "gamma2"})
+_AT_LEAST_0 = frozenset({"learning_rate", "wd", "weight_decay", "wd_lh", "eps", "epsilon", "beta", "schedule_decay"})
+_AT_LEAST_0 |= {"lamda", "lamda1", "eta"}
 
 
 class RuleContext(NamedTuple):
@@ -191,6 +199,37 @@ class _BaseRate(NamedTuple):
     @property
     def program_key(self) -> Any:
         return self.value if callable(self.value) or self.value is None else "number"
+
+
+def check_numbers(params: Mapping[str, Any], optional: bool = True) -> None:
+    """Raise a ValueError for a number with which no training makes sense: negative, not finite, or a factor of 1 and more.
+
+    Args:
+        params: parameters of an optimizer by name; schedules and arrays of JAX are not checked.
+        optional: whether numbers other than the learning rate may be None.
+    """
+    for name, value in params.items():
+        may_be_none = optional and name != "learning_rate"
+        if name in _BELOW_1 | _AT_LEAST_0 and not callable(value) and not (value is None and may_be_none):
+            (below_1 if name in _BELOW_1 else at_least_0)(**{name: value})
+
+
+def checked(make: F) -> F:
+    """Decorate an optimizer: call `check_numbers` with its arguments; `unchecked` returns the optimizer without this."""
+
+    @functools.wraps(make)
+    def with_check(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(TypeError):  # of `bind`, which `make` raises with its name
+            check_numbers(inspect.signature(make).bind(*args, **kwargs).arguments, optional=False)
+        return make(*args, **kwargs)
+
+    cast(Any, with_check).unchecked = make
+    return cast(F, with_check)
+
+
+def unchecked(make: F) -> F:
+    """The function that `checked` decorated, for MXNet's classes, which take any number; other functions are unchanged."""
+    return getattr(make, "unchecked", make)
 
 
 def zeros(w: Array) -> Array:
@@ -420,6 +459,10 @@ def _log(beta: Any) -> Any:
     """Return log(beta); None for 0."""
     if isinstance(beta, jax.Array):
         return jnp.log(beta)
+    if beta < 0:
+        raise ValueError(
+            f"a decay rate is {beta}; expected at least 0, because the bias correction is computed from its logarithm"
+        )
     return math.log(beta) if beta else None
 
 

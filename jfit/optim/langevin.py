@@ -9,9 +9,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import Common, LearningRate, Multiplier, Optimizer, RuleContext, Slots, clipper, decayed, transformation
+from jfit.optim.core import (
+    Common,
+    LearningRate,
+    Multiplier,
+    Optimizer,
+    RuleContext,
+    Slots,
+    checked,
+    clipper,
+    decayed,
+    transformation,
+)
 
 
+@checked
 def sgld(
     learning_rate: LearningRate = 0.01,
     seed: int = 0,

@@ -15,6 +15,7 @@ from jfit.optim.core import (
     Optimizer,
     RuleContext,
     Slots,
+    checked,
     clipper,
     decay_rates,
     decayed,
@@ -32,6 +33,7 @@ _FIXED = ("gamma", "beta", "bias")
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 
 
+@checked
 def lamb(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
@@ -89,6 +91,7 @@ def lamb(
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
 
+@checked
 def lars(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -175,6 +178,7 @@ def lars(
     return transformation(rule, ("momentum",), common, shared=_no_rate_yet, advance=advance, order=order, fixed=fixed)
 
 
+@checked
 def lbsgd(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,

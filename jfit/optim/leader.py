@@ -12,6 +12,7 @@ from jfit.optim.core import (
     Optimizer,
     RuleContext,
     Slots,
+    checked,
     clipper,
     decay_rates,
     decayed,
@@ -21,6 +22,7 @@ from jfit.optim.core import (
 from jfit.programs import Constants
 
 
+@checked
 def ftrl(
     learning_rate: LearningRate = 0.1,
     lamda1: float = 0.01,
@@ -72,6 +74,7 @@ def ftrl(
     return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
 
+@checked
 def ftml(
     learning_rate: LearningRate = 0.01,
     beta1: float = 0.6,

@@ -16,6 +16,7 @@ from jfit.optim.core import (
     Optimizer,
     RuleContext,
     Slots,
+    checked,
     clipper,
     decay_rates,
     decayed,
@@ -26,6 +27,7 @@ from jfit.optim.core import (
 from jfit.programs import Constants
 
 
+@checked
 def adam(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
@@ -73,6 +75,7 @@ def adam(
     return transformation(rule, ("mean", "var"), common, counted=True, lazy=lazy_update)
 
 
+@checked
 def adamw(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
@@ -124,6 +127,7 @@ def adamw(
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
 
+@checked
 def adamax(
     learning_rate: LearningRate = 0.002,
     beta1: float = 0.9,
@@ -170,6 +174,7 @@ def adamax(
     return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
 
 
+@checked
 def nadam(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,

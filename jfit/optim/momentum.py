@@ -12,15 +12,18 @@ from jfit.optim.core import (
     Optimizer,
     RuleContext,
     Slots,
+    checked,
     clipper,
     copied,
     decayed,
     transformation,
+    unchecked,
     zeros,
 )
 from jfit.programs import Constants
 
 
+@checked
 def sgd(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -68,6 +71,7 @@ def sgd(
     return transformation(rule, ("momentum",) if momentum else (), common, lazy=lazy_update)
 
 
+@checked
 def nag(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -103,7 +107,7 @@ def nag(
     Source: Apache MXNet 1.9.1, `nag_mom_update`; Nesterov 1983.
     """
     if not momentum:
-        return sgd(learning_rate, 0.0, wd, clip_gradient, lr_mult, wd_mult, multi_precision)
+        return unchecked(sgd)(learning_rate, 0.0, wd, clip_gradient, lr_mult, wd_mult, multi_precision)
     clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, ahead=1 + momentum)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
@@ -114,6 +118,7 @@ def nag(
     return transformation(rule, ("momentum",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
 
+@checked
 def signum(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.9,
@@ -169,6 +174,7 @@ def signum(
     return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
 
+@checked
 def dcasgd(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -220,6 +226,7 @@ def dcasgd(
     return transformation(rule, slots, Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
 
 
+@checked
 def adding(
     learning_rate: LearningRate = 0.01,
     wd: float = 0.0,

@@ -22,7 +22,7 @@ from jax import Array
 
 from jfit.ops.registry import nearest
 from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
-from jfit.optim.core import Optimizer, rate_at
+from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
 
 # learning rate of optax optimizers without a default
 OPTAX_RATE = 1e-3
@@ -109,8 +109,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
         `Optimizer`; one that is passed in is returned unchanged.  Its `update` ignores unknown keyword arguments.
 
     Raises:
-        ValueError: unknown name or parameter, parameters for an optimizer that is not passed by name, or an optimizer with a
-            line search.
+        ValueError: unknown name or parameter, a number out of range (see `jfit.optim`), parameters for an optimizer that is
+            not passed by name, or an optimizer with a line search.
         TypeError: `spec` is neither a name nor an optax transformation.
 
     Example:
@@ -120,7 +120,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
         0.1
     """
     if isinstance(spec, str):
-        return _named(spec, params)
+        return by_name(spec, params)
     if not (callable(getattr(spec, "init", None)) and callable(getattr(spec, "update", None))):
         kind = type(spec)  # not its repr: that of nnx.Optimizer has the whole state
         remedy = "; pass the optax transformation it was made with, such as optax.adam(0.001)" if hasattr(spec, "tx") else ""
@@ -199,11 +199,12 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
     return injected_rate(after)
 
 
-def _named(name: str, params: dict[str, Any]) -> Optimizer:
+def by_name(name: str, params: dict[str, Any], checks: bool = True) -> Optimizer:
+    """Create an optimizer as `get` does; without `checks`, its numbers may be negative or infinite, as those of MXNet may."""
     entry = OPTIMIZERS.get(name.lower())
     if entry is not None:
         _check_params(name, entry.make, params)
-        made = entry.make(**params)
+        made = (entry.make if checks else unchecked(entry.make))(**params)
         if not isinstance(made, Optimizer):  # factories registered by users may return any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
@@ -249,6 +250,7 @@ def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
         raise ValueError(f"optimizer {name!r} {_UNSERVED[name]}. Use another one, such as 'adam'.")
     make = cast(Any, _of_optax_by(name))
     _check_params(name, make, params)
+    check_numbers(params)
     if name in _RATELESS:
         return _of_transformation(make(**params), name=name)
     declared = inspect.signature(make).parameters["learning_rate"].default

@@ -12,6 +12,7 @@ from jfit.optim.core import (
     Optimizer,
     RuleContext,
     Slots,
+    checked,
     clipper,
     decayed,
     transformation,
@@ -20,6 +21,7 @@ from jfit.optim.core import (
 from jfit.programs import Constants
 
 
+@checked
 def rmsprop(
     learning_rate: LearningRate = 0.001,
     gamma1: float = 0.9,
@@ -80,6 +82,7 @@ def rmsprop(
     )
 
 
+@checked
 def adagrad(
     learning_rate: LearningRate = 0.01,
     eps: float = 1e-7,
@@ -121,6 +124,7 @@ def adagrad(
     return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), lazy=True)
 
 
+@checked
 def group_adagrad(
     learning_rate: LearningRate = 0.01,
     eps: float = 1e-5,
@@ -177,6 +181,7 @@ def group_adagrad(
     return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision), lazy=True)
 
 
+@checked
 def adadelta(
     learning_rate: LearningRate = 0.01,
     rho: float = 0.9,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jfit import counters
-from jfit.data.batch import Batch, check_batch, rows
+from jfit.data.batch import Batch, as_batch, check_batch, rows
 from jfit.data.trees import flat_inputs
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Params
@@ -241,7 +241,7 @@ class DataParallel:
         return state, out
 
     def _prepared(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
-        batch = Batch(batch) if isinstance(batch, dict) else batch
+        batch = as_batch(batch)
         whole = check_batch(batch._replace(inputs=dict(flat_inputs(batch.inputs))), self._axes)
         if self._splits:  # programs of several devices read NumPy arrays after the call has returned
             whole = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, whole)

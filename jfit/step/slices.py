@@ -77,10 +77,12 @@ def shard_of(model: Model, batch: Any, axis_name: Axis) -> BatchShard:
         axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
 
     Raises:
-        ValueError: the weights do not have the shape (rows,).
+        ValueError: the batch has no rows, or the weights do not have the shape (rows,).
     """
     inputs, weight, metric_weight = parts_of(batch)
     rows = num_rows(model, inputs)
+    if rows == 0:
+        raise ValueError("the batch has no rows, so its mean loss and its gradient are undefined; leave such batches out")
     of_positions = "" if model.symbol is not None else f"; pass weights of positions as the input {LABEL_WEIGHT!r} of the batch"
     for name, array in {"weight": weight, "metric_weight": metric_weight}.items():
         if array is not None and array.shape != (rows,):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import at_least_0
 from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
@@ -105,9 +106,14 @@ def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tu
         model: the `Model`; `model.frozen` are the names that it freezes.
         params: parameters by name.
         frozen: names or glob patterns of further frozen parameters.
+
+    Raises:
+        ValueError: a pattern matches no parameter, or nothing is left to train.
     """
     names = frozen_names(model, list(params), frozen)
     trainable = {k: v for k, v in params.items() if k not in names and jnp.issubdtype(v.dtype, jnp.floating)}
+    if len(frozen) and params and not trainable:
+        raise ValueError(f"frozen={frozen!r} leaves no parameter to train; leave out at least one of {list(params)[:10]}")
     return trainable, {k: v for k, v in params.items() if k not in trainable}
 
 
@@ -236,6 +242,8 @@ def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
 
     Returns None if the optimizer is an optax instance with its own learning rate.
     """
+    if learning_rate is not None:
+        at_least_0(learning_rate=learning_rate)
     if optimizer.takes_rate:
         return optimizer.learning_rate if learning_rate is None else learning_rate
     if learning_rate is not None:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from jfit.checks import positive, positive_integer
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
@@ -178,7 +179,10 @@ def train_step(
         optimizer state and auxiliary states unchanged.
 
     Raises:
-        ValueError: an invalid argument (micro_batches below 1, a schedule for an optimizer that has its own learning rate).
+        ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, a
+            schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
+            without rows, a state of another model, and if `frozen` leaves nothing to train.
+        TypeError: by the step, when it is traced: the batch or the state has another type.
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -275,6 +279,7 @@ def train_step(
         return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+        _check_state(model, state)
         before, stored = state, None
         if axis_name is not None and reduce.sharded:
             state, stored = joined(state, axis_name)
@@ -406,6 +411,7 @@ class _Update(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
+        check_limits(clip_norm=norm, clip_value=value)
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
     def by_rows(self, gradients: Params) -> set[str]:
@@ -471,14 +477,30 @@ def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Opti
     return optimizer.for_graph(names, [n for n in names if n in model.frozen - chosen_names])
 
 
+def check_limits(**limits: Any) -> None:
+    """Raise a ValueError unless the limits of gradients, `clip_norm` and `clip_value`, are numbers above 0 or None."""
+    positive(none="no limit", **limits)
+
+
+def _check_state(model: Model, state: Any) -> None:
+    """Check that a state has the type of a state and no parameter of another model; missing ones raise where they are read."""
+    if not isinstance(state, TrainState):
+        raise TypeError(f"the state is {type(state).__name__}; expected a TrainState, as jfit.init_state returns it")
+    known = () if model.symbol is None else model.symbol.list_inputs()
+    if known and (other := [name for name in (*state.params, *state.aux) if name not in known]):
+        raise ValueError(
+            f"the state has {other[0]!r}, which the model of this step does not have, so it is the state of another model; "
+            "make one with jfit.init_state(model, ...)"
+        )
+
+
 def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, rescale: Any) -> None:
     if schedule is not None and not optimizer.takes_rate:
         raise ValueError(
             f"schedule= needs an optimizer whose learning rate is in the state, but {optimizer.name} is an optax instance with "
             "its own: pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
         )
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches is {micro_batches}; it must be at least 1")
+    positive_integer(micro_batches=micro_batches)
     if isinstance(rescale, str) and rescale != "mean":
         raise ValueError(f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor for the summed gradients')
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jfit import optim
+from jfit.checks import one_of, positive_integer
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
 from jfit.distributed import num_processes
@@ -20,6 +21,7 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import verified_plan, warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
+from jfit.optim.core import check_numbers
 from jfit.parallel import check_entry, check_unsharded, place, with_local, with_shards
 from jfit.parallel.contexts import across, own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
@@ -44,7 +46,7 @@ from jfit.train.fingerprint import AtStart, describe, describe_optimizer, finger
 from jfit.train.job_batches import agreed_plan, check_alike, num_batches_of
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
-from jfit.train.nonfinite import check_policy
+from jfit.train.nonfinite import POLICIES
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.same_run import check_same_run, described_data
@@ -286,12 +288,13 @@ def fit(
     """
     # settings
     check_entry("jfit.fit", several=True)
-    _positive(
+    positive_integer(
         batch_size=batch_size,
         num_epoch=num_epoch,
         micro_batches=micro_batches,
         eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
     )
+    check_numbers({k: v for k, v in (optimizer_params or {}).items() if k == "learning_rate"})
     check_options(steps_per_epoch, validation_split, eval_every, eval_data, data_timeout)
     settings = settings_of(
         devices=None if is_auto(devices) else devices,
@@ -308,9 +311,9 @@ def fit(
     )
     rule = get_reduce(reduce)
     mesh = mesh_of(mesh, shard, devices, reduce) if mesh is not None or shard is not None else None
-    check_policy(nan)
+    one_of(POLICIES, nan=nan)
     if log_every is not None:
-        _positive(log_every=log_every)
+        positive_integer(log_every=log_every)
     profiler = None if profile is None else StepProfiler(profile, directory)
     callbacks = _callbacks(callbacks, progress, checkpoint, checkpoint_every, checkpoint_best)
 
@@ -643,9 +646,3 @@ def _callbacks(callbacks: Any, progress: bool | str, checkpoint: Any, every: int
         converted.append(check_replicas())
     # Checkpointing is the last callback, so that a checkpoint has the states of the others after the same event.
     return sorted(converted, key=lambda c: c.name.startswith("checkpointing"))
-
-
-def _positive(**values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")

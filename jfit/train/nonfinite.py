@@ -36,12 +36,6 @@ class Kept(NamedTuple):
     position: dict[str, int]
 
 
-def check_policy(nan: Any) -> None:
-    """Raise ValueError if the argument `nan` of `fit` is not one of `POLICIES`."""
-    if nan not in POLICIES:
-        raise ValueError(f"nan is {nan!r}; expected one of {', '.join(map(repr, POLICIES))}")
-
-
 class NanPolicy:
     """Reacts to bad steps as `nan=` of `fit` says.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import positive_integer
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.distributed import exchange, num_processes, rank
@@ -31,9 +32,7 @@ def check_options(
     Raises:
         ValueError: an argument is out of range, or `validation_split` is combined with `eval_data`.
     """
-    for name, value in (("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch), ("eval_every", eval_every)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} is {value!r}; expected an integer of at least 1")
+    positive_integer(steps_per_epoch=1 if steps_per_epoch is None else steps_per_epoch, eval_every=eval_every)
     if data_timeout is not None and (
         isinstance(data_timeout, bool) or not isinstance(data_timeout, _NUMBERS) or not data_timeout > 0
     ):

@@ -24,6 +24,7 @@ from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved
 from jfit.optim.core import MASTER, is_small, wide
+from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def rule_of(hyper_key: Any) -> Any:
     (`OptState.lr_mult`, `OptState.wd_mult`), so that a change of them does not compile the update again.
     """
     name, hyper = hyper_key
-    return optim.get(name, lr_mult=None, wd_mult=None, **dict(hyper)).transform
+    return by_name(name, {"lr_mult": None, "wd_mult": None, **dict(hyper)}, checks=False).transform  # as MXNet does not
 
 
 def slot_names(optimizer: Optimizer) -> tuple[str, ...]:

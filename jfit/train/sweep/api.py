@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfit import counters
+from jfit.checks import positive_integer
 from jfit.interrupts import StopFlag, Stopped
 from jfit.parallel import check_entry, resolve
 from jfit.step import unrolls
@@ -161,8 +161,8 @@ def _check_memory(needed: int, members: int) -> None:
 
 def _chunks(prepared: Sequence[Prepared], devices: Sequence[Any], most: int | None, keep_best: bool) -> list[Chunk]:
     """Group members that train in one program, and cut groups that need too much memory."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1):
-        raise ValueError(f"sweep: members_per_call is {most!r}; expected an integer of at least 1")
+    if most is not None:
+        positive_integer(members_per_call=most)
     groups: dict[Any, list[Prepared]] = {}
     for member in prepared:
         groups.setdefault(member.group, []).append(member)

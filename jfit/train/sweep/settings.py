@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jfit import optim
 from jfit.ops import nearest
+from jfit.optim.core import check_numbers
+from jfit.step.train import check_limits
 from jfit.train.fit import fit
 
 # arguments of `fit` that `sweep` accepts, as keyword arguments for all members or as names in over= for each member
@@ -32,11 +31,6 @@ _INSTEAD = {
     "log_every": "values are recorded once per epoch",
     "data_on_device": "sweeps keep the data on the devices",
 }
-# parameters of optimizers: rates, decays and factors of sums over steps
-_AT_LEAST_0 = frozenset(
-    {"learning_rate", "wd", "weight_decay", "momentum", "beta1", "beta2", "b1", "b2", "beta", "rho", "decay"}
-)
-_AT_LEAST_0 |= {"gamma1", "gamma2", "schedule_decay", "eps", "epsilon"}
 # settings that are data of the program, not part of it
 PER_MEMBER = frozenset({"seed", "initializer", "params", "aux", "optimizer_params", "clip_norm", "clip_value"})
 
@@ -99,26 +93,15 @@ def member_settings(
 
 
 def _check_numbers(member: int, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise a ValueError if clip_norm or clip_value is not positive, or a learning rate or decay is negative or not finite.
-
-    A distribution or a grid may have such a number by mistake; its member would train without an error, and not learn.
-    """
-    limits = {name: arguments[name] for name in ("clip_norm", "clip_value")}
-    rates = {name: value for name, value in (arguments["optimizer_params"] or {}).items() if name in _AT_LEAST_0}
-    for name, value in {**limits, **rates}.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            continue  # None, or an object that the optimizer checks
-        if name in limits and not value > 0:
-            expected = "a number above 0, or None to leave the gradients as they are"
-        elif name in rates and not 0 <= value < math.inf:
-            expected = "a finite number of at least 0"
-        else:
-            continue
+    """Raise a ValueError that names the member if a limit of gradients or a number of its optimizer is out of range."""
+    try:
+        check_limits(clip_norm=arguments["clip_norm"], clip_value=arguments["clip_value"])
+        check_numbers(arguments["optimizer_params"] or {})
+    except ValueError as error:
         settings = ", ".join(f"{k}={v}" for k, v in values.items())
         raise ValueError(
-            f"sweep: member {member} ({settings}) has {name}={value}; expected {expected}. Change the values in over=, or the "
-            "range of the distribution."
-        )
+            f"sweep: member {member} ({settings}): {error}. Change the values in over=, or the range of the distribution."
+        ) from None
 
 
 def _parameters(model: Any) -> Sequence[str]:
