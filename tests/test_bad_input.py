@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fit_support import blobs, mlp, train
@@ -154,6 +156,16 @@ def test_invalid_numbers_raise_with_the_argument(given):
     fails(rf"{name} is {value!r}; expected an integer of at least 1", **given)
 
 
+def test_a_batch_of_more_rows_than_are_numbered_raises():
+    for name in ("batch_size", "eval_batch_size", "micro_batches"):
+        fails(rf"{name} is {10**18}; expected at most 2147483647", **{name: 10**18})
+
+
+@pytest.mark.parametrize("value", ["a", None, 1.5, True, 2**70])
+def test_a_seed_that_is_no_integer_raises(value):
+    fails(rf"seed is {value!r}; expected an integer", seed=value)
+
+
 @pytest.mark.parametrize(
     "optimizer, numbers, text",
     [
@@ -215,6 +227,27 @@ def test_a_metric_on_the_host_needs_whole_batches():
 def test_data_without_batches_raises():
     fails("data is 'abc'", TypeError, data="abc")
     fails(r"data has shape \(2,\), expected at least 2 axes", data=[(1.0, 2.0), (3.0, 4.0)])  # rows of one number
+
+
+async def asynchronous_batches():
+    yield X, Y
+
+
+def test_data_of_a_type_that_is_not_read_says_what_to_do():
+    fails(r"data is .*Path\('x.csv'\) .*; read the file first", TypeError, data=Path("x.csv"))
+    fails(r"data is \{1, 2\} \(set\), .*; a set has no order, pass a list", TypeError, data={1, 2})
+    fails("async_generator.*; write the generator with def instead of async def", TypeError, data=asynchronous_batches())
+
+
+def test_a_name_in_resume_with_that_nothing_is_compared_by_raises_without_a_checkpoint_too():
+    fails("resume_with has 'bogus'; expected 'any', or names of these: model, optimizer", resume_with="bogus")
+
+
+def test_score_and_predict_do_not_ignore_a_batch_size_of_0():
+    run = train(num_epoch=1)
+    for call in (lambda: run.predict(X, batch_size=0), lambda: run.score((X, Y), batch_size=0)):
+        with pytest.raises(ValueError, match="batch_size is 0; expected an integer of at least 1"):
+            call()
 
 
 def test_invalid_callbacks_raise():

@@ -45,6 +45,7 @@ def test_jax_devices_are_accepted():
             r"devices=9 is not available: this machine has 8 cpu devices; emulate more before jax starts: XLA_FLAGS=.*count=9",
         ),
         (0, r"devices=0 is not available: this machine has 8 cpu devices"),
+        (-1, r'devices=-1 is not available: this machine has 8 cpu devices; expected at least 1, "all", or None'),
         ("gpu", r"devices='gpu' is not supported; pass None, a number, \"all\", a device or a list of devices"),
         (True, r"devices=True is not supported"),
         (2.0, r"devices=2.0 is not supported"),

@@ -5,17 +5,22 @@ Objects of torch, grain, tf.data, pandas and MXNet are recognized by their metho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 
+from jfit.checks import integer, positive_integer, shown
 from jfit.data.arrays import ArrayData
 from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
 from jfit.data.columns import Columns, column_names, is_frame, label_without_columns, select
 from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
 from jfit.data.trees import is_argument, split_weight
+
+MOST_ROWS = 2**31 - 1  # of a batch: rows are numbered in int32
 
 
 def as_data(
@@ -72,8 +77,13 @@ def as_data(
         >>> data.num_rows, sorted(data.arrays)
         (6, ['data', 'label'])
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
+    positive_integer(batch_size=batch_size, most=MOST_ROWS)
+    integer(seed=seed)
+    if data is None or isinstance(data, (str, bytes, int, float, os.PathLike, AbstractSet, AsyncIterable)):
+        raise TypeError(
+            f"data is {shown(data)} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, or an "
+            f"iterable of batches{_remedy(data)}."
+        )
     if isinstance(data, (ArrayData, StreamData)):
         explicit = None if isinstance(label, Columns) else label
         _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
@@ -109,6 +119,15 @@ def as_data(
     if is_frame(data) and len(names.inputs) == 1 and columns is not None:
         converted.private.add(names.inputs[0])  # `select` copied its columns
     return converted
+
+
+def _remedy(data: Any) -> str:
+    """The end of the error message for data of a type that is not supported."""
+    if isinstance(data, (str, os.PathLike)):
+        return "; read the file first, as in np.load(path) or pandas.read_csv(path)"
+    if isinstance(data, AbstractSet):
+        return "; a set has no order, pass a list"
+    return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
 
 
 def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
@@ -159,11 +178,6 @@ def _arrays(
     data: Any, names: Names, columns: Columns | None, *, explicit: bool
 ) -> tuple[dict[str, Any], Any | None, Columns | None]:
     """Split data in memory into (dict input name -> array, row weights or None, columns that were used or None)."""
-    if data is None or isinstance(data, (str, bytes, int, float)):
-        raise TypeError(
-            f"data is {data!r} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, "
-            "or an iterable of batches."
-        )
     if isinstance(data, Mapping):
         split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
         if split is not None:

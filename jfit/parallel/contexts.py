@@ -135,7 +135,8 @@ def resolve(devices: Any = None) -> list[Device]:
         devices, have = int(devices), jax.local_devices()
         if not 1 <= devices <= len(have):
             kind = have[0].platform
-            raise ValueError(f"devices={devices} is not available: {_have(kind, len(have))}; {_remedy(kind, devices)}")
+            remedy = _remedy(kind, devices) if devices > 0 else 'expected at least 1, "all", or None for the default device'
+            raise ValueError(f"devices={devices} is not available: {_have(kind, len(have))}; {remedy}")
         return have[:devices]
     if isinstance(devices, (Context, jax.Device)):
         devices = [devices]

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.checks import positive_integer
 from jfit.data import ArrayData, Batch, StreamData, as_data
+from jfit.data.adapters import MOST_ROWS
 from jfit.data.columns import Columns, column_names
 from jfit.lowering.model import Model, Policy, Specs, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
@@ -117,12 +119,14 @@ def settings_of(
         data_timeout: seconds to wait for a batch.
 
     Raises:
-        ValueError: an invalid list of devices, metric or policy.
+        ValueError: an invalid list of devices, batch size, metric or policy.
     """
+    positive_integer(batch_size=batch_size, most=MOST_ROWS)
+    positive_integer(eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size, most=MOST_ROWS)
     return Settings(
         devices=job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size)),
         batch_size=batch_size,
-        eval_batch_size=eval_batch_size or batch_size,
+        eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
         num_epoch=num_epoch,
         metrics=resolve_metrics(eval_metric),
         policy=_policy(policy),

@@ -438,7 +438,7 @@ class Evaluator:
         check_entry("Run.score", several=True)
         self._check_devices()
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
-        size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
+        size, devices = self._size(batch_size), self.settings.devices
         converted = self._data(data, size)
         model = self._bound(converted, size)
         if model.joint_loss is not None and not any(o.label for o in model.outputs):
@@ -452,7 +452,7 @@ class Evaluator:
 
         Arguments as for `Run.predict`, with the parameters in `state`.
         """
-        size, devices = batch_size or self.settings.eval_batch_size, self.settings.devices
+        size, devices = self._size(batch_size), self.settings.devices
         check_entry("Run.predict", several=True)
         self._check_devices()
         converted = self._data(data, size, labels=False)
@@ -463,6 +463,9 @@ class Evaluator:
         if tree is not None:
             return jax.tree.unflatten(tree.treedef, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _size(self, batch_size: int | None) -> int:
+        return self.settings.eval_batch_size if batch_size is None else batch_size
 
     def _check_devices(self) -> None:
         """Check before the first call that all processes of a job use the same devices."""

@@ -194,9 +194,7 @@ def check(earlier: Mapping[str, Any], now: Mapping[str, Any], allowed: str | Ite
     Raises:
         ValueError: a setting differs that decides what is learned; or reduce="ordered" cannot keep its promise.
     """
-    allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
-    if unknown := [name for name in allowed if name not in now and name not in ("any", "optimizer_params")]:
-        raise ValueError(f"resume_with has {unknown[0]!r}; expected 'any', or names of these: {', '.join(now)}")
+    allowed = allowed_names(allowed, now)
     changes = changes_of(earlier, now)
     is_ordered = "ordered" in (str(now.get("reduce")), str(earlier.get("reduce")))
     refused, logged = [], []
@@ -217,6 +215,14 @@ def check(earlier: Mapping[str, Any], now: Mapping[str, Any], allowed: str | Ite
             f"resume: the run in {directory} was trained with other settings, so {reason}: {texts}. Pass the earlier values, "
             f"or allow the change with resume_with={names!r}"
         )
+
+
+def allowed_names(allowed: str | Iterable[str], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names in the argument `resume_with` of `fit`; raise a ValueError for one that is not in the fingerprint."""
+    allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+    if unknown := [name for name in allowed if name not in now and name not in ("any", "optimizer_params")]:
+        raise ValueError(f"resume_with has {unknown[0]!r}; expected 'any', or names of these: {', '.join(now)}")
+    return allowed
 
 
 def changes_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:

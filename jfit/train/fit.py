@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import numpy as np
 from jfit import optim
 from jfit.checks import one_of, positive_integer
 from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.adapters import MOST_ROWS
 from jfit.data.batch import rows
 from jfit.distributed import num_processes
 from jfit.graph import Symbol
@@ -42,7 +44,7 @@ from jfit.train.callbacks import Callback, as_callback, check_replicas, checkpoi
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.fingerprint import AtStart, describe, describe_optimizer, fingerprint
+from jfit.train.fingerprint import AtStart, allowed_names, describe, describe_optimizer, fingerprint
 from jfit.train.job_batches import agreed_plan, check_alike, num_batches_of
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
@@ -288,12 +290,8 @@ def fit(
     """
     # settings
     check_entry("jfit.fit", several=True)
-    positive_integer(
-        batch_size=batch_size,
-        num_epoch=num_epoch,
-        micro_batches=micro_batches,
-        eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
-    )
+    positive_integer(num_epoch=num_epoch)
+    positive_integer(micro_batches=micro_batches, most=MOST_ROWS)
     check_numbers({k: v for k, v in (optimizer_params or {}).items() if k == "learning_rate"})
     check_options(steps_per_epoch, validation_split, eval_every, eval_data, data_timeout)
     settings = settings_of(
@@ -440,10 +438,10 @@ def fit(
         "data_on_device": data_on_device,
         "nan": nan,
     }
-    run.set_fingerprint(
-        lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed),
-        lambda: describe(others),
-    )
+    of_run = functools.cache(lambda: fingerprint(model, data, shapes, settings.inputs, settings.devices, passed))
+    if resume_with:
+        allowed_names(resume_with, of_run())
+    run.set_fingerprint(of_run, lambda: describe(others))
     more = {"eval_every": eval_every, "eval_batch_size": settings.eval_batch_size, "values of steps": list(names)}
     more |= {"steps between events": sorted(c.every for c in callbacks if c.every and "step" in c.events)}
     more |= {"own devices": own_positions(settings.devices)}

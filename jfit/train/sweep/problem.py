@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jfit import optim
+from jfit.checks import positive_integer
 from jfit.data import ArrayData
 from jfit.data.shuffle import permutation
 from jfit.graph import Symbol
@@ -138,7 +139,7 @@ def make_problem(member: MemberSettings, train_data: Any, eval_data: Any, folds:
         ValueError: the data is an iterable of batches, or a metric is a function of NumPy arrays.
     """
     given = member.arguments
-    _check_integers(given)
+    positive_integer(num_epoch=given["num_epoch"], micro_batches=given["micro_batches"])
     check_options(given["steps_per_epoch"], given["validation_split"], given["eval_every"], eval_data)
     settings = settings_of(
         devices=devices[:1],
@@ -237,15 +238,6 @@ def _arrays(name: str, data: Any) -> ArrayData:
             "arrays, such as (x, y), or train single runs with fit"
         )
     return data
-
-
-def _check_integers(given: Mapping[str, Any]) -> None:
-    for name in ("batch_size", "num_epoch", "micro_batches", "eval_batch_size"):
-        value = given[name]
-        if name == "eval_batch_size" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"sweep: {name} is {value!r}; expected an integer of at least 1")
 
 
 def problem_key(member: MemberSettings) -> Any:
