@@ -259,6 +259,11 @@ def test_a_policy_that_is_not_a_dtype_raises():
     fails("policy is 'bfloat17'; expected a floating-point dtype", policy="bfloat17")
 
 
+@pytest.mark.parametrize("policy", ["float16", jfit.Policy("half")])
+def test_float16_needs_a_scaled_loss(policy):
+    fails("policy is '(float16|half)', .* does not scale the loss; pass policy=\"bfloat16\"", policy=policy)
+
+
 def test_resume_without_a_checkpoint_folder_raises():
     with pytest.raises(ValueError, match="resume=True needs checkpoint="):
         train(resume=True)

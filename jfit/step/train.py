@@ -156,7 +156,7 @@ def train_step(
             batch in graphs, Equinox modules, and functions that take `row_ids`; in others, each part has its own `key`.
         clip_norm: maximum global L2 norm of the rescaled gradients; None: no limit.
         clip_value: maximum absolute value of each element of the rescaled gradients; None: no limit.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16", but not "float16"; None: no casts.
         rescale: r, "mean" for 1 / Σᵢ wᵢ over all devices, or a number, which may be traced.
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
@@ -179,8 +179,8 @@ def train_step(
         optimizer state and auxiliary states unchanged.
 
     Raises:
-        ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, a
-            schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
+        ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, the policy "float16",
+            a schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
             without rows, a state of another model, and if `frozen` leaves nothing to train.
         TypeError: by the step, when it is traced: the batch or the state has another type.
 
@@ -225,6 +225,11 @@ def train_step(
             "different positions of the whole batch; set micro_batches=1"
         )
     policy = Policy(policy) if isinstance(policy, str) else policy
+    if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
+        raise ValueError(
+            f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does not "
+            'scale the loss; pass policy="bfloat16", which has the range of float32'
+        )
     metrics, reduce = tuple(metrics), get_reduce(reduce)
     if gradients and reduce.sharded_parameters:
         raise ValueError(

@@ -198,7 +198,8 @@ def fit(
             `aux`.
         clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
-        policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.
+        policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.  "float16"
+            needs a scaled loss, and raises an error.
         params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree, whose
             structure `run.params` has too.  For a module, default: its own values, or initialized from the first batch.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
