@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from fit_support import blobs, mlp, train
 
@@ -237,6 +239,29 @@ def test_data_of_a_type_that_is_not_read_says_what_to_do():
     fails(r"data is .*Path\('x.csv'\) .*; read the file first", TypeError, data=Path("x.csv"))
     fails(r"data is \{1, 2\} \(set\), .*; a set has no order, pass a list", TypeError, data={1, 2})
     fails("async_generator.*; write the generator with def instead of async def", TypeError, data=asynchronous_batches())
+
+
+@pytest.mark.parametrize(
+    "x, y", [(X, Y), (X.tolist(), Y.tolist()), (pd.DataFrame(X), pd.Series(Y))], ids=["numpy", "list", "pandas"]
+)
+def test_labels_as_a_third_argument_are_recognized(x, y):
+    fails(r"softmax_label.* pass them as a pair: fit\(model, \(x, y\)\)", data=x, eval_data=y)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("epochs", "; use num_epoch"),
+        ("validation_data", "; use eval_data"),
+        ("learning_rate", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
+        ("lr", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
+        ("batchsize", "; did you mean 'batch_size'"),
+        ("bogus", "$"),
+    ],
+)
+def test_unknown_arguments_are_named_with_what_fit_has_instead(name, text):
+    fails(rf"^fit\(\) got an unexpected keyword argument '{name}'{text}", TypeError, **{name: 3})
+    assert not {name, "unknown"} & set(inspect.signature(jfit.fit).parameters)
 
 
 def test_a_name_in_resume_with_that_nothing_is_compared_by_raises_without_a_checkpoint_too():

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import jax
 import numpy as np
 
 from jfit import optim
-from jfit.checks import one_of, positive_integer
+from jfit.checks import nearest, one_of, positive_integer
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.adapters import MOST_ROWS
-from jfit.data.batch import rows
+from jfit.data.batch import is_array, rows
 from jfit.distributed import num_processes
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
@@ -112,6 +113,7 @@ def fit(
     mesh: Any = None,
     data_timeout: float | None = None,
     nan: str = "warn",
+    **unknown: Never,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
 
@@ -269,7 +271,7 @@ def fit(
     Raises:
         ValueError: invalid argument, data that does not match the inputs of the model, empty data, or invalid labels, row
             weights or row indices of tables.  For JAX arrays of an iterable it comes some steps after their batch.
-        TypeError: unsupported type of the model, the data or a callback.
+        TypeError: unsupported type of the model, the data or a callback, or an argument that does not exist.
         FolderInUse: another run saves its checkpoints in the folder `checkpoint` (a RuntimeError).
         OSError: the folder `checkpoint` cannot be written, or the last checkpoint could not be.
         DataTimeout: a batch took longer than `data_timeout`.
@@ -291,6 +293,8 @@ def fit(
     """
     # settings
     check_entry("jfit.fit", several=True)
+    if unknown:
+        raise TypeError(f"fit() got an unexpected keyword argument {_instead(next(iter(unknown)))}")
     positive_integer(num_epoch=num_epoch)
     positive_integer(micro_batches=micro_batches, most=MOST_ROWS)
     check_numbers({k: v for k, v in (optimizer_params or {}).items() if k == "learning_rate"})
@@ -324,16 +328,24 @@ def fit(
         model = lower_with_inputs(model, train_data)
     options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     model, params, aux = model_and_values(model, loss, params, aux, **options)
-    data = data_of(
-        model,
-        train_data,
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        label=label,
-        sample_weight=sample_weight,
-        steps_per_epoch=steps_per_epoch,
-    )
+    try:
+        data = data_of(
+            model,
+            train_data,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            label=label,
+            sample_weight=sample_weight,
+            steps_per_epoch=steps_per_epoch,
+        )
+    except ValueError as error:
+        if _is_label(eval_data, train_data):
+            raise ValueError(
+                f"{error} The third argument of fit is evaluation data, but it has as many rows as the second; if they are x "
+                "and y, pass them as a pair: fit(model, (x, y))"
+            ) from None
+        raise
     set_timeout(data, data_timeout)
     data, held_back = split_rows(data, validation_split)
     check_alike(data)
@@ -453,6 +465,32 @@ def fit(
         return run.go()
     finally:
         at_start.end()
+
+
+# without `unknown`, which only improves the error message for an unknown name
+_signature = inspect.signature(fit)
+fit.__dict__["__signature__"] = _signature.replace(parameters=list(_signature.parameters.values())[:-1])
+# argument of Keras, MXNet and optimizers -> what `fit` has in its place
+_INSTEAD = {"epochs": "num_epoch", "y": "train_data=(x, y)", "validation_data": "eval_data"}
+_INSTEAD |= {"validation_batch_size": "eval_batch_size", "validation_freq": "eval_every", "verbose": "progress"}
+_INSTEAD |= {"metrics": "eval_metric", "arg_params": "params", "aux_params": "aux", "ctx": "devices", "context": "devices"}
+_INSTEAD |= dict.fromkeys(("batch_end_callback", "epoch_end_callback"), "callbacks")
+_INSTEAD |= {k: f"optimizer_params={{{k!r}: ...}}" for k in ("learning_rate", "momentum", "wd", "weight_decay")}
+_INSTEAD |= {"lr": _INSTEAD["learning_rate"]}
+
+
+def _instead(name: str) -> str:
+    """The end of the error message for an unknown argument of `fit`."""
+    near = _INSTEAD.get(name) or nearest(name, inspect.signature(fit).parameters)
+    return f"{name!r}" + (f"; use {near}" if name in _INSTEAD else f"; did you mean {near}?" if near else "")
+
+
+def _is_label(data: Any, inputs: Any) -> bool:
+    """Whether data is an array or a list of numbers with as many rows as `inputs`, and so may be their labels."""
+    flat = isinstance(data, list) and bool(data) and not hasattr(data[0], "__len__")
+    if not (flat or (is_array(data) and getattr(data, "ndim", 0))) or isinstance(inputs, tuple | Mapping):
+        return False
+    return hasattr(inputs, "__len__") and len(data) == len(inputs)
 
 
 def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
