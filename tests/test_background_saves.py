@@ -105,13 +105,14 @@ def test_a_save_has_the_bits_of_its_step_although_later_steps_donate_the_state(d
     straight = train(callbacks=[saves(tmp_path / "b", 4, keep=None, background_bytes=None)], steps_per_call=1)
     assert (
         same(run, straight)
-        and len(steps) == 3
+        and len(steps) == 4
         and names(tmp_path / "a")
         == names(tmp_path / "b")
         == [
             "step-00000004",
             "step-00000008",
             "step-00000012",
+            "step-00000014",
         ]
     )
     for name in names(tmp_path / "a"):
@@ -183,8 +184,8 @@ def test_training_goes_on_during_a_save_and_the_next_save_waits_for_it(disk, tmp
 
     train(callbacks=[lambda_callback(every=1, step=watch), saves(tmp_path, 2, keep=1)], steps_per_call=1, num_epoch=1)
     ended = {step: number for step, number, _ in seen}
-    assert ended[3] == 0 and ended[5] >= 1 and disk.ended == 3
-    assert names(tmp_path) == ["step-00000006"]
+    assert ended[3] == 0 and ended[5] >= 1 and disk.ended == 4
+    assert names(tmp_path) == ["step-00000007"]
 
 
 def test_small_states_are_written_at_once_and_large_ones_in_the_background(monkeypatch, tmp_path):

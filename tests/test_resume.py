@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fit_support import bits, blobs, mlp, same, train
 
 import jfit
-from jfit.train.callbacks import Callback, csv_logger, early_stopping, lambda_callback
+from jfit.train import writing
+from jfit.train.callbacks import Callback, csv_logger, early_stopping, lambda_callback, saving
 
 HARD = {
     "schedule": jfit.optim.cosine(base_lr=0.1, max_update=28),
@@ -85,6 +88,34 @@ def test_a_callable_of_batches_continues_from_its_position(tmp_path):
     with pytest.raises(Killed):
         train(data=batches, num_epoch=3, checkpoint=tmp_path, checkpoint_every=3, callbacks=[dies(8)])
     assert same(train(data=batches, num_epoch=3, checkpoint=tmp_path, resume=True), train(data=batches, num_epoch=3))
+
+
+def test_the_state_at_the_end_of_training_is_always_saved_and_once(tmp_path, monkeypatch):
+    written: list[int] = []
+    write = lambda prepared, *args: (written.append(prepared.record["step"]), writing.write(prepared, *args))[1]  # noqa: E731
+    monkeypatch.setattr(saving, "write", write)
+
+    def steps(folder: str, **given: Any) -> list[int]:
+        written.clear()
+        run = train(checkpoint=tmp_path / folder, **given)
+        assert bits(jfit.Run.load(tmp_path / folder).params) == bits(run.params)
+        return list(written)
+
+    def at(step: int, act: Callable[[Any], Any]) -> Callback:
+        return lambda_callback(every=step, step=lambda event: act(event) if event.step == step else None)
+
+    assert steps("a", checkpoint_every=10) == [10, 14] and steps("b", checkpoint_every=7) == [7, 14]
+    assert steps("c", checkpoint_every=10, checkpoint_best="accuracy")[-1] == 14 and steps("d") == [7, 14]
+    stops = {
+        "run.stop": at(3, lambda event: event.run.stop()),
+        "Ctrl-C": at(3, lambda event: signal.raise_signal(signal.SIGINT)),
+        "early stopping": early_stopping("loss", patience=1, min_delta=1e9, restore_best=False),
+    }
+    last = {name: steps(name, checkpoint_every=10, num_epoch=9, callbacks=[stop]) for name, stop in stops.items()}
+    assert last == {"run.stop": [3], "Ctrl-C": [3], "early stopping": [10, 14]}
+    resumed = train(num_epoch=2, checkpoint=tmp_path / "Ctrl-C", resume=True)
+    assert same(resumed, train(num_epoch=2))
+    assert steps("e", resume=tmp_path / "a") == [14]  # nothing is left to train, but the folder is another one
 
 
 # ------------------------------------------------------------------------------------------------ where from

@@ -33,9 +33,10 @@ def raises():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs of 5 steps per epoch: a has checkpoints of the steps 6 and 12, within epochs, group/b of the ends of epochs."""
+    """Two runs of 5 steps per epoch: a, which died, has checkpoints of the steps 6 and 12, group/b of the ends of epochs."""
     folder = tmp_path_factory.mktemp("runs")
     train(mlp(dropout=0.3), num_epoch=3, checkpoint=folder / "a", checkpoint_every=6, batch_size=10)
+    shutil.rmtree(folder / "a" / "step-00000015")
     train(mlp(dropout=0.3), num_epoch=2, checkpoint=folder / "group" / "b", batch_size=10, seed=1)
     return folder
 

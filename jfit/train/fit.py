@@ -175,7 +175,7 @@ def fit(
         checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
             folder are moved to its subfolder `earlier-<n>`, of which the last five are kept, unless this run resumes from them.
             Default: no checkpoints.
-        checkpoint_every: "epoch", or the number of steps between two checkpoints.
+        checkpoint_every: "epoch", or the number of steps between two checkpoints.  The state at the end is saved in any case.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
             States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.

@@ -37,7 +37,9 @@ def checkpointing(
     mode: str = "auto",
     background_bytes: int | None = BACKGROUND_BYTES,
 ) -> Callback:
-    """Save a checkpoint after each epoch, or every N steps.  Optionally keep those of the best epochs too.
+    """Save a checkpoint after each epoch, or every N steps, and at the end.  Optionally keep those of the best epochs too.
+
+    The state at the end of training is always saved, also after an early stop or Ctrl-C, but not after an exception.
 
     It saves the state of the run and `run.meta()` (position, history, callback states and graph), which
     `fit(resume=directory)` needs.  `jfit.Run.load(directory, which="best")` loads the best checkpoint, and
@@ -116,7 +118,7 @@ class Saver:
     nothing were written in the background.
 
     Attributes:
-        failed: whether the last save failed; it is tried again at the next one, and at the end of the run.
+        failed: whether the last state to save could not be saved; it is tried again at the next one, and at the end of the run.
         alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
@@ -157,6 +159,7 @@ class Saver:
         state = self.finish(state, "it is tried again")
         if sys.exception() is not self._outer:  # training failed: the other processes of a job may not come here
             return self.write(event, state) if self.failed and self.can_save_alone(event.run) else state
+        self.failed = self.failed or not self._has(event.step, state)
         state = self.agree(state)
         if not self.failed:
             return state
@@ -165,6 +168,11 @@ class Saver:
             return self.write(event, state)
         finally:
             self._together = False
+
+    def _has(self, step: int, state: Any) -> bool:
+        """Whether the last checkpoint of this run is that of a step, and exists."""
+        last, path = state["last"] if isinstance(state, dict) else state, checkpoint.path_of(self.directory, step)
+        return last is not None and Path(last).name == path.name and path.is_dir()
 
     def can_save_alone(self, run: Any) -> bool:
         """Whether this process writes the checkpoints, and does not need the other processes of the job for that."""
