@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -126,19 +127,49 @@ def test_an_unsupported_dtype_is_named(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ what is left on the disk
-def test_the_last_five_folders_of_earlier_runs_are_kept_and_what_else_is_in_them(tmp_path, caplog):
+def test_all_folders_of_earlier_runs_are_kept_and_a_line_has_their_number_and_size(tmp_path, caplog):
     for step in range(1, 9):
-        checkpoint.save(tmp_path, {"step": step})
-        if step == 4:
-            (tmp_path / "earlier-1" / "notes.txt").write_text("mine")
-            (tmp_path / "earlier-x").mkdir()
+        checkpoint.save(tmp_path, {"step": step, "w": np.zeros(100_000)})
+        (tmp_path / "earlier-x").mkdir(exist_ok=True)
         with caplog.at_level(logging.WARNING, "jfit"):
-            assert checkpoint.set_aside(tmp_path, source=tmp_path / "earlier-2" / "step-00000002") is not None
-    kept = [f"earlier-{n}" for n in (1, 2, 4, 5, 6, 7, 8)]
-    assert names(tmp_path) == [*kept, "earlier-x"] and names(tmp_path / "earlier-1") == ["notes.txt"]
-    assert names(tmp_path / "earlier-2") == ["step-00000002"] and "earlier-3 were deleted" in caplog.text
-    checkpoint.save(tmp_path, {"step": 9})
-    assert checkpoint.set_aside(tmp_path, keep=None) == tmp_path / "earlier-9" and len(names(tmp_path)) == 9
+            checkpoint.set_aside(tmp_path)
+    assert names(tmp_path) == [*[f"earlier-{n}" for n in range(1, 9)], "earlier-x"]
+    assert all(names(tmp_path / f"earlier-{n}") == [f"step-0000000{n}"] for n in range(1, 9))
+    assert (
+        f"keeps the 8 folder(s) of earlier runs there (6.4 MB) until you delete them: rm -r {tmp_path}/earlier-*" in caplog.text
+    )
+
+
+def test_a_checkpoint_whose_folder_has_the_number_of_another_step_is_not_read(tmp_path):
+    for step in (3, 4):
+        checkpoint.save(tmp_path, {"step": step})
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00009999")
+    wrong = "the checkpoint is of step 3, but the name of its folder says 9999; a copied or renamed checkpoint"
+    with pytest.warns(UserWarning, match=wrong):
+        assert checkpoint.restore(tmp_path, {"step": 0})["step"] == 4
+    with pytest.raises(FormatError, match=wrong):
+        checkpoint.load_meta(tmp_path / "step-00009999")
+    (tmp_path / "step-00009999").rename(tmp_path / "best")
+    assert checkpoint.restore(tmp_path / "best", {"step": 0})["step"] == 3
+
+
+def test_folders_without_a_name_and_resume_from_a_folder_that_does_not_exist_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, problem in {"": "it is empty", "a\0b": "it has a NUL character"}.items():
+        for argument in ("checkpoint", "resume"):
+            with pytest.raises(ValueError, match=rf"{argument} is '.*', expected the path of a folder .*: {problem}"):
+                train(**{argument: name})
+        with pytest.raises(ValueError, match=problem):
+            checkpoint.save(name, {"step": 1})
+    checkpoint.save("run/a", {"step": 1})
+    for missing in ("rum/a", "run/a/step-00000002"):
+        with pytest.raises(FileNotFoundError, match=f"resume: '{missing}' does not exist; pass a folder of checkpoints or a"):
+            train(checkpoint="new", resume=missing)
+    with pytest.warns(UserWarning, match=r"run has no checkpoint .*in a; to continue an earlier run, pass resume='run/a'"):
+        train(num_epoch=1, resume="run")
+    assert names(tmp_path) == ["new", "run"] and names(tmp_path / "new") == []
+    train(num_epoch=1, checkpoint="new", resume="new")
+    assert names(tmp_path / "new") == ["step-00000007"]
 
 
 @pytest.mark.slow

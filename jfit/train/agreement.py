@@ -13,7 +13,7 @@ from jfit.formats.atomic import FormatError
 from jfit.formats.tensors import load_tensors
 from jfit.train.finite import newest_finite
 from jfit.train.plotting import TIMES
-from jfit.train.saved import META, Saved, check_content, folders_of, read, warn_of_traces
+from jfit.train.saved import META, Saved, check_content, folders_of, present, read, warn_of_traces
 
 Result = TypeVar("Result")
 CHUNK = 32 << 20  # bytes of a checkpoint that are sent at a time
@@ -63,12 +63,20 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
 
     Args:
         directory: folder of checkpoints, or one checkpoint.
+
+    Raises:
+        FileNotFoundError: `directory` does not exist.
     """
     path = Path(directory)
     found: list[tuple[Saved, bool]] = []
 
     def choose() -> Saved | None:
-        if not folders_of(path) and not (path / META).is_file():
+        if not folders_of(path) and not (present(path) / META).is_file():
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True to "
+                    "continue from checkpoint= if it has one"
+                )
             warn_of_traces(directory)
             return None
         found.append(newest_finite(directory))

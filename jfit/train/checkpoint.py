@@ -21,8 +21,8 @@ earlier one has a temporary name, under which it is found.  Functions that read 
 
 import logging
 import os
+import shlex
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,16 +31,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.distributed import is_main
-from jfit.formats.atomic import FormatError, sweep, trash
+from jfit.formats.atomic import FormatError
 from jfit.formats.manifest import dump_sealed
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
-from jfit.train.saved import FORMAT, META, REMEDY, TENSORS, Saved, check, folders_of, newest, path_of, present, read
+from jfit.train.saved import FORMAT, META, REMEDY, TENSORS, Saved, check, check_name, folders_of, newest, path_of, present, read
 from jfit.train.writing import Prepared, write
 
 State = TypeVar("State")
 
-EARLIER_RUNS = 5  # number of subfolders `earlier-<n>` that are kept
 _FILE_NAMES = {"base_lr": "lr"}  # fields of TrainState -> their names in files, which keep the names of older versions
 
 
@@ -76,7 +75,8 @@ def save(
 
     Raises:
         TypeError: a leaf is not an array or number, or `meta` is not JSON-serializable.
-        ValueError: `keep` is below 1, the state has no step, or two leaves have the same name.
+        ValueError: `keep` is below 1, the state has no step, two leaves have the same name, or the name of the folder is empty
+            or has a NUL character.
         FolderInUse: another process trains and saves its checkpoints in `directory` (a RuntimeError).
         OSError: the files cannot be written, for example because the disk is full; older checkpoints are unchanged.
 
@@ -103,6 +103,7 @@ def prepare(
     extra: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Check the arguments of `save`, and return what it writes.  NumPy arrays are not copied.  Nothing on the disk is read."""
+    check_name(directory, "checkpoint")
     if keep is not None and keep < 1:
         raise ValueError(
             f"checkpoint: keep is {keep}, expected at least 1 (the new checkpoint is always kept), or None to keep all."
@@ -208,20 +209,17 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
 def set_aside(
     directory: str | os.PathLike[str],
     *,
-    keep: int | None = EARLIER_RUNS,
-    source: str | os.PathLike[str] | None = None,
     after: int = -1,
 ) -> Path | None:
     """Move the checkpoints of an earlier run to the subfolder `earlier-1`, or `earlier-2`, ... if that exists.
+
+    They are never deleted; a log line has the number of these folders, their size, and the command that deletes them.
 
     A new run in the same directory needs this: checkpoints of the earlier run with higher steps would be restored instead of
     its own.
 
     Args:
         directory: checkpoint directory; it need not exist.
-        keep: number of subfolders to keep, those with the highest numbers; of the others, the checkpoints are deleted, which is
-            logged.  None keeps all.
-        source: folder or checkpoint from which the new run resumes; `keep` never deletes it.
         after: only checkpoints of higher steps than this are moved.  Default: all.
 
     Returns:
@@ -246,12 +244,7 @@ def set_aside(
     target.mkdir()
     for name, folder in folders.items():
         folder.rename(target / name)
-    resumed_from = Path() if source is None else Path(source).resolve()
-    surplus = 0 if keep is None else max(len(numbers) + 1 - keep, 0)
-    for number in sorted(numbers)[:surplus]:
-        earlier = numbers[number]
-        if earlier.is_dir() and earlier.resolve() not in (resumed_from, *resumed_from.parents):
-            _delete_checkpoints(earlier)
+    _log_earlier(target, [*numbers.values(), target])
     return target
 
 
@@ -261,14 +254,16 @@ def _earlier(directory: Path) -> dict[int, Path]:
     return {int(number): entry for number, entry in names if number.isdecimal()}
 
 
-def _delete_checkpoints(folder: Path) -> None:
-    """Delete the checkpoints in a folder, and the folder, unless it has other files."""
-    for checkpoint in folders_of(folder):
-        trash(checkpoint)
-    logging.getLogger("jfit").warning("checkpoint: the checkpoints of an earlier run in %s were deleted", folder)
-    with suppress(OSError):
-        sweep(folder)
-        folder.rmdir()
+def _log_earlier(target: Path, folders: list[Path]) -> None:
+    sizes = [file.lstat().st_size for folder in folders for file in folder.rglob("*") if file.is_file()]
+    logging.getLogger("jfit").warning(
+        "checkpoint: the checkpoints of an earlier run are now in %s; jfit keeps the %d folder(s) of earlier runs there (%.1f "
+        "MB) until you delete them: rm -r %s",
+        target,
+        len(folders),
+        sum(sizes) / 1e6,
+        shlex.quote(str(target.parent)) + "/earlier-*",
+    )
 
 
 def load_meta(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from jfit.train.nonfinite import POLICIES
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
 from jfit.train.same_run import check_same_run, described_data
+from jfit.train.saved import check_name
 from jfit.train.step_log import step_names
 from jfit.train.train_data import add_class_weights, check_options, set_timeout, split_rows
 
@@ -173,17 +174,17 @@ def fit(
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
         checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
-            folder are moved to its subfolder `earlier-<n>`, of which the last five are kept, unless this run resumes from them.
-            Default: no checkpoints.
+            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  These are kept until you delete
+            them; a log line has their number and size.  Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.  The state at the end is saved in any case.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
             value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
             States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
-        resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint.
-            If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder with nan or infinite
-            parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A learning rate other than
-            the one that the earlier run was given replaces the learning rate in the checkpoint.  Other differences in model,
-            optimizer, settings or data raise an error; other versions of libraries or devices are logged.
+        resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
+            which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
+            with nan or infinite parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A
+            learning rate other than the one that the earlier run was given replaces the learning rate in the checkpoint.  Other
+            differences in model, optimizer, settings or data raise an error; other versions of libraries or devices are logged.
         resume_with: names of the arguments that may differ from those of the earlier run, such as ["batch_size", "seed"], or
             "any".  `num_epoch` and the learning rate may always differ.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
@@ -273,7 +274,8 @@ def fit(
             weights or row indices of tables.  For JAX arrays of an iterable it comes some steps after their batch.
         TypeError: unsupported type of the model, the data or a callback, or an argument that does not exist.
         FolderInUse: another run saves its checkpoints in the folder `checkpoint` (a RuntimeError).
-        OSError: the folder `checkpoint` cannot be written, or the last checkpoint could not be.
+        OSError: the folder `checkpoint` cannot be written, the last checkpoint could not be, or the folder `resume` does not
+            exist (FileNotFoundError).
         DataTimeout: a batch took longer than `data_timeout`.
         SystemExit: with `checkpoint=`, SIGTERM ended the process: the step was finished, a checkpoint saved, the callbacks got
             "fit_end", and the exit code is 143.  A second SIGTERM ends the process at once.  Not if a handler of SIGTERM is
@@ -495,14 +497,16 @@ def _is_label(data: Any, inputs: Any) -> bool:
 
 def _prepare_folder(run: Run, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
     """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside."""
-    source = checkpoint if resume is True else resume or None
+    source = checkpoint if resume is True else None if resume is False else resume
     try:
         if checkpoint is not None:
             from_main(lambda: locks.acquire(checkpoint, run), "locking the folder of checkpoints")  # `Run.go` releases it
+        if source is not None:
+            check_name(source, "resume")
         left_out = run.resume_from(source, resume_with) if resume else False
         if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
             # otherwise those of an earlier run with more steps would be read as the newest
-            checkpoints.set_aside(checkpoint, source=source)
+            checkpoints.set_aside(checkpoint)
         elif checkpoint is not None and left_out:
             checkpoints.set_aside(checkpoint, after=run.position["step"])
     except BaseException:

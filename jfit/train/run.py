@@ -404,7 +404,7 @@ class Run:
         Does nothing if the folder has no checkpoint.
 
         Args:
-            directory: folder of checkpoints, or one checkpoint.
+            directory: folder of checkpoints, or one checkpoint; it must exist.
             resume_with: names of settings that may differ from those of the earlier run, or "any".
 
         Returns:

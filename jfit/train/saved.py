@@ -52,6 +52,13 @@ class Saved(NamedTuple):
         return self.record["meta"]
 
 
+def check_name(directory: str | os.PathLike[str], argument: str) -> None:
+    """Raise ValueError if the name of a folder is "", which pathlib takes for the current folder, or has a NUL character."""
+    if os.fspath(directory) == "" or "\0" in str(directory):
+        problem = "it has a NUL character" if directory else "it is empty (the current folder is '.')"
+        raise ValueError(f"{argument} is {str(directory)!r}, expected the path of a folder of checkpoints: {problem}")
+
+
 def path_of(directory: str | os.PathLike[str], step: int) -> Path:
     """Return the path of the checkpoint of a step, `directory/step-<step with 8 digits>`."""
     return Path(directory) / f"step-{step:08d}"
@@ -95,7 +102,7 @@ def warn_of_traces(directory: str | os.PathLike[str]) -> None:
     """Warn that a run starts anew in a directory without checkpoints, if an earlier run left something else there."""
     directory = Path(directory)
     unfinished = sorted(entry.name for entry in leftovers(directory) if STEP.match(entry.name[1:]))
-    earlier = sorted(entry.name for entry in directory.glob("earlier-*") if folders_of(entry))
+    earlier = sorted(entry.name for entry in directory.glob("*") if folders_of(entry))
     if not unfinished and not earlier:
         return
     parts = [f"checkpoints that were not written completely ({', '.join(unfinished[:3])})"] if unfinished else []
@@ -217,6 +224,11 @@ def record_of(folder: Path) -> dict[str, Any]:
     for name, kind in (_FIELDS_1 if is_old else _FIELDS).items():
         if not isinstance(record.get(name), kind):
             raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", REMEDY)
+    if STEP.match(folder.name.removeprefix(".")) and record["step"] != step_of(folder):
+        problem = f"the checkpoint is of step {record['step']}, but the name of its folder says {step_of(folder)}"
+        raise FormatError(
+            file, "field 'step'", problem, "a copied or renamed checkpoint keeps the number of its step: rename it."
+        )
     if is_old:
         _log_old_format(folder)
         record["files"] = {TENSORS: {"bytes": record.pop("bytes"), "crc32": record.pop("crc32")}}

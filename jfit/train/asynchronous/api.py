@@ -30,7 +30,7 @@ from jfit.train.batches import Settings, data_of, first_batch, labels_of, settin
 from jfit.train.fit import checked_plan, resolve_optimizer
 from jfit.train.history import History
 from jfit.train.run import Run
-from jfit.train.saved import newest, read
+from jfit.train.saved import check_name, newest, read
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,8 @@ def fit_async(
     """
     check_entry("jfit.fit_async")
     _check(num_workers=(num_workers, 1), batch_size=(batch_size, 1), num_epoch=(num_epoch, 1), max_staleness=(max_staleness, 0))
+    if checkpoint is not None:
+        check_name(checkpoint, "checkpoint")
     if resume and checkpoint is None:
         raise ValueError("resume=True needs checkpoint=, the folder of the checkpoints")
     settings = settings_of(batch_size=batch_size, num_epoch=num_epoch, eval_metric=eval_metric, policy=policy, label=label)

@@ -22,6 +22,7 @@ from jfit.train.agreement import from_main
 from jfit.train.callbacks.base import Callback, Event
 from jfit.train.callbacks.monitor import maximizes, monitored
 from jfit.train.finite import is_finite, last_finite
+from jfit.train.saved import check_name
 from jfit.train.writing import BackgroundWrite, Prepared, write
 
 BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
@@ -68,8 +69,9 @@ def checkpointing(
     failed one is tried again, and raises OSError if it fails.
 
     Raises:
-        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, or `keep_best` or
-            `background_bytes` below 0.  During training: the first epoch logs no value called `monitor`, or an array.
+        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, `keep_best` or
+            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: the
+            first epoch logs no value called `monitor`, or an array.
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
         OSError: at the start of training, files cannot be written in `directory`.
         TypeError: at the start of training, the state of a callback is not JSON-serializable.
@@ -79,6 +81,7 @@ def checkpointing(
         100
     """
     steps = _steps(every)
+    check_name(directory, "checkpoint")
     if keep is not None and keep < 1:
         raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
     if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
