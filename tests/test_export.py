@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import struct
 import subprocess
 import sys
 import textwrap
@@ -201,6 +202,19 @@ def test_a_truncated_program_raises_a_format_error(trained):
     for cut in (20, 40, 100):
         with pytest.raises(FormatError):
             jfit.export.read(data[:cut])
+
+
+def test_a_program_of_which_any_byte_changed_is_refused_before_xla_reads_it():
+    data = jfit.export.stablehlo(S.relu(DATA), {"data": (2, 3)}, {}, platforms=CPU).to_bytes()
+    for at in (12, *range(16, len(data), 97), len(data) - 1):  # some crash XLA, most are read as another program
+        with pytest.raises(FormatError):
+            jfit.export.read(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], trust=True)
+    header = json.loads(data[16 : 16 + data[8]])
+    old = json.dumps({"kind": header["kind"], "outputs": header["outputs"]}).encode()
+    old = data[:8] + struct.pack("<Q", len(old)) + old + data[16 + data[8] :]
+    with pytest.raises(FormatError, match="the program has no checksum, as those that an earlier jfit wrote; pass trust=True"):
+        jfit.export.read(old)
+    assert jfit.export.read(old, trust=True).outputs == ("relu0_output",)
 
 
 @pytest.mark.parametrize(

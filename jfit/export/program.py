@@ -5,6 +5,7 @@ File format: b"JFITPROG", length of the header (8 bytes, little endian), header 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -107,8 +108,10 @@ class Program:
     def to_bytes(self) -> bytes:
         """Serialize the program; `read` accepts the result."""
         _check_flatbuffers()
-        header = json.dumps({"kind": self.kind, "outputs": list(self.outputs)}).encode()
-        return MAGIC + struct.pack("<Q", len(header)) + header + bytes(self.exported.serialize())
+        content = bytes(self.exported.serialize())
+        record = {"kind": self.kind, "outputs": list(self.outputs), "sha256": _digest(self.kind, self.outputs, content)}
+        header = json.dumps(record).encode()
+        return MAGIC + struct.pack("<Q", len(header)) + header + content
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the program to a file, atomically, and return its path.  In a job of several processes, rank 0 writes."""
@@ -116,6 +119,11 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.kind} -> {', '.join(self.outputs)} on {', '.join(self.platforms)}>"
+
+
+def _digest(kind: str, outputs: Sequence[str], content: bytes) -> str:
+    """SHA-256 of a program: XLA crashes the process where it reads damaged bytes."""
+    return hashlib.sha256(json.dumps([kind, *outputs]).encode() + content).hexdigest()
 
 
 def _is_plain(value: Any) -> bool:
@@ -127,8 +135,9 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
 
     Args:
         source: path of the file, or its contents as bytes.
-        trust: whether to accept a program that calls any function of the process by name (a custom call), or that was exported
-            with safety checks of jax.export switched off. Such a program can crash the process.
+        trust: whether to accept a program that calls any function of the process by name (a custom call), that was exported
+            with safety checks of jax.export switched off, or that has no checksum because an earlier jfit wrote it. Such a
+            program can crash the process. So can one that somebody forged, with a right checksum, which is not noticed.
 
     Returns:
         The `Program`.
@@ -159,14 +168,18 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
             raise ValueError(f"kind is {kind!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(name, "header", f"it has no valid kind and outputs ({error})", _REMEDY) from None
+    content, digest = data[start + length :], header.get("sha256")
+    if digest is not None and digest != _digest(kind, outputs, content):
+        raise FormatError(name, "header field 'sha256'", "the bytes of the file changed: they have another checksum", _REMEDY)
+    unsafe = "" if trust or digest else "the program has no checksum, as those that an earlier jfit wrote"
     try:
-        program = Program(export.deserialize(bytearray(data[start + length :])), kind, outputs)
-        unsafe = _unsafe(program.exported)
+        program = Program(export.deserialize(bytearray(content)), kind, outputs)
+        unsafe = unsafe or ("" if trust else _unsafe(program.exported))
     except Exception as error:  # a damaged flatbuffer can raise any exception
         raise FormatError(
             name, f"byte {start + length}", f"not a serialized jax.export.Exported ({type(error).__name__})", _REMEDY
         ) from None
-    if unsafe and not trust:
+    if unsafe:
         raise FormatError(name, f"byte {start + length}", unsafe, "pass trust=True if you know who wrote the file.")
     return program
 
