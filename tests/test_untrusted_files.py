@@ -11,12 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jfit
 from jfit import mx
 from jfit.data import CSVIter, ImageRecords, LibSVMIter
 from jfit.data.files import text
 from jfit.data.files.mnist_iter import read_idx
 from jfit.data.images import codec, pack
+from jfit.data.images.source import read_list
 from jfit.formats.atomic import FormatError
+from jfit.formats.manifest import load_sealed
+from jfit.formats.records import RecordReader, read_index
+from jfit.train import locks
 
 TEN = Path(__file__).parent / "golden" / "images" / "images.rec"
 
@@ -87,6 +92,31 @@ def test_long_lines_of_as_many_numbers_as_expected_are_read(tmp_path: Path, monk
     (tmp_path / "data").write_text(",".join(["1.5"] * 2000) + "\n" + ",".join(["2.5"] * 2000) + "\n")
     it = CSVIter(str(tmp_path / "data"), (2000,), batch_size=2)
     assert np.asarray(it.next().data[0]).sum() == 2000 * 4.0
+
+
+def test_a_fifo_or_a_device_is_refused_by_every_reader(tmp_path: Path):
+    fifo, device = tmp_path / "fifo", tmp_path / "device"
+    os.mkfifo(fifo)
+    device.symlink_to("/dev/zero")
+    readers = [jfit.formats.load_arrays, jfit.formats.load_tensors, jfit.formats.load_states, jfit.sym.load, RecordReader]
+    readers += [read_index, lambda path: read_idx(path, 1), jfit.export.read, read_list, mx.image.imread]
+    readers += [lambda path: load_sealed(path, "save it again.")]
+    for read in readers:
+        for path, kind in ((fifo, "a FIFO"), (device, "a device")):
+            with pytest.raises(
+                (FormatError, mx.MXNetError), match=f"{path}: type: found {kind}.*, expected a regular file; copy"
+            ):
+                read(path)
+    for read in (CSVIter, LibSVMIter):
+        with pytest.raises(ValueError, match="the files are empty"):
+            read(str(fifo), (3,), batch_size=1)
+    os.mkfifo(tmp_path / locks.LOCK_FILE)
+    owner = type("Owner", (), {})()
+    with pytest.raises(locks.FolderInUse):  # as any damaged lock, until it has not changed for STALE_SECONDS
+        locks.acquire(tmp_path, owner)
+    os.utime(tmp_path / locks.LOCK_FILE, (0, 0))
+    locks.acquire(tmp_path, owner)
+    locks.release(owner)
 
 
 def test_the_size_of_an_image_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch):

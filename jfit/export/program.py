@@ -22,6 +22,7 @@ from jax import export
 from jfit.distributed import is_main
 from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
+from jfit.formats.atomic import read_file
 from jfit.lowering.model import flatten_names, named
 from jfit.step import train_step
 from jfit.step.state import TrainState, init_state
@@ -154,7 +155,7 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
         [[1.0, 1.0, 1.0]]
     """
     _check_flatbuffers()
-    data, name = (source, "bytes") if isinstance(source, bytes) else (Path(source).read_bytes(), os.fspath(source))
+    data, name = (source, "bytes") if isinstance(source, bytes) else (read_file(source), os.fspath(source))
     if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
         raise FormatError(name, "byte 0", f"found {data[:8]!r}, expected {MAGIC!r}", _REMEDY)
     (length,) = struct.unpack_from("<Q", data, len(MAGIC))

@@ -2,9 +2,11 @@
 
 import errno
 import functools
+import io
 import os
 import platform
 import shutil
+import stat
 import time
 import uuid
 import zlib
@@ -166,6 +168,27 @@ def atomic_together() -> Iterator[None]:
         for temporary in group.files.values():
             with suppress(OSError):
                 temporary.unlink()
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file from outside to read its bytes.  Only regular files: a FIFO waits for a writer, a device may have no end.
+
+    Raises:
+        FormatError: it is a FIFO, a device or the like.
+        OSError: it cannot be opened.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
+        file.close()
+        kind = "a FIFO (named pipe)" if stat.S_ISFIFO(mode) else "a device or the like"
+        raise FormatError(path, "type", f"found {kind}, expected a regular file", "copy its content to a file.")
+    return file
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file from outside; see `open_file`."""
+    with open_file(path) as file:
+        return file.read()
 
 
 def complete_file(path: str | os.PathLike[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, read_file
 
 _BEGIN, _END = ',\n "sha256": "', b'"\n}\n'
 _DIGEST_LENGTH = 64
@@ -80,8 +80,10 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, An
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = read_file(path)
         record = json.loads(content.decode("utf-8"))
+    except FormatError:
+        raise
     except FileNotFoundError:
         raise FormatError(path.parent, path.name, "the file is missing", remedy) from None
     except OSError as error:

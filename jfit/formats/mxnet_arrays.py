@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from jfit import counters
-from jfit.formats.atomic import FormatError, atomic_write
+from jfit.formats.atomic import FormatError, atomic_write, open_file
 from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, from_bcoo, sparse_problem
 
 LIST = 0x112
@@ -64,7 +64,7 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
 
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         arrays = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
     if isinstance(arrays, dict):
         return {name: _as_kind(value, sparse, path, f"array {name[:80]!r}") for name, value in arrays.items()}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.mxnet_arrays import dump_record, host_array, to_host
 from jfit.formats.pickle_names import DENSE, SPARSE, DtypePlaceholder, NDArrayPlaceholder, NumpyPlaceholder, PickleNames
 from jfit.formats.pickles import Inert, Machine, Name
@@ -72,8 +72,7 @@ def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str |
     """
     if isinstance(source, (bytes, bytearray)):
         return _read(bytes(source), where)
-    with open(source, "rb") as file:
-        return _read(file.read(), source)
+    return _read(read_file(source), source)
 
 
 def _read(data: bytes, path: str | os.PathLike[str]) -> States:

@@ -11,6 +11,7 @@ Source: the RecordIO files of Apache MXNet 1.9.1 (facts of the format only).
 
 from __future__ import annotations
 
+import io
 import numbers
 import os
 import struct
@@ -21,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, open_file
 
 MAGIC = b"\x0a\x23\xd7\xce"  # 0xced7230a, little endian
 MOST = (1 << 29) - 1  # maximum length of a part in bytes
@@ -127,7 +128,7 @@ class RecordReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self._file = os.fspath(path), open(path, "rb")  # noqa: SIM115  closed by close()
+        self.path, self._file = os.fspath(path), open_file(path)
         self.size = os.fstat(self._file.fileno()).st_size
         self._at, self._pid = 0, os.getpid()
 
@@ -196,7 +197,7 @@ class RecordReader:
         """Reopen the file after a fork, because parent and child would share one file position."""
         if self._pid != os.getpid() and not self._file.closed:
             self._file.close()
-            self._file, self._pid = open(self.path, "rb"), os.getpid()  # noqa: SIM115  closed by close()
+            self._file, self._pid = open_file(self.path), os.getpid()
             self._file.seek(self._at)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -291,7 +292,7 @@ def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = in
         {7: 0, 9: 12}
     """
     offsets: dict[Any, int] = {}
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 key, at = line.rstrip("\n").split("\t")[:2]

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jfit.formats.atomic import FormatError, atomic_path
+from jfit.formats.atomic import FormatError, atomic_path, open_file
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -181,7 +181,7 @@ def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> 
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
-    with open(path, "rb") if content is None else io.BytesIO(content) as file:
+    with open_file(path) if content is None else io.BytesIO(content) as file:
         size = os.fstat(file.fileno()).st_size if content is None else len(content)
         header, begin = _read_header(path, file, size)
         metadata = _metadata(path, header.pop("__metadata__", None))

@@ -13,10 +13,9 @@ import reprlib
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from jfit.formats.atomic import FormatError, atomic_write
+from jfit.formats.atomic import FormatError, atomic_write, read_file
 from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, topological, underscored
 from jfit.graph.upgrade import Record, upgrade
 from jfit.ops import Op, UnknownOperator, record_for
@@ -171,7 +170,7 @@ def load(path: str | os.PathLike[str], cls: type[G]) -> G:
         ['r_output']
     """
     try:
-        return _read(Path(path).read_bytes().decode("utf-8"), cls)
+        return _read(read_file(path).decode("utf-8"), cls)
     except UnicodeDecodeError as error:
         raise GraphFileError(path, f"byte {error.start}", "it is not valid UTF-8", _REMEDY) from None
     except GraphFileError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jfit import activity
 from jfit.distributed import JobError, exchange, is_main, num_processes
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.tensors import load_tensors
 from jfit.train.finite import newest_finite
 from jfit.train.plotting import TIMES
@@ -127,7 +127,7 @@ def same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) ->
     if not any(exchange(saved is None, "which processes have the checkpoint")):
         return saved  # type: ignore[return-value]  (all have it)
     contents: dict[str, bytes] = {}
-    read_files = lambda: contents.update({name: (Path(folder) / name).read_bytes() for name in record["files"]})  # noqa: E731
+    read_files = lambda: contents.update({name: read_file(Path(folder) / name) for name in record["files"]})  # noqa: E731
     from_main(read_files, "reading the checkpoint for other hosts")
     arrays = {}
     for name, expected in record["files"].items():

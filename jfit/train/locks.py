@@ -252,6 +252,8 @@ def _remove(path: Path, holder: Holder, token: str) -> None:
 def _read(path: Path) -> Holder | None:
     """Read a lock file; None if there is none.  A damaged one, such as one cut short by a full disk, has no living process."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError  # a FIFO would wait for a writer
         holder = Holder(**json.loads(path.read_text(encoding="utf-8")))
         return holder._replace(pid=int(holder.pid), since=float(holder.since))
     except FileNotFoundError:

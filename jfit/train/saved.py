@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jfit.formats.atomic import FormatError, leftovers, replaced_folders
+from jfit.formats.atomic import FormatError, leftovers, open_file, read_file, replaced_folders
 from jfit.formats.manifest import load_sealed
 from jfit.formats.tensors import load_tensors
 
@@ -176,7 +176,7 @@ def read(folder: Path) -> Saved:
         file = folder / name
         _check_size(file, expected)
         try:
-            content = file.read_bytes()
+            content = read_file(file)
         except OSError as error:
             raise FormatError(file, "content", f"the file cannot be read ({error})", REMEDY) from error
         check_content(file, expected, content)
@@ -271,7 +271,7 @@ def check_content(file: Path, expected: dict[str, Any], content: bytes | None = 
     """
     crc = 0 if content is None else zlib.crc32(content)
     if content is None:
-        with open(file, "rb") as opened:
+        with open_file(file) as opened:
             while block := opened.read(1 << 20):
                 crc = zlib.crc32(block, crc)
     if crc != expected["crc32"]:

@@ -18,7 +18,7 @@ from jfit.data.files.csv_iter import number_type
 from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataDesc
 from jfit.data.positions import checks_position
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, open_file
 
 _UINT8 = 8  # IDX type code of uint8, the only one that image data sets use
 _DEFLATE = 1032  # maximum compression ratio of deflate
@@ -48,9 +48,9 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
     Source: the IDX format of the MNIST database (LeCun, Cortes and Burges).
     """
     path = Path(path)
-    with open(path, "rb") as raw:
+    with open_file(path) as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+    with gzip.open(path, "rb") if packed else open_file(path) as file:
         head = _read(file, 4 + 4 * axes, path)
         shape = struct.unpack(f">{axes}I", head[4:]) if len(head) == 4 + 4 * axes else ()
         if head[:4] != bytes([0, 0, _UINT8, axes]) or not shape:

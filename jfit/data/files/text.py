@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.csr import concatenate, copy_rows, take_rows
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, open_file
 
 BLOCK = 8 << 20  # bytes of text per block
 NUMBER = 64  # maximum bytes of a number and its separators, in lines longer than a block
@@ -71,7 +71,7 @@ class TextFiles:
         """Read whole lines of one file from byte `at`, about `BLOCK` bytes; return (text, byte where the next block starts)."""
         path, first, limit = self._file(at)
         limit = min(limit, self.end)
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(at - first)
             text = file.read(min(BLOCK, limit - at))
             while at + len(text) < limit and not text.endswith(b"\n"):
@@ -95,7 +95,7 @@ class TextFiles:
     def error(self, at: int, wrong: WrongText) -> FormatError:
         """Convert a parse error in the block at byte `at` to a `FormatError` with file and line number."""
         path, first, _ = self._file(at)
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             before = sum(piece.count(b"\n") for piece in _pieces(file, at - first))
         return FormatError(path, f"line {before + wrong.line + 1}", wrong.problem, wrong.remedy)
 
@@ -109,7 +109,7 @@ class TextFiles:
         if at == 0 or at == self.size or at in self.ends:
             return at
         path, first, end = self._file(at)
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(at - first)
             at += len(file.readline())
             while at < end and file.read(1) in (b"\n", b"\r"):

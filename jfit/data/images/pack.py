@@ -14,7 +14,7 @@ from pathlib import Path
 from jfit.data.images.codec import decode, encode, inside, open_image, pixels, resize
 from jfit.data.images.crops import short_size
 from jfit.data.images.source import read_list
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.records import IRHeader, RecordWriter, pack
 
 
@@ -79,7 +79,7 @@ def pack_list(
 
 
 def _content(path: Path, shorter_side: int, quality: int) -> bytes:
-    content = path.read_bytes()
+    content = read_file(path)
     image = open_image(content, path)
     if shorter_side and min(image.size) > shorter_side:
         width, height = short_size(image.width, image.height, shorter_side)

@@ -5,6 +5,7 @@ This file must not import JAX: worker processes import it, see `worker.py`.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.data.images.recipe import Recipe, decode_into, is_random, random_numbers
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, open_file
 from jfit.formats.records import RecordReader, unpack
 
 
@@ -110,7 +111,9 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
         (5, 'cat.jpg')
     """
     entries = []
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:  # file names may have any encoding
+    with io.TextIOWrapper(
+        open_file(path), encoding="utf-8", errors="surrogateescape"
+    ) as file:  # file names may have any encoding
         for number, line in enumerate(file, 1):
             parts = line.strip().split("\t")
             try:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from jfit.formats.atomic import atomic_write
+from jfit.formats.atomic import atomic_write, read_file
 from jfit.mxnet.gluon.parameter import Parameter, device_of
 from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.tree import PytreeParams
@@ -217,8 +217,7 @@ class Trainer:
         if self._update_on_kvstore:
             self._kvstore.load_optimizer_states(os.fspath(fname))
             return
-        with open(fname, "rb") as file:
-            states = file.read()
+        states = read_file(fname)
         for updater in self._updaters:
             updater.set_states(states, fname)
 

@@ -17,6 +17,7 @@ from jfit.data.images import colour, crops
 from jfit.data.images import resize as resized
 from jfit.data.images.codec import decode
 from jfit.data.images.crops import Box, scale_down
+from jfit.formats.atomic import read_file
 from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
@@ -100,8 +101,8 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
         >>> imread("x.png", flag=0).shape
         (2, 4, 1)
     """
-    with translated(), open(filename, "rb") as file:
-        array = decode(file.read(), "RGB" if flag else "L", filename)
+    with translated():
+        array = decode(read_file(filename), "RGB" if flag else "L", filename)
     return _to_out(array[..., ::-1] if flag and not to_rgb else array, out)
 
 

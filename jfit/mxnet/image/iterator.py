@@ -15,7 +15,7 @@ from jfit.data.images import decode, read_list
 from jfit.data.images.codec import inside
 from jfit.data.ndarray_iter import HANDLES
 from jfit.data.positions import checks_position
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
 from jfit.mxnet.errors import translated
 from jfit.mxnet.image.augmenters import Augmenter
@@ -313,8 +313,8 @@ class ImageIter(DataIter):
             ValueError: the name leads out of `path_root`.
             MXNetError: the file does not exist.
         """
-        with translated(), open(inside(self.path_root, fname) if self.path_root else fname, "rb") as file:
-            return file.read()
+        with translated():
+            return read_file(inside(self.path_root, fname) if self.path_root else fname)
 
     def check_data_shape(self, data_shape: Sequence[int]) -> None:
         """Raise ValueError unless the shape is (3, height, width)."""

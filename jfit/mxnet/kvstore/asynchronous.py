@@ -18,7 +18,7 @@ import numpy as np
 
 from jfit import activity, distributed
 from jfit.distributed.actors import Actor, RayActors, check_ray, join_ray, named_actor
-from jfit.formats.atomic import atomic_write
+from jfit.formats.atomic import atomic_write, read_file
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.kvstore.transfer import device_put_all, sharding_of
@@ -188,8 +188,7 @@ class AsyncKVStore(KVStore):
     def load_optimizer_states(self, fname: str) -> None:
         """Load the optimizer's states of the server; only rank 0 needs the file, and the others do nothing."""
         if self.rank == 0:
-            with open(fname, "rb") as file:
-                self._call("set_states", file.read(), str(fname))
+            self._call("set_states", read_file(fname), str(fname))
 
     def _fetch(self, keys: Sequence[Any]) -> None:
         """Copy the values of the server to `_stored`, on the devices where they are."""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfit import distributed
-from jfit.formats.atomic import atomic_write
+from jfit.formats.atomic import atomic_write, read_file
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.job import join_job
@@ -412,8 +412,7 @@ class KVStore(KVStoreBase):
             FormatError: the file is damaged.
         """
         updater = self._states("load")
-        with open(fname, "rb") as file:
-            updater.set_states(file.read(), fname)
+        updater.set_states(read_file(fname), fname)
 
     def check_push(self, what: str) -> None:
         """Raise NotImplementedError if the store has a `reduce` rule other than "psum", which `what` does not apply."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.formats.atomic import atomic_write, complete_file
+from jfit.formats.atomic import atomic_write, complete_file, read_file
 from jfit.formats.mxnet_states import dump_states, load_states
 from jfit.mxnet.module.parameters import Index, Parameters
 from jfit.mxnet.optimizer.apply import check_arrays, new_state, slot_names, state_from_mxnet, state_to_mxnet
@@ -46,8 +46,7 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
         parameters.server.store.load_optimizer_states(complete_file(fname))
         return
     if parameters.updater is not None:
-        with open(complete_file(fname), "rb") as file:
-            parameters.updater.set_states(file.read(), fname)
+        parameters.updater.set_states(read_file(complete_file(fname)), fname)
         return
     saved = load_states(complete_file(fname))
     check_counts(fname, saved.counts, saved.num_update)
