@@ -31,6 +31,9 @@ def raises():
 """
 
 
+NODE = """{"nodes": [{"op": "nosuch", "name": "w\\u001b[31m", "inputs": []}], "arg_nodes": [], "heads": [[0, 0, 0]]}"""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two runs of 5 steps per epoch: a, which died, has checkpoints of the steps 6 and 12, group/b of the ends of epochs."""
@@ -155,6 +158,20 @@ def test_show_and_diff(runs, capsys):
     assert ["seed", "0", "1"] in lines and ["num_epoch", "3", "2"] in lines and not any("batch_size" in line for line in lines)
     assert main(["diff", a, b, "--all"]) == 0 and "batch_size" in capsys.readouterr().out
     assert main(["show", str(runs)]) == 2 and "has no checkpoint" in capsys.readouterr().err
+
+
+def test_names_are_printed_without_escape_sequences_of_terminals(tmp_path, capsys):
+    name = "a\x1b[2J\x9b\nb"
+    jfit.checkpoint.save(tmp_path / name, {"step": 1, "w\x1b[31m": jnp.zeros(1)}, meta={"arguments": {"model\x1b]0;": "x\x07"}})
+    for command in (["list", str(tmp_path)], ["show", str(tmp_path / name)], ["diff", *[str(tmp_path / name)] * 2, "--all"]):
+        assert main(command) == 0
+    assert main(["show", str(tmp_path / name / "none")]) == 2
+    text = "".join(capsys.readouterr())
+    assert text.replace("\n", "").isprintable() and r"a\x1b[2J\x9b\nb  1" in text and r"model\x1b]0;" in text
+    for fails in (lambda: jfit.checkpoint.restore(tmp_path / name, {"step": 1}), lambda: jfit.sym.load_json(NODE)):
+        with pytest.raises(ValueError) as caught:
+            fails()
+        assert str(caught.value).replace("\n", "").isprintable() and r"\x1b[31m" in str(caught.value)
 
 
 def test_the_verify_command(runs, tmp_path, capsys):

@@ -28,6 +28,18 @@ _group: ContextVar["_Group | None"] = ContextVar("group", default=None)  # of th
 MOST_CHARACTERS = 1000  # of the message of a FormatError
 
 
+def printable(text: str) -> str:
+    r"""Return text of a file, or a file name, for messages and terminals: all but line ends that cannot be printed is escaped.
+
+    Example:
+        >>> print(printable("fc\x1b[2J"))
+        fc\x1b[2J
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class FormatError(ValueError):
     """Raised for a file that is damaged or has the wrong format: "path: where: problem; remedy".
 
@@ -47,7 +59,7 @@ class FormatError(ValueError):
         if len(message) > MOST_CHARACTERS:  # a message quotes the file, which may hold one name of megabytes
             half = MOST_CHARACTERS // 2 - 5
             message = f"{message[:half]} [...] {message[-half:]}"
-        super().__init__(message)
+        super().__init__(printable(message))
         self.path, self.where, self.problem, self.remedy = os.fspath(path), where, problem, remedy
 
     def __reduce__(self):

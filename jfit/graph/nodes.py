@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
+from jfit.formats.atomic import printable
 from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
 from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op, nearest
@@ -32,6 +33,9 @@ def underscored(attrs: dict[str, str]) -> dict[str, str]:
 
 class GraphError(ValueError):
     """Raised if a graph cannot be built, read, inferred or lowered; the message has the name of the node."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(str(message)))  # names of a file may have escape sequences of terminals
 
 
 _NO_PARAMS = Attrs({})

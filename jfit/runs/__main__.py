@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, printable
 from jfit.runs.folders import find, open_run
 from jfit.runs.text import diff_text, list_text, show_text
 from jfit.train.verify import verify
@@ -44,13 +44,13 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "verify":
             return _verify(options)
         if options.command == "list":
-            print(list_text(options.folder, find(options.folder)))
+            print(printable(list_text(options.folder, find(options.folder))))
         elif options.command == "show":
-            print(show_text(open_run(options.folder), options.rows))
+            print(printable(show_text(open_run(options.folder), options.rows)))
         else:
             print(diff_text(open_run(options.a), open_run(options.b), options.all))
     except (OSError, FormatError, ValueError, TypeError) as error:
-        print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
+        print(printable("\n".join([str(error), *getattr(error, "__notes__", ())])), file=sys.stderr)
         return 2
     except Exception:  # the exit status 1, that of Python, means a difference
         traceback.print_exc()
@@ -87,7 +87,7 @@ def _verify(options: argparse.Namespace) -> int:
     if data is None:
         raise ValueError(f"--with {options.source}: the dict has no 'train_data', found {sorted(arguments)}; {_WITH}")
     result = verify(options.folder, data, **arguments, steps=options.steps)
-    print(result)
+    print(printable(str(result)))
     return 0 if result.same else 1
 
 

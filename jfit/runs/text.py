@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jfit.formats.atomic import printable
 from jfit.runs.folders import RunFolder
 
 _MOST_WIDTH = 60  # characters of a value in a column
@@ -74,6 +75,7 @@ def _time(seconds: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
+    rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)

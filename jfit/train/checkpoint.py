@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.distributed import is_main
-from jfit.formats.atomic import FormatError
+from jfit.formats.atomic import FormatError, printable
 from jfit.formats.manifest import dump_sealed
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
@@ -515,8 +515,8 @@ def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str]
         residuals = any(text.startswith("local/") for text in problems)
         cause = "The arrays local/... are residuals of reduce='2bit' or '1bit', one per device. " if residuals else ""
         raise ValueError(
-            f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}"
-            "Restore it with the model, optimizer, reduce= and number of devices of the run that saved it, or use a new "
+            printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
+            + "Restore it with the model, optimizer, reduce= and number of devices of the run that saved it, or use a new "
             "directory."
         )
     return jax.tree_util.tree_unflatten(structure, leaves)
