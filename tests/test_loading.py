@@ -257,6 +257,38 @@ def test_missing_files_raise_with_their_name(tmp_path):
         jfit.load(tmp_path / "bare.safetensors")
 
 
+def test_an_epoch_that_is_no_number_is_refused(files):
+    for epoch in ("x", 1.5, True, -1):
+        with pytest.raises(ValueError, match=f"epoch is {epoch!r}, expected the number in the name of the parameter file"):
+            jfit.load("net", epoch)
+    assert jfit.load("net", np.int64(2)).params["fc_weight"].sum() == 0
+
+
+def test_names_that_begin_as_the_prefixes_of_mxnet_load_from_both_formats(tmp_path):
+    net = sym.FullyConnected(V("data"), weight=V("arg:w"), bias=V("w"), num_hidden=2, name="fc")
+    net = sym.BatchNorm(net, moving_mean=V("arg:mean"), moving_var=V("aux:arg:var"), name="bn")
+    values = {"arg:w": np.ones((2, 3), "float32"), "w": np.full(2, 3, "float32"), "bn_gamma": np.ones(2), "bn_beta": np.ones(2)}
+    states = {"arg:mean": np.full(2, 5, "float32"), "aux:arg:var": np.full(2, 6, "float32")}
+    jfit.export.safetensors(tmp_path / "net.safetensors", values, states, symbol=net)
+    arrays = {f"arg:{k}": v for k, v in values.items()} | {f"aux:{k}": v for k, v in states.items()}
+    save_arrays(tmp_path / "b.params", arrays)
+    net.save(str(tmp_path / "b-symbol.json"))
+    for path in (tmp_path / "net.safetensors", tmp_path / "b"):
+        loaded = jfit.load(path)
+        assert {k: v[0].tolist() for k, v in loaded.aux.items()} == {"arg:mean": 5, "aux:arg:var": 6}
+        assert loaded.params["w"].tolist() == [3, 3] and loaded.params["arg:w"].shape == (2, 3)
+    foreign = {"format": "pt", "symbol": net.tojson(), "aux": "[]"}
+    jfit.formats.save_tensors(tmp_path / "c.safetensors", {k: v for k, v in arrays.items() if "bn" in k}, foreign)
+    assert sorted(jfit.load(tmp_path / "c.safetensors", allow_missing=True).params) == ["bn_beta", "bn_gamma"]
+
+
+def test_a_name_that_could_not_be_loaded_is_refused_when_the_node_is_made():
+    with pytest.raises(jfit.sym.GraphError, match=r"node 'xxx.*xxx\.\.\.': the name has 5000 characters, the maximum is 4096"):
+        sym.FullyConnected(V("data"), num_hidden=2, name="x" * 5000)
+    with pytest.raises(jfit.sym.GraphError, match="the name has 4097 characters"):
+        sym.FullyConnected(V("data"), num_hidden=2, name="x" * 4090)  # of its weight
+
+
 def test_unknown_attributes_are_ignored_with_one_warning(tmp_path):
     graph = json.loads(network().tojson())
     for node in graph["nodes"]:

@@ -31,7 +31,7 @@ def raises():
 """
 
 
-NODE = """{"nodes": [{"op": "nosuch", "name": "w\\u001b[31m", "inputs": []}], "arg_nodes": [], "heads": [[0, 0, 0]]}"""
+NODE = jfit.sym.Reshape(jfit.sym.Variable("x"), shape=(7,), name="w\x1b[31m").tojson()
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,8 @@ def test_names_are_printed_without_escape_sequences_of_terminals(tmp_path, capsy
     assert main(["show", str(tmp_path / name / "none")]) == 2
     text = "".join(capsys.readouterr())
     assert text.replace("\n", "").isprintable() and r"a\x1b[2J\x9b\nb  1" in text and r"model\x1b]0;" in text
-    for fails in (lambda: jfit.checkpoint.restore(tmp_path / name, {"step": 1}), lambda: jfit.sym.load_json(NODE)):
+    net = jfit.sym.load_json(NODE)
+    for fails in (lambda: jfit.checkpoint.restore(tmp_path / name, {"step": 1}), lambda: net.infer_shape(x=(2, 3))):
         with pytest.raises(ValueError) as caught:
             fails()
         assert str(caught.value).replace("\n", "").isprintable() and r"\x1b[31m" in str(caught.value)

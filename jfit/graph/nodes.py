@@ -38,6 +38,7 @@ class GraphError(ValueError):
         super().__init__(printable(str(message)))  # names of a file may have escape sequences of terminals
 
 
+MAX_NAME = 4096  # characters of a name; a file with a longer one is not read
 _NO_PARAMS = Attrs({})
 # Cache of parsed attributes, (id(op), attributes) -> (op, parsed): layers repeat, and parsing is most of the cost of creating
 # a node.  The value includes the op to keep it alive, so that its id is not reused.
@@ -87,6 +88,8 @@ class Node:
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
+        if type(raw_name) is str and len(raw_name) > MAX_NAME:
+            raise GraphError(f"node '{raw_name[:80]}...': the name has {len(raw_name)} characters, the maximum is {MAX_NAME}")
         put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
         put(self, "raw_name", raw_name)

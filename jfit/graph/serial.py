@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write, read_file
-from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, topological, underscored
+from jfit.graph.nodes import MAX_NAME, MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, topological, underscored
 from jfit.graph.upgrade import Record, upgrade
 from jfit.ops import Op, UnknownOperator, record_for
 
@@ -30,7 +30,6 @@ RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarge
 RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 # Limits, so that a damaged or malicious file cannot exhaust the memory
 MAX_NESTING = 20  # loops within loops
-MAX_NAME = 4096  # characters of a name
 # The fields that MXNet's versions 0.7 to 1.9 write and accept; another one is a damaged name, whose value would be lost.
 NODE_FIELDS = frozenset(["op", "name", "inputs", "attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"])
 MAX_OUTPUT_NAMES = 10_000_000  # characters of the names of all outputs

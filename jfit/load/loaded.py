@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
@@ -163,6 +164,7 @@ def load(
     Raises:
         FormatError: a file is damaged, or the files do not match: an array is missing, unknown or has another shape.
         FileNotFoundError: a file does not exist.
+        ValueError: `epoch` is not an integer of at least 0.
 
     Example:
         >>> import jfit, numpy as np
@@ -173,6 +175,11 @@ def load(
         >>> jfit.load("small").predict(np.float32([[1, 2]])).tolist()
         [[1.0, 2.0]]
     """
+    if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0):
+        raise ValueError(
+            f"load: epoch is {epoch!r}, expected the number in the name of the parameter file, such as 3 for net-0003.params; "
+            "names of inputs are inputs=, another parameter file is params="
+        )
     graph, path = _paths(os.fspath(prefix), epoch, params)
     arrays, text = _read(complete_file(path))
     if graph is None and text is None:
@@ -222,14 +229,16 @@ def _latest_epoch(stem: str) -> str | None:
 
 
 def _read(path: str) -> tuple[dict[str, Any], str | None]:
-    """Read a parameter file; returns (arrays by name, with `aux:` before auxiliary states; symbol.json text or None)."""
+    """Read a parameter file; returns (arrays by name, `arg:` and `aux:` before some of them; symbol.json text or None)."""
     if path.endswith(".safetensors"):
         arrays, header = load_tensors(path)
         try:
             states = set(json.loads(header.get("aux", "[]")))
         except (ValueError, TypeError, RecursionError):
             states = set()
-        return {f"aux:{k}" if k in states else k: v for k, v in arrays.items()}, header.get("symbol")
+        # jfit writes names as they are, also one that begins with "arg:"; others may have kept the prefixes of a .params file
+        argument = "arg:" if header.get("format") == "jfit" else ""
+        return {f"aux:{k}" if k in states else argument + k: v for k, v in arrays.items()}, header.get("symbol")
     arrays = load_arrays(path, sparse="dense")
     if isinstance(arrays, list):
         if arrays:
