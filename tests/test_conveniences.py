@@ -266,7 +266,7 @@ def test_the_best_checkpoints_are_kept_with_the_newest_and_survive_a_resume(tmp_
     assert bits(loaded.params) == bits(first.params)
 
     train(num_epoch=7, callbacks=best(tmp_path / "b", every=3, mode="max"), **settings)
-    assert saved(tmp_path / "b") == [6, 12]  # the values 0.9 and 0.8; the last "step" event was that of step 12
+    assert saved(tmp_path / "b") == [6, 12, 14]  # the values 0.9 and 0.8, and the end
 
 
 def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monitor(tmp_path):
@@ -319,6 +319,8 @@ def test_a_run_resumed_into_another_folder_copies_the_best_checkpoints(tmp_path,
     assert saved(b) == [1, 3, 4] and saved(a) == [1, 2]
     assert jfit.Run.load(b, which="best").position["step"] == 1
     assert bits(jfit.checkpoint.load_arrays(jfit.checkpoint.best(b))) == bits(jfit.checkpoint.load_arrays(a / "step-00000001"))
+    train(num_epoch=4, checkpoint=tmp_path / "d", resume=b, **settings)  # nothing is left to train
+    assert saved(tmp_path / "d") == [1, 4] and jfit.Run.load(tmp_path / "d", which="best").position["step"] == 1
     shutil.rmtree(a / "step-00000001")
     train(num_epoch=4, checkpoint=tmp_path / "c", resume=a, **settings)
     assert jfit.checkpoint.best(tmp_path / "c").name == "step-00000003"

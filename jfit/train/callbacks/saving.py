@@ -286,8 +286,7 @@ class _BestKept(Saver):
         self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        name = "which of the best checkpoints exist"
-        best = self._present(state) if self.alone else from_main(lambda: self._present(state), name)
+        best = self._existing(state, alone=self.alone)
         due = event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
             value = monitored("checkpointing", event, self.monitor, required=not best)
@@ -297,6 +296,9 @@ class _BestKept(Saver):
                 best = sorted([*best, [value, event.step]], key=self._rank)[: self.number]
             due |= any(step == event.step for _, step in best)
         return self.write(event, state, best) if due else state
+
+    def _existing(self, state: dict[str, Any], *, alone: bool) -> list[list[Any]]:
+        return self._present(state) if alone else from_main(lambda: self._present(state), "which of the best checkpoints exist")
 
     def _present(self, state: dict[str, Any]) -> list[list[Any]]:
         """Return the entries whose checkpoints exist, after copying those of the folder from which the run was resumed."""
@@ -330,7 +332,7 @@ class _BestKept(Saver):
         return (-entry[0] if self.maximize else entry[0]), entry[1]
 
     def write(self, event: Event, state: dict[str, Any], best: list[list[Any]] | None = None) -> dict[str, Any]:
-        entries = state["best"] if best is None else best
+        entries = self._existing(state, alone=not self._together) if best is None else best  # None: the end of training
         new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": entries}
         meta = self.meta(event, new)
         meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": entries}
