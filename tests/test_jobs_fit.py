@@ -1,5 +1,6 @@
 """Jobs of several processes: fit, score, predict, streams and hand-written steps compute what one process computes."""
 
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -43,6 +44,22 @@ options = dict(eval_data=(x[:7], y[:7]), batch_size=16, num_epoch=2, params=star
 run = jfit.fit(net, (x, y), **options)
 jobs.report(rank=jfit.distributed.rank(), count=jfit.distributed.num_processes(), devices=len(run.settings.devices))
 jobs.report(weight=run.params["fc_weight"], losses=[row["val_loss"] for row in run.history.epochs])
+
+odd = 1 + jfit.distributed.rank()
+calls = {
+    "run.score": lambda: run.score((x * odd, y)),
+    "run.predict": lambda: run.predict(x[: 8 - odd]),
+    "jfit.score": lambda: jfit.score(net, (x, y), params=start, batch_size=8 * odd),
+    "jfit.predict": lambda: jfit.predict(net, x if odd == 1 else iter([x]), params=start),
+    "eval_data": lambda: jfit.fit(net, (x, y), **options | {"eval_data": (x[:7], list(abs(y[:7] - odd + 1)))}),
+}
+errors = {}
+for name, call in calls.items():
+    try:
+        call()
+    except jfit.distributed.RanksDiffer as error:
+        errors[name] = str(error)
+jobs.report(errors=errors)
 """
 
 
@@ -52,6 +69,16 @@ def test_two_processes_train_as_one(tmp_path):
     assert [(v["rank"], v["count"], v["devices"]) for v in job.values] == [(0, 2, 2), (1, 2, 2)]
     np.testing.assert_array_equal(first["weight"], second["weight"])
     assert first["losses"] == second["losses"]
+    assert first["errors"] == second["errors"]
+    who = f"rank 1 (process {job[1].pid} on {socket.gethostname()}) has"
+    for name, text in {
+        "run.score": f"would not score the same: {who} data data float32 (5,), sample ",
+        "run.predict": f"would not predict the same: {who} rows 6 (rank 0: 7), data data float32 (5,), sample ",
+        "jfit.score": f"would not score the same: {who} batch_size 16 (rank 0: 8). Start all of them with the same script",
+        "jfit.predict": f"would not predict the same: {who} rows null (rank 0: 50), data data null (rank 0: float32 (5,), ",
+        "eval_data": f"would not train the same: {who} eval_data data softmax_label float32 (), sample ",
+    }.items():
+        assert text in first["errors"].get(name, ""), (name, first["errors"])
     namespace: dict = {}
     exec(QUICK.replace("jfit.distributed.init()", "").replace('"all"', "2").split("jobs.report")[0], namespace)
     run = namespace["run"]

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import jfit
+from jfit.data import ArrayData
 from jfit.train import same_run
 from jfit.train.callbacks import replicas
+from jfit.train.fingerprint import describe_data
 from jfit.train.saved import folders_of, read, record_of
 
 pytestmark = pytest.mark.timeout(600) if importlib.util.find_spec("pytest_timeout") else []
@@ -253,8 +255,9 @@ def test_differences_of_processes():
         ["rank 0 has optimizer_params momentum 0.5 (rank 1: 0.9)"],
         ["rank 2 has versions numpy 2 (rank 1: 1)"],
     )
-    assert same_run.described_data((np.zeros((3, 2)), [1, 2])) is None
-    assert same_run.described_data({"a": np.zeros((3, 2))})["a"].startswith("3 rows, float64 (2,), sample")
+    described = describe_data(ArrayData({"a": np.zeros((3, 2)), "b": [1, 2, 3]}, weight=np.ones(3)))
+    assert described["rows"] == 3 and list(described["data"]) == ["a", "b", "weight"]
+    assert described["data"]["a"].startswith("float32 (2,), sample ")
 
 
 def test_digests_of_copies():

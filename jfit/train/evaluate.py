@@ -52,6 +52,7 @@ from jfit.train.batches import (
 from jfit.train.data_checks import DataChecks
 from jfit.train.host_batches import HostBatches, plan_key
 from jfit.train.host_metrics import HostMetrics, metric_inputs
+from jfit.train.same_run import check_same_data
 
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
 # number of batches in one dispatch for data kept on the devices; with more, the host would wait too long for one dispatch
@@ -440,6 +441,7 @@ class Evaluator:
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = self._size(batch_size), self.settings.devices
         converted = self._data(data, size)
+        check_same_data(converted, size, "score")
         model = self._bound(converted, size)
         if model.joint_loss is not None and not any(o.label for o in model.outputs):
             model = paired(model, metrics, first_batch(self.model, converted, size))
@@ -456,6 +458,7 @@ class Evaluator:
         check_entry("Run.predict", several=True)
         self._check_devices()
         converted = self._data(data, size, labels=False)
+        check_same_data(converted, size, "predict")
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
         outputs = self._cached(("predict", size, model.inputs), make)(state, converted)
@@ -518,6 +521,7 @@ def score(
 
     Raises:
         ValueError: there are no parameters, a parameter does not match the shapes of the data, or the data is empty or invalid.
+        jfit.distributed.RanksDiffer: in a job, the processes pass different arrays.
 
     Example:
         >>> import jfit, numpy as np
@@ -549,6 +553,7 @@ def predict(
     Raises:
         ValueError: there are no parameters, a parameter does not match the shapes of the data, the data is empty, or an
             incomplete batch cannot be padded.
+        jfit.distributed.RanksDiffer: in a job, the processes pass different arrays.
 
     Example:
         >>> import jfit, numpy as np

@@ -80,7 +80,7 @@ def fingerprint(
         "model": _model(model, state, inputs),
         "optimizer": optimizer if isinstance(optimizer, str) else describe_optimizer(optimizer),
         **described,
-        **_data(data, inputs),
+        **describe_data(data, inputs),
         "learning_rate": rate,
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "devices": f"{device_count(devices)} x {devices[0].device_kind}",
@@ -163,10 +163,11 @@ def _model(model: Model, state: tuple[Any, Any], inputs: Any) -> str:
     return "function " + digest([text, [describe(x) for x in closed.consts]])
 
 
-def _data(data: ArrayData | StreamData, inputs: Any) -> dict[str, Any]:
+def describe_data(data: ArrayData | StreamData, inputs: Any = None) -> dict[str, Any]:
+    """Describe a data set as JSON: of arrays rows, dtypes and digests; of a stream the dtypes of `inputs`, its first batch."""
     if not isinstance(data, ArrayData):
         # batches may have different lengths, and an iterator cannot be read twice
-        return {"data": {name: str(spec.dtype) for name, spec in inputs.items()}}
+        return {"data": "an iterable" if inputs is None else {name: str(spec.dtype) for name, spec in inputs.items()}}
     arrays = dict(data.arrays) | ({} if data.weight is None else {"weight": data.weight})
     return {"rows": data.num_rows, "data": {name: sample(array) for name, array in arrays.items()}}
 

@@ -45,14 +45,14 @@ from jfit.train.callbacks import Callback, as_callback, check_replicas, checkpoi
 from jfit.train.callbacks import progress as progress_bar
 from jfit.train.dispatch import DispatchSpec, auto_steps_per_call
 from jfit.train.evaluate import Scorer, make_evaluate
-from jfit.train.fingerprint import AtStart, allowed_names, describe, describe_optimizer, fingerprint
+from jfit.train.fingerprint import AtStart, allowed_names, describe, describe_data, describe_optimizer, fingerprint
 from jfit.train.job_batches import agreed_plan, check_alike, num_batches_of
 from jfit.train.labels import BatchLabels, check_model_labels
 from jfit.train.loop import make_dispatcher
 from jfit.train.nonfinite import POLICIES
 from jfit.train.profiling import StepProfiler
 from jfit.train.run import Run
-from jfit.train.same_run import check_same_run, described_data
+from jfit.train.same_run import check_same_run
 from jfit.train.saved import check_name
 from jfit.train.step_log import step_names
 from jfit.train.train_data import add_class_weights, check_options, set_timeout, split_rows
@@ -441,7 +441,10 @@ def fit(
         model, step, settings.devices, batch_size, micro_batches, per_call, return_outputs=host, step_names=names
     )
     dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
-    evaluate = _evaluation(model, eval_data if held_back is None else held_back, settings, state, data, data_on_device)
+    eval_data = eval_data if held_back is None else held_back
+    if eval_data is not None:
+        eval_data = data_of(model, eval_data, settings.eval_batch_size, label=settings.columns)
+    evaluate = None if eval_data is None else _evaluation(model, eval_data, settings, state, data, data_on_device)
     state = with_local(state, rule, split_params(model, state.params, frozen)[0], len(settings.devices))
     run = Run(model, settings, place(with_shards(state, step, len(settings.devices)), settings.devices))
     del state  # otherwise this reference would keep the initial parameters in memory
@@ -461,7 +464,7 @@ def fit(
     more |= {"steps between events": sorted(c.every for c in callbacks if c.every and "step" in c.events)}
     more |= {"own devices": own_positions(settings.devices)}
     more |= {"checkpoint": checkpoint is not None, "resume": bool(resume)}
-    check_same_run(run, lambda: {**more, "eval_data": described_data(eval_data)})
+    check_same_run(run, lambda: {**more, "eval_data": None if eval_data is None else describe_data(eval_data)})
     _prepare_folder(run, checkpoint, resume, resume_with)
     try:
         return run.go()
@@ -543,21 +546,20 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
     return plan
 
 
-def _evaluation(model: Model, eval_data: Any, settings: Settings, state: TrainState, train: Any, on_device: Any) -> Any:
-    """Return `evaluate(state, epoch) -> {name: value}`, or None without eval_data.  Shapes are checked now, before training.
+def _evaluation(
+    model: Model, data: ArrayData | StreamData, settings: Settings, state: TrainState, train: Any, on_device: Any
+) -> Any:
+    """Return `evaluate(state, epoch) -> {name: value}`.  Shapes are checked now, before training.
 
     Args:
         model: the `Model` that is trained.
-        eval_data: the argument of `fit`.
+        data: the evaluation data of `fit`.
         settings: devices, metrics, batch size and mixed-precision policy.
         state: initial state; only its shapes and dtypes are used.
         train: the training data, whose size is subtracted from the device memory.
         on_device: the argument `data_on_device` of `fit`.
     """
-    if eval_data is None:
-        return None
     size, metrics = settings.eval_batch_size, settings.metrics
-    data = data_of(model, eval_data, size, label=settings.columns)
     set_timeout(data, settings.data_timeout)
     check_alike(data, "evaluation data")
     probe = first_batch(model, data, size)

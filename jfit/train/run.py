@@ -533,6 +533,9 @@ class Run:
         Returns:
             dict of floats (some metrics: arrays) by metric name, with the mean loss of the rows as "loss".
 
+        Raises:
+            jfit.distributed.RanksDiffer: in a job, the processes pass different arrays.
+
         Example:
             >>> import jfit, numpy as np
             >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
@@ -560,6 +563,7 @@ class Run:
 
         Raises:
             ValueError: the data is empty, or an incomplete batch cannot be padded.
+            jfit.distributed.RanksDiffer: in a job, the processes pass different arrays.
 
         Example:
             >>> import jfit, numpy as np

@@ -1,4 +1,4 @@
-"""Before a job of several processes trains: an error if their code, settings or data differ."""
+"""Before a job of several processes trains, scores or predicts: an error if their code, settings or data differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jfit.data import ArrayData, StreamData
 from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
-from jfit.train.fingerprint import sample
+from jfit.train.fingerprint import describe_data
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
 _LOGGED = ("numpy", "optax", "python")  # versions that can differ without other numbers
@@ -28,13 +29,32 @@ def check_same_run(run: Any, more: Callable[[], dict[str, Any]]) -> None:
     """
     if num_processes() == 1:
         return
-    descriptions = exchange({**run._fingerprint(), **run._arguments(), **more()}, "what the processes train")
+    _check({**run._fingerprint(), **run._arguments(), **more()}, "train")
+
+
+def check_same_data(data: ArrayData | StreamData, batch_size: int, verb: str) -> None:
+    """Compare the arrays that the processes of a job score or predict, once per call; do nothing without a job.
+
+    Args:
+        data: the data set.  Of streams, each process reads a part of its own, so that their batches are not compared.
+        batch_size: number of rows per batch.
+        verb: "score" or "predict", for messages.
+
+    Raises:
+        RanksDiffer: in all processes, if two differ.
+    """
+    if num_processes() > 1:
+        _check({**describe_data(data), "batch_size": batch_size}, verb)
+
+
+def _check(description: Mapping[str, Any], verb: str) -> None:
+    descriptions = exchange(description, f"what the processes {verb}")
     problems, logged = differences(descriptions)
     if logged and is_main():
         logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))
     if problems:
         raise RanksDiffer(
-            f"the processes of this job would not train the same: {'; '.join(problems)}. Start all of them with the same "
+            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. Start all of them with the same "
             "script, arguments, data and versions"
         )
 
@@ -61,15 +81,6 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
             more = f", and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
             problems.append(f"{_who(rank)} has {', '.join(list(texts.values())[:_MOST])}{more}")
     return problems[:8] + ([f"and {len(problems) - 8} more processes"] if len(problems) > 8 else []), logged
-
-
-def described_data(data: Any) -> Any:
-    """Describe evaluation data as JSON, if it consists of arrays, and None otherwise: streams are read by parts."""
-    items = dict(data).items() if isinstance(data, Mapping) else enumerate(data if isinstance(data, (tuple, list)) else ())
-    arrays = {str(name): array for name, array in items if array is not None}
-    if not arrays or not all(getattr(x, "shape", ()) and hasattr(x, "dtype") for x in arrays.values()):
-        return None
-    return {name: f"{len(array)} rows, {sample(array)}" for name, array in arrays.items()}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
