@@ -1,6 +1,7 @@
 """TCP connections between the processes of a job: messages (a JSON object and bytes), and the addresses they are made at.
 
-Nothing that arrives is executed or unpickled.  The connections are neither encrypted nor authenticated.
+Nothing that arrives is executed or unpickled, and the length of messages is limited.  The connections are neither encrypted nor
+authenticated.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 _HEAD = struct.Struct("!IQ")  # lengths of the JSON text and of the bytes after it
-_MOST_JSON, _MOST_BYTES = 64 << 20, 1 << 40
+_MOST_JSON, MOST_BYTES = 4 << 20, 64 << 20  # of one message; parsed JSON takes up to 20 times the memory of its text
 _CHUNK = 256 << 10  # bytes passed to the kernel at once
 _GREETING_JSON, _GREETING_SECONDS = 64 << 10, 5.0
+_MOST_GREETINGS = 256  # read at the same time
 
 
 class Connection:
@@ -28,6 +31,7 @@ class Connection:
         sock: a connected socket.
 
     Attributes:
+        address: host and port of the other end, as text.
         received_at: when the last byte arrived, `time.monotonic()`.
         moved_at: when the last chunk of a large message was sent or received.  Small messages do not count: the kernel takes
             many of them for a process that does not read.
@@ -38,6 +42,9 @@ class Connection:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock, self._sending = sock, threading.Lock()
+        self.address = ""
+        with contextlib.suppress(OSError):
+            self.address = str(sock.getpeername()[:2])
         self.received_at = self.moved_at = time.monotonic()
         self._sending_since: float | None = None
 
@@ -46,7 +53,7 @@ class Connection:
 
         Raises:
             OSError: the connection is closed.
-            ValueError: the JSON text is longer than the other end accepts.
+            ValueError: the message is longer than the other end accepts.
         """
         head = _packed(message, blob)
         with self._sending:
@@ -92,7 +99,7 @@ class Connection:
             OSError: the connection is closed.
             ValueError: what arrived is not a message.
         """
-        return self._message(_MOST_JSON, _MOST_BYTES, None)
+        return self._message(_MOST_JSON, MOST_BYTES, None)
 
     def receive_greeting(self) -> dict[str, Any]:
         """Wait at most 5 s for the first message of a process that may be a stranger: short, and without bytes.
@@ -169,10 +176,10 @@ class Connection:
 
 def _packed(message: dict[str, Any], blob: bytes) -> bytes:
     text = json.dumps(message).encode()
-    if len(text) > _MOST_JSON:
+    if len(text) > _MOST_JSON or len(blob) > MOST_BYTES:
         raise ValueError(
-            f"a message of type {message.get('type')!r} has {len(text) >> 20} MiB of JSON, more than {_MOST_JSON >> 20}; send "
-            "large values as bytes"
+            f"a message of type {message.get('type')!r} has {len(text)} bytes of JSON and {len(blob)} others, more than "
+            f"{_MOST_JSON} and {MOST_BYTES}"
         )
     return _HEAD.pack(len(text), len(blob)) + text
 
@@ -189,6 +196,42 @@ def open_connection(address: tuple[str, int], timeout: float) -> Connection:
         sock.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
     return Connection(sock)
+
+
+def accept_until(server: socket.socket, end: float, greet: Callable[[Connection], None], done: Callable[[], bool]) -> bool:
+    """Accept connections until `done()`, and read their greetings side by side: a silent one delays no other.
+
+    Args:
+        server: a listening socket.
+        end: when to give up, `time.monotonic()`.
+        greet: `greet(connection)` calls `receive_greeting`; called on a thread of its own for each connection.
+        done: function without arguments; whether all that were expected have come.
+
+    Returns:
+        Whether all have come before `end`.
+
+    Raises:
+        OSError: the socket accepts no connections.
+    """
+    slots = threading.Semaphore(_MOST_GREETINGS)
+
+    def read(connection: Connection) -> None:
+        try:
+            greet(connection)
+        finally:
+            slots.release()
+
+    while not done():
+        if time.monotonic() > end:
+            return False
+        server.settimeout(0.02)  # then `done` is called again
+        try:
+            sock, _ = server.accept()
+        except (TimeoutError, ConnectionError):  # none yet, or gone before it was accepted
+            continue
+        slots.acquire()
+        threading.Thread(target=read, args=(Connection(sock),), name="jfit-greeting", daemon=True).start()
+    return True
 
 
 def serve(host: str, port: int, backlog: int = 16) -> socket.socket:

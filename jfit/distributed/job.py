@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -20,10 +21,10 @@ from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Hub, JobError, connect, listen
 from jfit.distributed.connection import is_loopback, serve, serve_all
 from jfit.distributed.errors import Hooks
-from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of
+from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of, start_of
 from jfit.distributed.output import show_once
 from jfit.distributed.ranks import claim_rank
-from jfit.distributed.settings import UNNUMBERED, Settings, launched, settings_of
+from jfit.distributed.settings import UNNUMBERED, Settings, launched, settings_of, token_of
 from jfit.distributed.stops import AgreedFlag, HubStops, Stops
 
 
@@ -90,6 +91,9 @@ def init(
     `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`, `DMLC_WORKER_ID`), or else asks JAX, which knows Slurm, Open MPI, Kubernetes and
     TPU pods.  Where none of these is found, the job is this one process, and a line on stderr says so.
 
+    Rank 0 turns away processes that have another token than its own: the environment variable `JFIT_JOB_TOKEN`, else the id of
+    torchrun or Slurm for this launch, if there is one.
+
     Args:
         coordinator: "host:port" on which the process of rank 0 listens.
         num_processes: number of processes.
@@ -116,6 +120,8 @@ def init(
             "jfit.distributed.init was called after the job had begun; call it once, and jax.distributed.initialize not at all"
         )
     settings = settings_of(coordinator, num_processes, rank)
+    if settings is not None:
+        settings = settings._replace(token=token_of(settings.num_processes))
     if settings is None or settings.num_processes > 1:
         _check_nothing_computed()
         if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it would take SIGTERM, and do nothing
@@ -244,15 +250,17 @@ def _after_fork() -> None:
 def _joined(settings: Settings, timeout: float, watchdog: float, *, started: bool = False, local_devices: Any = None) -> None:
     """Connect to the other processes, and start JAX's runtime for several processes unless it was started."""
     global _job
-    hello = {"host": socket.gethostname(), "pid": os.getpid(), "place": place_of(), "versions": _versions()}
+    pid = os.getpid()
+    hello = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid), "versions": _versions()}
+    hello["token"] = settings.token
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     server, hub = (listen(settings, timeout if again else 0.0) if settings.rank == 0 else None), None
     if server is not None:
-        hub = Hub(server, settings.num_processes)
+        hub = Hub(server, settings.num_processes, hello)
 
         def answer() -> dict[str, Any]:
             assert hub is not None
-            peers = [[h["host"], h["pid"], h.get("place", "")] for _, h in sorted(hub.hellos.items())]
+            peers = [[h["host"], h["pid"], h.get("place", ""), h.get("start", 0)] for _, h in sorted(hub.hellos.items())]
             return {"type": "welcome", "peers": peers, "port": _free_port(settings.address[0])}
 
         def welcome() -> None:
@@ -261,7 +269,7 @@ def _joined(settings: Settings, timeout: float, watchdog: float, *, started: boo
 
         threading.Thread(target=welcome, name="jfit-hub", daemon=True).start()
     channel, reply = connect(settings, hello, timeout)
-    peers = [Peer(rank, host, pid, place) for rank, (host, pid, place) in enumerate(reply["peers"])]
+    peers = [Peer(rank, *values) for rank, values in enumerate(reply["peers"])]
     counters.listen()  # the ends of compilations
     _job = Job(settings, channel, hub, peers, watchdog)
     show_once(settings.rank, hello["host"])
@@ -334,11 +342,12 @@ def _detected(local_devices: Any, timeout: float) -> Settings | None:
     inside = _address_of(own)
     outside = _outward_address(inside)
     port = _free_port(inside)
-    sent = np.frombuffer(json.dumps([own, inside, outside, port]).encode()[:512].ljust(512), np.uint8)
+    token = secrets.token_hex(16)
+    sent = np.frombuffer(json.dumps([own, inside, outside, port, token]).encode()[:512].ljust(512), np.uint8)
     hosts = [json.loads(bytes(row)) for row in np.asarray(multihost_utils.process_allgather(sent)).reshape(count, -1)]
-    name, inside, outside, port = hosts[0]
+    name, inside, outside, port, token = hosts[0]
     address = inside if all(host[0] == name for host in hosts) else outside
-    return Settings(f"{address}:{port}", count, number, None, "JAX's detection of the cluster")
+    return Settings(f"{address}:{port}", count, number, None, "JAX's detection of the cluster", token)
 
 
 def _address_of(name: str) -> str:

@@ -50,12 +50,14 @@ class Peer(NamedTuple):
         host: name of its host.
         pid: its process id.
         place: text that is equal for processes that see each other's process ids.
+        start: when it began, see `start_of`; 0 if that is not known.
     """
 
     rank: int
     host: str
     pid: int
     place: str = ""
+    start: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
@@ -322,9 +324,8 @@ class Monitor:
         interactive = is_interactive()
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
         peer = self.peers[rank]
-        if silent and rank != self.rank and peer.place and peer.place == self.peers[self.rank].place:
-            with contextlib.suppress(OSError):
-                os.kill(peer.pid, signal.SIGKILL)
+        if silent and rank != self.rank and peer.place == self.peers[self.rank].place:
+            kill(peer)
         for function in self.ended:  # on threads: they may wait for a lock of a thread that sends a message
             thread = threading.Thread(target=function, daemon=True)
             thread.start()
@@ -368,6 +369,31 @@ def place_of() -> str:
         )
     except OSError:
         return ""
+
+
+def start_of(pid: int) -> int:
+    """When a process of this host began, in ticks since the system did; 0 if that is not known.
+
+    Example:
+        >>> start_of(os.getpid()) == start_of(os.getpid())
+        True
+    """
+    try:
+        # fields are separated by spaces, the second is the name of the program in parentheses, this one is the 22nd
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def kill(peer: Peer) -> None:
+    """Kill a process of this host that does not answer, if it still is the one that joined the job.
+
+    Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for the
+    first of a container.
+    """
+    if peer.pid > 1 and peer.place and peer.start and start_of(peer.pid) == peer.start:
+        with contextlib.suppress(OSError):
+            os.kill(peer.pid, signal.SIGKILL)
 
 
 def is_interactive() -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 
 from jfit.distributed.channel import JobError
-from jfit.distributed.connection import Connection, open_connection, serve
+from jfit.distributed.connection import Connection, accept_until, open_connection, serve
 from jfit.distributed.settings import Settings
 
 _CLAIM = "jfit-rank-1"
@@ -45,20 +46,22 @@ def claim_rank(settings: Settings, timeout: float) -> Settings:
 
 def _connected(server: socket.socket, settings: Settings, end: float, timeout: float) -> list[Connection]:
     others: list[Connection] = []
-    while len(others) < settings.num_processes - 1:
-        server.settimeout(max(end - time.monotonic(), 0.01))
-        try:
-            other = Connection(server.accept()[0])
-        except TimeoutError:
-            raise JobError(
-                f"{len(others) + 1} of {settings.num_processes} processes asked for a rank at {settings.coordinator} within "
-                f"{timeout:.0f} s; start the others, or wait longer with jfit.distributed.init(timeout=...)"
-            ) from None
+    lock, count = threading.Lock(), settings.num_processes - 1
+
+    def greet(other: Connection) -> None:
         with contextlib.suppress(Exception):  # a stranger may send anything
-            if other.receive_greeting()["type"] == _CLAIM:
-                others.append(other)
-                continue
+            if other.receive_greeting() == {"type": _CLAIM, "token": settings.token}:
+                with lock:
+                    if len(others) < count:
+                        others.append(other)
+                        return
         other.close()
+
+    if not accept_until(server, end, greet, lambda: len(others) == count):
+        raise JobError(
+            f"{len(others) + 1} of {settings.num_processes} processes asked for a rank at {settings.coordinator} within "
+            f"{timeout:.0f} s; start the others, or wait longer with jfit.distributed.init(timeout=...)"
+        )
     return others
 
 
@@ -69,7 +72,7 @@ def _received(settings: Settings, end: float, timeout: float) -> int:
             connection = open_connection(settings.address, min(left, 5.0))
             try:
                 connection.timeout(left)
-                connection.send({"type": _CLAIM})
+                connection.send({"type": _CLAIM, "token": settings.token})
                 answer, _ = connection.receive()
                 rank = answer.get("rank")
                 if answer["type"] == _CLAIM and isinstance(rank, int) and 0 < rank < settings.num_processes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,6 +20,7 @@ class Settings(NamedTuple):
         rank: number of this process, from 0.
         local_rank: number of this process on its host, from 0; None if it is the only one there, or it is not known.
         source: where these settings come from, for messages.
+        token: text that only the processes of this job know (see `token_of`); "": none.
 
     Example:
         >>> Settings("127.0.0.1:9000", 2, 0, None, "arguments").rank
@@ -29,6 +32,7 @@ class Settings(NamedTuple):
     rank: int
     local_rank: int | None
     source: str
+    token: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -45,6 +49,29 @@ _LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "PMI_SIZE": "PMI_RANK",
 }
+
+
+# Variables with the number of processes that a launcher started, and those that name this launch.
+_LAUNCHES = {"WORLD_SIZE": ("TORCHELASTIC_RUN_ID",), "SLURM_STEP_NUM_TASKS": ("SLURM_JOB_ID", "SLURM_STEP_ID")}
+
+
+def token_of(num_processes: int, environment: Mapping[str, str] | None = None) -> str:
+    """Return a text by which the processes of a job know each other: a digest of `JFIT_JOB_TOKEN`, or of the launcher's id.
+
+    Args:
+        num_processes: number of processes of the job.  Ids of a launcher that started another number are ignored: the processes
+            of the job may have been started by several of its commands.
+        environment: environment variables; None: those of this process.
+
+    Example:
+        >>> torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a1b2"}
+        >>> len(token_of(2, torchrun)), token_of(4, torchrun)
+        (64, '')
+    """
+    env = os.environ if environment is None else environment
+    names = [("JFIT_JOB_TOKEN",), *(names for count, names in _LAUNCHES.items() if env.get(count) == str(num_processes))]
+    values = next(([env[name] for name in known] for known in names if all(env.get(name) for name in known)), None)
+    return "" if values is None else hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def launched(environment: Mapping[str, str] | None = None) -> str | None:
