@@ -37,6 +37,7 @@ def classes(rng):
 
 
 START = {"w": np.zeros((3, 4), "float32")}
+OTHER = {"w": np.random.default_rng(7).normal(size=(3, 4)).astype("float32")}
 
 
 # ------------------------------------------------------------------------------------------------ values
@@ -187,6 +188,109 @@ def test_mean_gradients_divide_by_the_positions_that_are_not_ignored(rng):
     gradients = jfit.gradients.mean_gradients(model)(model.init(jax.random.key(0), {})[0], {}, {"x": x, "label": label})
     expected, _ = by_hand(x, np.where(label == -1, -100, label), 4, rate=1.0)
     np.testing.assert_allclose(gradients["w"], -expected, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ rows of different length
+def of_lengths(kind, rows=(4, 4, 4)):
+    """Batches of length 5, 9 and 17, and the weight of each position in the loss."""
+    rng, batches, each = np.random.default_rng(0), [], []
+    for count, length in zip(rows, (5, 9, 17), strict=True):
+        x, y = rng.normal(size=(count, length, 3)).astype("float32"), rng.integers(0, 4, (count, length))
+        weight = (rng.random(y.shape) * length).astype("float32")
+        if kind == "ignored":
+            y = np.where(weight < length / 3, -100, y)
+        batches.append((x, y, weight) if kind == "weights" else (x, y))
+        each.append({"weights": weight, "ignored": y != -100, "plain": np.ones(y.shape)}[kind])
+    return batches, each
+
+
+def mean_over_positions(batches, each, w):
+    total = 0.0
+    for (x, y, *_), weight in zip(batches, each, strict=True):
+        logits = x.astype("float64") @ np.asarray(w, "float64")
+        picked = np.take_along_axis(logits, np.maximum(y, 0)[..., None], -1)[..., 0]
+        total += (weight * (np.log(np.exp(logits).sum(-1)) - picked)).sum()
+    return total / sum(weight.sum() for weight in each)
+
+
+LENGTHS = {"shuffle": False, "optimizer_params": {"learning_rate": 0.0}}
+
+
+@pytest.mark.parametrize("kind", ["weights", "ignored", "plain"])
+def test_the_loss_of_an_epoch_is_over_all_positions_of_batches_of_different_length(kind):
+    batches, each = of_lengths(kind)
+    loss = losses.get("cross_entropy", ignore_index=-100 if kind == "ignored" else None)
+    run = fit(linear, batches, params=OTHER, loss=loss, **LENGTHS)
+    expected = pytest.approx(mean_over_positions(batches, each, OTHER["w"]), rel=1e-6)
+    assert run.history.column("loss") == [expected] and run.score(batches)["loss"] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"devices": 2, "micro_batches": 2}, {"steps_per_call": 3}, {"reduce": "ordered"}])
+def test_batches_of_different_length_on_devices_and_in_parts(options):
+    batches, each = of_lengths("ignored", rows=(4, 4, 3))
+    loss = losses.get("cross_entropy", ignore_index=-100)
+    run = fit(linear, batches, params=OTHER, loss=loss, **LENGTHS, **options)
+    expected = pytest.approx(mean_over_positions(batches, each, OTHER["w"]), rel=1e-6)
+    assert run.history.column("loss") == [expected] and run.score(batches)["loss"] == expected
+
+
+@pytest.mark.slow
+def test_several_losses_are_each_over_all_of_their_positions():
+    """Each has its own denominator; the loss of a row without positions counts by rows."""
+    batches, each = of_lengths("ignored")
+    data = [({"x": x}, {"words": y, "row": x[:, 0, 0]}) for x, y in batches]
+    both = {"words": losses.get("cross_entropy", ignore_index=-100), "row": "mse"}
+    model = lambda params, x: {"words": x @ params["w"], "row": x[:, 0, 1]}  # noqa: E731
+    run = fit(model, data, params=OTHER, loss=both, loss_weights={"row": 2.0}, **LENGTHS)
+    words = mean_over_positions(batches, each, OTHER["w"])
+    row = np.mean([(x[:, 0, 0].astype("float64") - x[:, 0, 1]) ** 2 for x, _ in batches])
+    expected = pytest.approx({"loss": words + 2 * row, "words_loss": words, "row_loss": row}, rel=1e-6)
+    assert {k: run.history.column(k)[0] for k in ("loss", "words_loss", "row_loss")} == expected
+    score = run.score(data)
+    assert {k: score[k] for k in ("loss", "words_loss", "row_loss")} == expected
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_data_set_is_that_of_the_loss_over_all_positions():
+    batches, each = of_lengths("weights")
+    model = jfit.Model.from_function(linear, loss="cross_entropy", params=OTHER)
+    named = [{"x": x, "label": y, "label_weight": w} for x, y, w in batches]
+    gradient = np.asarray(jfit.gradients.full_gradients(model)(OTHER, {}, named)["w"])
+    step = np.zeros_like(OTHER["w"], "float64")
+    step[1, 2] = 1e-5
+    ends = [mean_over_positions(batches, each, OTHER["w"] + sign * step) for sign in (1, -1)]
+    assert gradient[1, 2] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_graph_is_over_all_positions_of_batches_of_different_length():
+    batches, each = of_lengths("ignored")
+    scores = jfit.sym.dot(jfit.sym.Variable("data"), jfit.sym.Variable("w", shape=(3, 4)))
+    net = jfit.sym.SoftmaxOutput(scores, preserve_shape=True, use_ignore=True, ignore_label=-100, name="softmax")
+    data = [{"data": x, "softmax_label": y.astype("float32")} for x, y in batches]
+    score = jfit.score(net, data, params=OTHER, eval_metric=None)
+    assert score["loss"] == pytest.approx(mean_over_positions(batches, each, OTHER["w"]), rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ x64
+def test_losses_are_float64_where_the_computation_is(rng):
+    """Three steps on batches of 8, 8 and 4 rows, as NumPy computes them."""
+    x, y = (rng.normal(size=shape).astype("float32").astype("float64") for shape in ((20, 3), 20))  # data are 32-bit
+    start, seen, rate = rng.normal(size=3), [], 0.125
+    w = start.copy()
+    for low in range(0, 20, 8):
+        error = x[low : low + 8] @ w - y[low : low + 8]
+        seen.append(error**2)
+        w = w - rate * 2 * x[low : low + 8].T @ error / len(error)
+    with jax.enable_x64(True):
+        options = {"batch_size": 8, "shuffle": False, "optimizer_params": {"learning_rate": rate}, "log_every": 1}
+        run = fit(lambda p, x: x @ p["w"], (x, y), params={"w": start}, loss="mse", eval_metric="mse", **options)
+        score = run.score((x, y))
+    final = ((x @ w - y) ** 2).mean()
+    assert run.history.column("loss") == [pytest.approx(np.concatenate(seen).mean(), rel=1e-12)]
+    assert run.history.column("loss", "steps") == pytest.approx([s.mean() for s in seen], rel=1e-12)
+    assert score == pytest.approx({"loss": final, "mse": final}, rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ refused losses

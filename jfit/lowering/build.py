@@ -326,7 +326,7 @@ def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
         return Output(name)
     rule = op.loss
     if op.label is None:
-        return Output(name, op.kind, None, None if rule is None else lambda out, inputs: rule(node.params, out, None))
+        return Output(name, op.kind) if rule is None else _with_loss(Output(name, op.kind), node, lambda batch: None)
     entry = node.inputs[node.input_names().index(op.label)]
     leaves = [n.name for n in topological([entry]) if n.op is None]
     if rule is None or not leaves or not set(leaves) <= set(inputs):
@@ -334,15 +334,25 @@ def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
     # The label may be an expression of input variables, such as a reshape: evaluate it on the batch.
     label = make_apply(topological([entry]), [entry], InputNames(leaves, leaves))
 
-    def loss(out: Array, batch: Inputs) -> tuple[Array, Array]:
-        return rule(node.params, out, label({}, {}, batch)[0][0])
-
     classes = None
     if op.name == "SoftmaxOutput":
         classes = -1 if node.params["preserve_shape"] else 1
     ignore = node.params["ignore_label"] if node.params.get("use_ignore") else None
     task, scores = _TASKS.get(op.name, (None, None))
-    return Output(name, op.kind, leaves[0], loss, classes, ignore, task=task, scores=scores)
+    output = Output(name, op.kind, leaves[0], None, classes, ignore, task=task, scores=scores)
+    return _with_loss(output, node, lambda batch: label({}, {}, batch)[0][0])
+
+
+def _with_loss(output: Output, node: Any, label: Callable[[Inputs], Any]) -> Output:
+    op = node.op
+
+    def loss(out: Array, batch: Inputs) -> tuple[Array, Array]:
+        return op.loss(node.params, out, label(batch))
+
+    def sized(out: Array, batch: Inputs) -> tuple[Array, Array, int]:
+        return *loss(out, batch), op.positions(node.params, out.shape)
+
+    return output._replace(loss=loss, sized=sized)
 
 
 # ------------------------------------------------------------------------------------------------ init

@@ -397,17 +397,15 @@ class _Adapter:
         name, label = term.output or name, self.terms.label_name(term)
         kind = known_kind(term.loss)
         of_loss = {"task": kind.task, "scores": kind.scores, "takes_weight": True, **facts(term.loss)}
-        return Output(name, "loss", label, functools.partial(self._term_losses, term, label), **of_loss)
+        return self._labelled_output(Output(name, "loss", **of_loss), term, label)
 
-    def _term_losses(
-        self, term: Term, label: str, output: Array, inputs: Inputs, weight: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Return (loss of each row, weight of each row in the mean), both (batch,) float32; see `Output.loss`."""
+    def _term_losses(self, term: Term, label: str, output: Array, inputs: Inputs, weight: Array | None = None) -> Any:
+        """Return (loss of each row, weight of each row in the mean, number of losses of a row); see `Output.sized`."""
         if label not in inputs:
             raise self.terms.missing_label(term, list(inputs))
         values, rows = LossInputs(output, {str(self.label): jnp.asarray(inputs[label])}), inputs[label].shape[0]
         losses = self.terms.of_term(term._replace(output=None), values, weight, rows)
-        return losses[:2]
+        return losses[:3]
 
     # -------------------------------------------------------------------------------- binding to a batch
     def bind(self, model: Model, specs: Specs) -> Model:
@@ -419,7 +417,7 @@ class _Adapter:
         if not joint:
             return model if data == model.inputs else model._replace(inputs=data)
         names = {"inputs": data, "labels": tuple(labels) or model.labels, "outputs": self._outputs(labels), "logged": logged}
-        return model._replace(**names, joint_loss=self.joint_loss, bind=None)
+        return model._replace(**names, joint_loss=self.joint_loss, num_terms=len(self.terms.terms), bind=None)
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
@@ -460,7 +458,8 @@ class _Adapter:
         return tuple(outputs)
 
     def _labelled_output(self, output: Output, term: Term, label: str) -> Output:
-        return output._replace(label=label, loss=functools.partial(self._term_losses, term, label))
+        sized = functools.partial(self._term_losses, term, label)
+        return output._replace(label=label, loss=lambda *args: sized(*args)[:2], sized=sized)
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]

@@ -146,7 +146,8 @@ class FunctionRows:
         closed, losses = jax.make_jaxpr(joint_loss, return_shape=True)(*arguments)
         known: list[Layout] = [batch_rows(size)] * (len(batch) + 1)
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
-        names = ["the loss", "the weight in the loss", *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1))]
+        pair = ["the loss", "the weight in the loss"]
+        names = [*pair, *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1)), *pair * len(losses.terms)]
         coupling = Coupling()
         for name, layout in zip(names, results, strict=True):
             worse = coupling_of({name: layout}, [0])

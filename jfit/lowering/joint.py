@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.lowering.losses import Loss, as_loss, call_checked, check_broadcast, check_rows, per_row
-from jfit.lowering.model import RowLosses, flatten_names
+from jfit.lowering.model import RowLosses, flatten_names, summed
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
@@ -236,24 +236,25 @@ class LossTerms:
                 "loss_per_batch=True: the loss is one scalar for the batch, to which row weights cannot be applied; leave out "
                 "the weights, or return the loss of each row"
             )
-        losses_of_rows, counts, logged = jnp.zeros(()), jnp.zeros(()), {}
+        losses_of_rows, counts, logged, terms = jnp.zeros(()), jnp.zeros(()), {}, list[tuple[Array, Array]]()
         for at, term in enumerate(self.terms):
-            losses, each, more = self.of_term(term, values, weight, rows, label_weight)
+            losses, each, positions, more = self.of_term(term, values, weight, rows, label_weight)
             prefix = "" if term.output is None else f"{term.output}_"
-            logged |= {f"{term.output}_loss": (losses, each)} if self.by_name else {}
+            logged |= {f"{term.output}_loss": summed(losses, each, positions)} if self.by_name else {}
             logged |= {f"{prefix}{name}": value for name, value in more.items()}
-            scaled = losses if term.scale == 1 else losses * jnp.float32(term.scale)
+            scaled = losses if term.scale == 1 else losses * jnp.asarray(term.scale, losses.dtype)
+            terms.append(summed(scaled, each, positions))
             if self.batch_means and total is not None:
                 # so that the mean over the rows is Σ losses / Σ counted positions of this term
                 ones = jnp.ones_like(each)
                 scaled, each = scaled * (total(ones) / jnp.maximum(total(each), 1e-30)), ones
             losses_of_rows, counts = (losses_of_rows + scaled, counts) if at else (scaled, each)
-        return RowLosses(losses_of_rows, counts, logged)
+        return RowLosses(losses_of_rows, counts, logged, tuple(terms))
 
     def of_term(
         self, term: Term, values: LossInputs, weight: Array | None, rows: int, label_weight: Array | None = None
-    ) -> tuple[Array, Array, dict[str, Any]]:
-        """Loss of each row and its weight in the mean, both (rows,), and the values that the term logs."""
+    ) -> tuple[Array, Array, int, dict[str, Any]]:
+        """Loss of each row and its weight in the mean, both (rows,), the number of its losses, and the values that it logs."""
         output = values.outputs if term.output is None else _subtree(values.outputs, term.output)
         second = self._second(term, values)
         extras = {k: getattr(values, k) for k in term.form.extras}
@@ -411,6 +412,6 @@ def _logged(name: str, value: Array, rows: int) -> tuple[Array, Array]:
         raise ValueError(
             f"loss returned the value {name!r} of shape {value.shape} to log; expected a scalar, or ({rows},), one per row"
         )
-    value = jax.lax.stop_gradient(value.astype(jnp.float32))
+    value = jax.lax.stop_gradient(value.astype(jnp.promote_types(value.dtype, jnp.float32)))
     values = value.reshape(rows, -1).mean(axis=1) if value.ndim else jnp.broadcast_to(value, (rows,))
-    return values, jnp.ones_like(values)
+    return summed(values, jnp.ones_like(values), math.prod(value.shape[1:]))

@@ -77,7 +77,7 @@ def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> A
         label_smoothing: α: p is replaced by (1 - α) p + α / classes.
 
     Returns:
-        Array (rows, ...), float32.
+        Array (rows, ...), float32 or wider.
 
     Raises:
         ValueError: the label has neither of these shapes.
@@ -89,7 +89,7 @@ def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> A
     """
     output, label = _float32(output), jnp.asarray(label)
     if label.shape == output.shape:
-        label = label.astype(jnp.float32)
+        label = _float32(label)
     elif label.shape == output.shape[:-1]:
         if not label_smoothing:
             return optax.losses.softmax_cross_entropy_with_integer_labels(output, label.astype(jnp.int32))
@@ -110,7 +110,7 @@ def nll(output: Any, label: Any) -> Array:
         label: class indices (rows, ...), integers or whole floats.
 
     Returns:
-        Array (rows, ...), float32.
+        Array (rows, ...), float32 or wider.
 
     Raises:
         ValueError: the label has another shape.
@@ -137,7 +137,7 @@ def binary_cross_entropy(output: Any, label: Any) -> Array:
         label: 0, 1 or a probability, of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -158,7 +158,7 @@ def mse(output: Any, label: Any) -> Array:
         label: values of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -179,7 +179,7 @@ def l2(output: Any, label: Any) -> Array:
         label: values of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -200,7 +200,7 @@ def mae(output: Any, label: Any) -> Array:
         label: values of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -223,7 +223,7 @@ def huber(output: Any, label: Any, *, delta: float = 1.0) -> Array:
         delta: δ, at least 0.
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -244,7 +244,7 @@ def log_cosh(output: Any, label: Any) -> Array:
         label: values of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -265,7 +265,7 @@ def hinge(output: Any, label: Any) -> Array:
         label: labels of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -287,7 +287,7 @@ def poisson(output: Any, label: Any) -> Array:
         label: counts of the same shape (axes of size 1 at the end may differ).
 
     Returns:
-        Array of the shape of the output, float32.
+        Array of the shape of the output, float32 or wider.
 
     Raises:
         ValueError: the shapes do not match.
@@ -307,7 +307,7 @@ def _float32(x: Any) -> Array:
 
 
 def _aligned(name: str, output: Any, label: Any) -> tuple[Array, Array]:
-    """Cast both to float32 and give the label the shape of the output, if they differ by axes of size 1 at the end only."""
+    """Cast both to float32 or wider, and give the label the shape of the output if they differ by axes of size 1 at the end."""
     output, label = _float32(output), _float32(label)
     if _without_ones(output.shape) != _without_ones(label.shape):
         raise ValueError(
@@ -483,8 +483,10 @@ def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
 
 
 # ------------------------------------------------------------------------------------------------ losses of rows
-def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """Reduce losses (rows, ...) to (loss of each row, weight of each row in the mean), both (rows,) float32.
+def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array | None = None) -> tuple[Array, Array, int]:
+    """Reduce losses (rows, ...) to (loss of each row, weight of each row in the mean, number of losses of a row).
+
+    The first two are (rows,), float32 or wider.
 
     The loss of a row is the mean of its losses.  With `ignore_index`, ignored positions count as 0 in it, and the weight of a
     row is the fraction of its positions that are not ignored, so that Σ losses / Σ weights is the mean over these positions.
@@ -494,11 +496,12 @@ def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array |
         ValueError: the first axes of the losses do not have the shape of `weight`.
     """
     rows = losses.shape[0]
-    means = losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
+    losses, positions = _float32(losses), math.prod(losses.shape[1:])
+    means = losses.reshape(rows, -1).mean(axis=1)
     ignore = loss.ignore_index if isinstance(loss, Loss) else None
     if weight is None and ignore is None:
-        return means, jnp.ones_like(means)
-    counted = jnp.ones(losses.shape, jnp.float32) if ignore is None else (label != ignore).astype(jnp.float32)
+        return means, jnp.ones_like(means), positions
+    counted = jnp.ones(losses.shape, losses.dtype) if ignore is None else (label != ignore).astype(losses.dtype)
     if weight is not None:
         if losses.shape[: weight.ndim] != weight.shape:
             raise ValueError(
@@ -507,8 +510,8 @@ def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array |
             )
         counted = counted * weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim))
         # select before multiplying: the loss of a position of weight 0 may be inf, and 0 * inf is nan
-        means = (jnp.where(counted > 0, losses.astype(jnp.float32), 0) * counted).reshape(rows, -1).mean(axis=1)
-    return means, counted.reshape(rows, -1).mean(axis=1)
+        means = (jnp.where(counted > 0, losses, 0) * counted).reshape(rows, -1).mean(axis=1)
+    return means, counted.reshape(rows, -1).mean(axis=1), positions
 
 
 def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, losses: Array, rows: int) -> None:

@@ -56,8 +56,10 @@ class Output(NamedTuple):
             that is differentiated) or `plain` (no part of the objective, or only through `Model.joint_loss`).
         label: name of the input that is its label, or None.
         loss: `(output, inputs) -> (losses, weights)`, where `inputs` is a dict of the arrays of the batch, labels included.
-            Both results are (rows,) float32: the loss of each row, and its weight in the mean (0 where the label is
+            Both results are (rows,), float32 or wider: the loss of each row, and its weight in the mean (0 where the label is
             `ignore_label`).  None if the output has no loss.
+        sized: as `loss`, with a third result: the number of losses of each row (an int), of which the loss of the row is the
+            mean.  None: 1.
         class_axis: axis of the class scores in the output if its labels are class indices, else None.
         ignore_label: rows with this label value have no loss and no gradient; None: there is no such value.
         label_range: smallest and largest valid label if labels are not class indices; None: any.
@@ -84,25 +86,31 @@ class Output(NamedTuple):
     task: str | None = None
     scores: str | None = None
     takes_weight: bool = False
+    sized: Callable[..., tuple[Array, Array, int]] | None = None
 
-    def row_losses(self, value: Array, inputs: Inputs, weight: Array | None) -> tuple[Array, Array]:
-        """Call `loss`, with the row weights if it takes them."""
-        assert self.loss is not None
-        return self.loss(value, inputs, weight) if self.takes_weight else self.loss(value, inputs)
+    def row_losses(self, value: Array, inputs: Inputs, weight: Array | None) -> tuple[Array, Array, int]:
+        """Call `sized` or `loss`, with the row weights if they take them: (losses, weights, number of losses of a row)."""
+        function: Any = self.loss if self.sized is None else self.sized
+        result = function(value, inputs, weight) if self.takes_weight else function(value, inputs)
+        return result if self.sized is not None else (*result, 1)
 
 
 class RowLosses(NamedTuple):
     """The loss of each row of a batch, and values to log; computed by `Model.joint_loss`.
 
     Attributes:
-        losses: loss of each row, (rows,) float32.
-        weights: weight of each row in the mean, (rows,) float32.
-        logged: name -> (value of each row, weight of each row), both (rows,) float32, whose weighted means are logged.
+        losses: loss of each row, (rows,), float32 or wider.
+        weights: weight of each row in the mean, (rows,).
+        logged: name -> (sum over the positions of each row, weight of the sum), both (rows,); their ratio over all rows is
+            logged.
+        terms: the same of each term of the loss.  The reported loss is the sum of their ratios, so that batches with rows of
+            different length, or with different numbers of ignored labels, count by their positions.
     """
 
     losses: Array
     weights: Array
     logged: Mapping[str, tuple[Array, Array]]
+    terms: tuple[tuple[Array, Array], ...]
 
 
 class Plan(NamedTuple):
@@ -211,6 +219,7 @@ class Model(NamedTuple):
             it is not the sum of `Output.loss`: losses by output name, of several outputs, without a label, of the parameters,
             or of the whole batch.  None of the result: a label is missing.  None: the outputs have the losses.
         logged: names of the values that `joint_loss` logs.
+        num_terms: number of terms of `joint_loss`; 0 without one.
         module: for models made of a module of a JAX framework, a `jfit.lowering.frameworks.Adapted`; else None.
 
     Example:
@@ -239,11 +248,17 @@ class Model(NamedTuple):
     bind: Callable[[Model, Specs], Model] | None = None
     joint_loss: Callable[..., RowLosses | None] | None = None
     logged: tuple[str, ...] = ()
+    num_terms: int = 0
     module: Any = None
 
     def bound(self, inputs: Mapping[str, Any]) -> Model:
         """Return the model with the names of the inputs, labels and outputs for a batch (arrays, tracers or specs by name)."""
         return self if self.bind is None else self.bind(self, specs_of(inputs))
+
+    @property
+    def num_losses(self) -> int:
+        """Number of losses whose sums are kept apart, the argument `losses` of `jfit.totals.zero_totals`."""
+        return self.num_terms or max(1, sum(o.loss is not None and o.kind != "plain" for o in self.outputs))
 
     @property
     def evaluation_inputs(self) -> tuple[str, ...]:
@@ -257,7 +272,7 @@ class Model(NamedTuple):
         if key is None or self.symbol is None or self.joint_loss is not None:
             raise Unkeyed
         functions = [ByIdentity(f) for f in (*self.tables.values(), *(o.loss for o in self.outputs))]
-        outputs = tuple([o._replace(loss=None) for o in self.outputs])
+        outputs = tuple([o._replace(loss=None, sized=None) for o in self.outputs])
         names = self.inputs, self.labels, self.batch_axes, self.frozen, self.traits, self.optional, self.evaluation_labels
         return key, functions, ByIdentity(self.plan), tuple(self.tables), outputs, names, self.logged
 
@@ -348,7 +363,7 @@ def objective(
         if out.kind == "head":
             total = total + jnp.sum(value.astype(jnp.float32))
         elif out.kind == "loss":
-            losses, _ = out.row_losses(value, inputs, weight)
+            losses = out.row_losses(value, inputs, weight)[0]
             total = total + jnp.sum(losses if weight is None else jnp.where(weight > 0, losses, 0) * weight)
     if model.joint_loss is not None:
         raise ValueError(f"the loss needs the labels {list(model.labels)}, but the batch has {list(inputs)}")
@@ -360,10 +375,28 @@ def weighted(values: Array, weight: Array | None) -> Array:
     return values if weight is None else jnp.where(weight > 0, values, 0) * weight
 
 
+def summed(mean: Array, weight: Array, positions: int) -> tuple[Array, Array]:
+    """Convert the means over the positions of each row, and their weights, to sums over the positions."""
+    return (mean, weight) if positions == 1 else (mean * positions, weight * positions)
+
+
 def logged_sums(joint: RowLosses | None, weight: Array | None) -> dict[str, tuple[Array, Array]]:
-    """Name -> (Σ weight·value, Σ weight) of the values that a `Model.joint_loss` logs, float32 scalars."""
+    """Name -> (Σ weight·value, Σ weight) of the values that a `Model.joint_loss` logs, scalars."""
     logged = {} if joint is None else joint.logged
     return {k: (jnp.sum(weighted(v, weight)), jnp.sum(weighted(w, weight))) for k, (v, w) in logged.items()}
+
+
+class LossSums(NamedTuple):
+    """Sums of the losses of a batch.
+
+    Attributes:
+        mean: (Σ weight · loss, Σ weight) over the positions of all rows; scalars, or (losses,) if the model has several losses.
+            The reported loss is the sum of their ratios.
+        share: Σ weight over rows, a scalar: the denominator of mean gradients if the loss ignores labels.
+    """
+
+    mean: tuple[Array, Array]
+    share: Array
 
 
 def loss_sums(
@@ -373,31 +406,42 @@ def loss_sums(
     weight: Array | None,
     rows: Sequence[MaybeLayout],
     joint: RowLosses | None = None,
-) -> tuple[Array, Array] | None:
-    """Sum the losses of a batch for the reported mean: (Σ weight·loss over rows and outputs, Σ weight), float32 scalars.
+) -> LossSums | None:
+    """Sum the losses of a batch.  None if no output has a loss whose label is in `inputs`.
 
-    The denominator is that of the first output with a loss.  None if no output has a loss whose label is in `inputs`.  `rows`
-    says where the batch rows are in each output (`Plan.rows`), `joint` has the losses of a model with a `joint_loss`.
+    `rows` says where the batch rows are in each output (`Plan.rows`), `joint` has the losses of a model with a `joint_loss`.
     """
     if model.joint_loss is not None:
-        return joint and (jnp.sum(weighted(joint.losses, weight)), jnp.sum(weighted(joint.weights, weight)))
-    sums, count, first = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), True
+        if joint is None:
+            return None
+        pairs = [(jnp.sum(weighted(v, weight)), jnp.sum(weighted(w, weight))) for v, w in joint.terms]
+        return _loss_sums(pairs, jnp.sum(weighted(joint.weights, weight)))
+    pairs, share = [], None
     for out, value, where in zip(model.outputs, outputs, rows, strict=True):
-        if out.loss is None or out.kind == "plain" or (out.label is not None and out.label not in inputs):
+        if out.loss is None or out.kind == "plain":
             continue
-        losses, counts = out.row_losses(value, inputs, weight)
+        if out.label is not None and out.label not in inputs:
+            pairs.append((jnp.zeros(()), jnp.zeros(())))
+            continue
+        losses, counts, positions = out.row_losses(value, inputs, weight)
         # the loss of a function has one value per row, wherever the rows are in its output
         w = row_weights(weight, where, losses.shape[0]) if model.symbol is not None or weight is None else weight
         if w is not None:
             # select before multiplying: the loss of a padding row may be inf, and 0 * inf is nan
             losses, counts = jnp.where(w > 0, losses, 0) * w, counts * w
-        sums = sums + jnp.sum(jnp.where(counts > 0, losses, 0))
-        if first:
-            count, first = jnp.sum(counts), False
-    return None if first else (sums, count)
+        total, count = jnp.sum(jnp.where(counts > 0, losses, 0)), jnp.sum(counts)
+        share = count if share is None else share
+        pairs.append(summed(total, count, positions))
+    return None if share is None else _loss_sums(pairs, share)
 
 
-def weight_sum(model: Model, losses: tuple[Array, Array] | None, weight: Array | None, rows: int) -> Array:
+def _loss_sums(pairs: Sequence[tuple[Array, Array]], share: Array) -> LossSums:
+    if len(pairs) == 1:
+        return LossSums(pairs[0], share)
+    return LossSums((jnp.stack([total for total, _ in pairs]), jnp.stack([count for _, count in pairs])), share)
+
+
+def weight_sum(model: Model, losses: LossSums | None, weight: Array | None, rows: int) -> Array:
     """The denominator of mean gradients: Σᵢ weightᵢ, or the weight of the positions that a function's loss does not ignore.
 
     Args:
@@ -407,7 +451,7 @@ def weight_sum(model: Model, losses: tuple[Array, Array] | None, weight: Array |
         rows: number of rows.
 
     Returns:
-        float32 scalar.
+        Scalar of the default float dtype, or of that of the losses.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -417,8 +461,8 @@ def weight_sum(model: Model, losses: tuple[Array, Array] | None, weight: Array |
     """
     ignores = model.symbol is None and any(o.ignore_label is not None for o in model.outputs)
     if losses is not None and (ignores or model.joint_loss is not None):
-        return losses[1]
-    return jnp.asarray(rows, jnp.float32) if weight is None else jnp.sum(weight)
+        return losses.share
+    return jnp.asarray(rows, float) if weight is None else jnp.sum(weight.astype(float))
 
 
 def row_weights(weight: Array | None, rows: MaybeLayout, size: int) -> Array | None:

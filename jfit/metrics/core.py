@@ -140,7 +140,12 @@ def pairs(name: str, labels: Any, outputs: Arrays, weights: Weights, weighted: b
         elif weight is None:
             yield label, output, jnp.ones(output.shape[:1], jnp.float32)
         else:
-            yield label, output, jnp.maximum(weight.astype(jnp.float32), 0.0)
+            yield label, output, jnp.maximum(wide(weight), 0.0)
+
+
+def wide(x: Array) -> Array:
+    """Convert an array to float32; arrays of wider dtypes are unchanged."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
@@ -209,7 +214,7 @@ def add_counted(values: Array, labels: Array, output: Array, rows: Array | None,
 
 
 def label_probability(name: str, label: Array, output: Array, axis: int) -> Array:
-    """Return the entry of the output at the class of each label: float32, in the shape of the output without its class axis.
+    """Return the entry of the output at the class of each label, in the shape of the output without its class axis.
 
     Args:
         name: name of the metric, for error messages.
@@ -221,7 +226,7 @@ def label_probability(name: str, label: Array, output: Array, axis: int) -> Arra
         raise ValueError(f"metric {name}: the output has shape {output.shape}, expected (rows, classes, ...).")
     axis %= output.ndim
     index = like(name, label, output.shape[:axis] + output.shape[axis + 1 :]).astype(jnp.int32)
-    return jnp.take_along_axis(output, jnp.expand_dims(index, axis), axis).squeeze(axis).astype(jnp.float32)
+    return wide(jnp.take_along_axis(output, jnp.expand_dims(index, axis), axis).squeeze(axis))
 
 
 def total(parts: Iterator[Any]) -> Any:
@@ -276,7 +281,7 @@ def weighted_mean(name: str, pair: PairRule, finish: str | None = None) -> Metri
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
         sums = (pair(*each) for each in pairs(name, labels, outputs, weights, True))
-        return total(jnp.stack([s.astype(jnp.float32), c.astype(jnp.float32)]) for s, c in sums)
+        return total(jnp.stack([s.astype(float), c.astype(float)]) for s, c in sums)
 
     def compute(running: Any) -> dict[str, Any]:
         sum_, count = exact(running)
@@ -295,8 +300,7 @@ def batch_mean(
         raise ValueError(f"metric {name}: average is {average!r}; it must be 'macro' or 'micro'.")
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        label = like(name, label, output.shape).astype(jnp.float32)
-        return add_up(error(label, output.astype(jnp.float32)), output, rows)
+        return add_up(error(wide(like(name, label, output.shape)), wide(output)), output, rows)
 
     if weighted or average == "micro":
         return mean(name, pair, finish, weighted)
@@ -338,7 +342,7 @@ def divide(value: Any, count: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ compensated sum and count
 def zero_mean() -> tuple[Array, Array, Array]:
     """Return (sum, rounding error of the sum, count), three zeros in separate buffers, so that they can be donated."""
-    return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+    return jnp.zeros((), float), jnp.zeros((), float), jnp.zeros((), jnp.int32)
 
 
 def kahan(running: tuple[Array, Array, Array], value: Array, count: Array) -> tuple[Array, Array, Array]:
@@ -356,8 +360,11 @@ def finite(grown: Array, lost: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------------ arrays of compensated sums
 def zero_sums(*shape: int) -> Array:
-    """Return compensated sums, initially 0: float32 of shape (2, *shape); [0] are the sums, [1] their rounding errors."""
-    return jnp.zeros((2, *shape), jnp.float32)
+    """Return compensated sums, initially 0, (2, *shape): [0] are the sums, [1] their rounding errors.
+
+    They are float32, with jax_enable_x64 float64.
+    """
+    return jnp.zeros((2, *shape), float)
 
 
 def added(running: Array, values: Array) -> Array:
@@ -370,7 +377,8 @@ def added(running: Array, values: Array) -> Array:
     """
     high, low = running[0], running[1]
     grown, lost = two_sum(high, values)
-    return jnp.stack([grown, low + lost])
+    # what has been lost so far goes back into the sum, else it grows with the number of additions and is rounded itself
+    return jnp.stack(two_sum(grown, low + lost))
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.metrics.core import Arrays, Metric, Weights, add_counted, add_up, label_probability, like, mean
+from jfit.metrics.core import Arrays, Metric, Weights, add_counted, add_up, label_probability, like, mean, wide
 from jfit.metrics.targets import for_likelihood
 
 
@@ -127,7 +127,7 @@ def _likelihood(
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
         if from_logits:
-            losses = -label_probability(name, label, jax.nn.log_softmax(output.astype(jnp.float32), axis), axis)
+            losses = -label_probability(name, label, jax.nn.log_softmax(wide(output), axis), axis)
         else:
             losses = penalty(label_probability(name, label, output, axis))
         labels = label if ignored is None else like(name, label, losses.shape).astype(jnp.int32)
@@ -156,7 +156,7 @@ def loss(name: str = "loss", weighted: bool = False) -> Metric:
     """
 
     def pair(label: Array | None, output: Array, rows: Array | None) -> tuple[Array, Array]:
-        return add_up(output.astype(jnp.float32), output, rows)
+        return add_up(wide(output), output, rows)
 
     metric = mean(name, pair, weighted=weighted)
 

@@ -21,6 +21,7 @@ from jfit.metrics.core import (
     like,
     pairs,
     two_sum,
+    wide,
     xp,
     zero_mean,
     zero_sums,
@@ -150,9 +151,9 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
 # [0]: Σw, mean x, mean y, Σw(x - mean)², Σw(y - mean)², Σw(x - mean)(y - mean); [1]: rounding errors of [0]
 def _moments(name: str, label: Array, output: Array, rows: Array | None) -> Array:
     """Return the moments of the outputs (x) and labels (y) of one batch, an array (2, 6) as described above."""
-    each = each_row(output, output, rows).reshape(-1).astype(jnp.float32)
-    x = output.reshape(-1).astype(jnp.float32)
-    y = like(name, label, x.shape).astype(jnp.float32)
+    x = wide(output.reshape(-1))
+    each = each_row(output, output, rows).reshape(-1).astype(x.dtype)
+    y = like(name, label, x.shape).astype(x.dtype)
     first = jnp.argmax(each > 0)  # any row with a weight: relative to one of them, constant values are exactly 0
     count = jnp.sum(each)
     parts = [_centred(z, z[first], each, count) for z in (x, y)]

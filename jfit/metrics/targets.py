@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.lowering.loss_kinds import LossKind, are_classes, are_elements
-from jfit.metrics.core import Metric, xp
+from jfit.metrics.core import Metric, wide, xp
 
 FORMS = {
     "classes": "class indices",
@@ -313,9 +313,9 @@ def for_likelihood(
 
 def _losses(target: Target, penalty: Callable[[Any], Any], label: Any, output: Any, weight: Any) -> tuple[Any, Any, Any]:
     """Class indices (n,), losses (n,) and weights (n,) or None."""
-    output, logits = output.astype(jnp.float32), target.scores == "logits"
+    output, logits = wide(output), target.scores == "logits"
     if target.form == "binary":
-        true = label.reshape(output.shape).astype(jnp.float32)
+        true = label.reshape(output.shape).astype(output.dtype)
         no, yes = (jax.nn.softplus(output), jax.nn.softplus(-output)) if logits else (penalty(1 - output), penalty(output))
         label, _, weight = _class_arrays(target, label, output, weight)
         return label, _expected(true, yes, no).reshape(-1), weight

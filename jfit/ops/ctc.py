@@ -149,7 +149,7 @@ _warp = head(
 
 def _warp_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     """Return (CTC loss, weight 1) of each sequence, both (batch,) float32."""
-    losses = _warp_losses(attrs, jnp.log(jnp.maximum(output.astype(jnp.float32), TINY)), label)
+    losses = _warp_losses(attrs, jnp.log(jnp.maximum(output.astype(accumulating(output.dtype)), TINY)), label)
     return losses, jnp.ones(losses.shape, jnp.float32)
 
 

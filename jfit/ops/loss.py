@@ -51,8 +51,8 @@ def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array
 
 
 def _row_means(values: Array) -> Array:
-    """Return the mean over all axes but the first, (rows,) float32."""
-    values = values.astype(jnp.float32)
+    """Return the mean over all axes but the first, (rows,), float32 or wider."""
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     return jnp.mean(values.reshape(values.shape[0] if values.ndim else 1, -1), axis=1)
 
 
@@ -96,6 +96,14 @@ def _probabilities(attrs: Attrs, data: Array) -> Array:
         flat = wide.reshape(data.shape[0], size_of(data.shape[1:]))
         return jax.nn.softmax(flat, axis=1).reshape(data.shape).astype(data.dtype)
     return jax.nn.softmax(wide, axis=axis).astype(data.dtype)
+
+
+def _label_positions(attrs: Attrs, shape: tuple[int, ...]) -> int:
+    return math.prod(_label_shape(attrs, shape)[1:])
+
+
+def _row_size(attrs: Attrs, shape: tuple[int, ...]) -> int:
+    return math.prod(shape[1:])
 
 
 def _by_class(attrs: Attrs, out: Array) -> tuple[Array, int]:
@@ -160,7 +168,7 @@ _softmax_output = head(_probabilities, _softmax_gradient)
 
 
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """Return (-log p[label], weight 1), each (rows,) float32; both are 0 for ignore_label if use_ignore."""
+    """Return (-log p[label], weight 1), each (rows,), float32 or wider; both are 0 for ignore_label if use_ignore."""
     wide = output.astype(accumulating(output.dtype))
     if _is_soft(output, label):
         prob, axis = _by_class(attrs, wide)
@@ -200,6 +208,7 @@ def _softmax_rows(attrs, rows, shapes, outs):
     kind="head",
     label="label",
     loss=_softmax_loss,
+    positions=_label_positions,
 )
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""
@@ -286,6 +295,7 @@ def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> di
         "kind": "head",
         "label": "label",
         "loss": _per_row(value),
+        "positions": _row_size,
     }
 
 
@@ -333,7 +343,7 @@ _make_loss = head(_identity, _make_loss_gradient)
 
 
 def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Array, Array]:
-    """Return (mean of output * grad_scale over each row, weight 1), each (rows,) float32."""
+    """Return (mean of output * grad_scale over each row, weight 1), each (rows,), float32 or wider."""
     means = _row_means(output) * attrs.get("grad_scale", 1.0)
     return means, jnp.ones(means.shape, jnp.float32)
 
@@ -347,6 +357,7 @@ def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Ar
     },
     kind="head",
     loss=_loss_of_output,
+    positions=_row_size,
     rows=elementwise_rows,
 )
 def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
@@ -354,7 +365,9 @@ def make_loss_output(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
 
 
-@operator("make_loss", kind="head", outputs=("loss",), loss=_loss_of_output, aliases=("_sparse_make_loss",))
+@operator(
+    "make_loss", kind="head", outputs=("loss",), loss=_loss_of_output, positions=_row_size, aliases=("_sparse_make_loss",)
+)
 def make_loss(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x; its gradient is 1."""
     return _make_loss(attrs, data, None, ctx.row_weight(data.ndim))
@@ -402,11 +415,11 @@ _svm = head(lambda attrs, data: data, _svm_gradient)
 
 
 def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
-    """Return (hinge loss summed over the classes, weight 1), each (rows,) float32."""
+    """Return (hinge loss summed over the classes, weight 1), each (rows,), float32 or wider."""
     wide = output.astype(accumulating(output.dtype))
     slack = jnp.maximum(attrs.margin - _signs(wide, label) * wide, 0)
     total = jnp.sum(slack if attrs.use_linear else jnp.square(slack), axis=1) * attrs.regularization_coefficient
-    return total.astype(jnp.float32), jnp.ones(total.shape, jnp.float32)
+    return total, jnp.ones(total.shape, jnp.float32)
 
 
 def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:

@@ -35,7 +35,7 @@ TypeRule = Callable[[Attrs, list[Any]], tuple[list[Any], list[Any]]]
 # (attributes, input shapes, output shapes) -> (input shapes, output shapes), both inferred as far as possible
 BothRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], tuple[list[MaybeShape], list[MaybeShape]]]
 # (attributes, output, label) -> (loss of each row, its share in the denominator of the mean loss: 1, or less where labels are
-# ignored); both (rows,) float32
+# ignored); both (rows,), float32 or wider
 LossRule = Callable[..., Any]
 
 HEAD_KINDS = ("plain", "head", "loss")
@@ -78,6 +78,7 @@ class Op:
             as MXNet's SoftmaxOutput does; "loss": its output is summed into the training loss.
         label: name of the input that is the label (output heads only).
         loss: computes the loss value that the gradient of an output head belongs to, see `LossRule`.
+        positions: (attributes, shape of the output) -> number of losses of each row, of which `loss` returns the mean.
         needs_rng: True if `fn` draws random numbers, with `ctx.random` or `ctx.key`.
         aux_init: initializer ("zero" or "one") of each auxiliary state; it is stored on the state's variable, as MXNet does.
         aux_at: position of the auxiliary states among the inputs in MXNet's symbol files; None: after all inputs.
@@ -116,6 +117,7 @@ class Op:
     kind: str = "plain"
     label: str | None = None
     loss: LossRule | None = None
+    positions: Callable[[Attrs, Shape], int] = lambda attrs, shape: 1
     needs_rng: bool = False
     aux_init: tuple[str, ...] = ()
     aux_at: int | None = None

@@ -177,7 +177,7 @@ def mean_gradients(
     summed = _summed(model, wrt, policy)
 
     def fn(params: Params, aux: Aux, batch: Any, key: Array | None = None, *, axis_name: str | None = None) -> Gradients:
-        gradients, rows = summed(params, aux, batch, _key(key), 0, axis_name)
+        gradients, rows, _ = summed(params, aux, batch, _key(key), 0, axis_name)
         return _mean(gradients, rows)
 
     return fn
@@ -214,8 +214,8 @@ def full_gradients(
 
     @jax.jit
     def first(params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
-        gradients, rows = summed(params, aux, batch, key, number, None)
-        return jax.tree.map(_wide, gradients), rows
+        gradients, rows, positions = summed(params, aux, batch, key, number, None)
+        return jax.tree.map(lambda g: _wide(g) * positions.astype(_wide(g).dtype), gradients), rows * positions
 
     def more(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
         return jax.tree.map(jnp.add, sums, first(*args))
@@ -234,10 +234,13 @@ def full_gradients(
     return fn
 
 
-def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None) -> Callable[..., tuple[Gradients, Array]]:
-    """Make a function that returns (Σᵢ wᵢ ∇ℓᵢ, Σᵢ wᵢ) over the rows i of a batch, summed over devices if `axis_name` is set."""
+def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None) -> Callable[..., Any]:
+    """Make a function that returns (Σᵢ wᵢ ∇ℓᵢ, Σᵢ wᵢ, positions) over the rows i of a batch, over all devices of `axis_name`.
 
-    def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> tuple[Gradients, Array]:
+    `positions` is the number of losses of each row of a function with one loss, of which ℓᵢ is the mean; else 1.
+    """
+
+    def fn(params: Params, aux: Aux, batch: Any, key: Array, number: Any, axis_name: str | None) -> Any:
         names = list(split_params(model, params)[0] if wrt is None else wrt)
         values, gradients, new_aux = gradient_step(model, names, policy=policy)(
             params, aux, batch, key, 0, number, axis_name=axis_name
@@ -248,7 +251,10 @@ def _summed(model: Model, wrt: Sequence[str] | None, policy: Policy | str | None
             joint = joint_losses(bound, values, inputs, weight, params, new_aux, axis_name)
             losses = loss_sums(bound, values, inputs, weight, plan_of(bound, inputs).rows, joint)
         rows = weight_sum(bound, losses, weight, num_rows(bound, inputs))
-        return (gradients, rows) if axis_name is None else lax.psum((gradients, rows), axis_name)
+        positions = jnp.ones(())
+        if losses is not None and losses.share.ndim == losses.mean[1].ndim:
+            positions = losses.mean[1] / jnp.maximum(losses.share, 1e-30)
+        return (gradients, rows, positions) if axis_name is None else (*lax.psum((gradients, rows), axis_name), positions)
 
     return fn
 

@@ -37,8 +37,9 @@ def eval_step(
 
     Returns:
         `step(params, aux, totals, batch, number=0, axis_name=None) -> totals`, or `(totals, outputs)` with outputs=True.
-        `totals` starts as `jfit.totals.zero_totals(metrics)`.  `number` is the number of the batch: operators that draw random
-        numbers in evaluation mode draw different numbers for every batch, and the same ones in every evaluation.
+        `totals` starts as `jfit.totals.zero_totals(metrics)`, with `losses=model.num_losses` for a model of several losses.
+        `number` is the number of the batch: operators that draw random numbers in evaluation mode draw different numbers for
+        every batch, and the same ones in every evaluation.
 
     Example:
         >>> import jfit, numpy as np
@@ -63,7 +64,7 @@ def eval_step(
         losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
         heads = head_arguments(model, values, inputs, weight, plan.rows)
         stats = metric_stats(for_batch(metrics, model, heads, inputs), *heads, *part_number(axis_name))
-        shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
+        shared = Shared(losses.mean if losses else (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
         if regularizers:

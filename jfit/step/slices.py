@@ -195,7 +195,7 @@ class Shared(NamedTuple):
     """Sums of the losses and metrics of one batch, added over its micro-batches and devices.
 
     Attributes:
-        loss: (Σ weight · loss, Σ weight) over the rows, two float32 scalars.
+        loss: (Σ weight · loss, Σ weight) over the positions of all rows, see `jfit.lowering.model.LossSums.mean`.
         metrics: for each metric the sums of one batch, as `Metric.stats` returns them.
         logged: name -> (Σ weight · value, Σ weight) of each value that the loss function returned to be logged.
 
@@ -297,7 +297,7 @@ def _micro_batch_gradients(
     part, parts = part_number(axis_name, number, settings.micro_batches)
     stats = metric_stats(for_batch(settings.metrics, model, heads, inputs), *heads, part, parts)
     count = weight_sum(model, losses, weight, row_ids.shape[0])
-    shared = Shared(losses or (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
+    shared = Shared(losses.mean if losses else (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
     return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)
 
 

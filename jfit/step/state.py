@@ -174,14 +174,14 @@ def init_state(
     drawn = _replaced("params", drawn, ones)
     _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
-    rate = _base_rate(optimizer, learning_rate)
+    rate, bound = _base_rate(optimizer, learning_rate), model.bound(inputs) if inputs else model
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
         aux=drawn_aux,
         # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
-        metrics=zero_totals(metrics, model.bound(inputs).logged if inputs else ()),
+        metrics=zero_totals(metrics, bound.logged, bound.num_losses),
         base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
         key=run_key,
     )

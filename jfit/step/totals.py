@@ -16,7 +16,7 @@ from jax import Array
 from jfit.lowering.model import Model, row_weights
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
-from jfit.metrics.core import finite
+from jfit.metrics.core import added, exact, zero_sums
 from jfit.ops.rows import MaybeLayout
 
 
@@ -24,8 +24,8 @@ class Totals(NamedTuple):
     """Running sums of the loss and the metrics.
 
     Attributes:
-        loss: (Σ weight · loss, rounding error of this sum, Σ weight) over rows, float32 of shape (3,); one array, because every
-            array costs dispatch time.
+        loss: compensated sums (see `jfit.metrics.core.zero_sums`) of (Σ weight · loss, Σ weight) over the positions of all
+            rows, (2, 2), or (2, 2, losses) for a model with several losses; one array, because every array costs dispatch time.
         first_bad_step: number of the first step with a loss that was not finite, int32 scalar; -1 if there is none.
         metrics: for each metric its running sums, with the structure of `Metric.init()`.
         logged: for each value that the loss of the model logs (`Model.logged`), by name, sums as in `loss`.
@@ -37,23 +37,31 @@ class Totals(NamedTuple):
     logged: Mapping[str, Array] = {}
 
 
-def zero_totals(metrics: Sequence[Metric] = (), logged: Iterable[str] = ()) -> Totals:
+def zero_totals(metrics: Sequence[Metric] = (), logged: Iterable[str] = (), losses: int = 1) -> Totals:
     """Return running sums over no batches, the initial value.
 
     Args:
         metrics: the metrics to sum.
         logged: names of the values that the loss logs: `Model.logged` of a model for which they are known.
+        losses: `Model.num_losses`.  With 1 for a model of several losses, the mean loss of each batch is weighted by the
+            positions of the first loss.
 
     Returns:
-        `Totals`.
+        `Totals`, float32, with jax_enable_x64 float64.
 
     Example:
         >>> from jfit.step.totals import zero_totals
         >>> int(zero_totals().first_bad_step)
         -1
     """
-    sums = {name: jnp.zeros(3, jnp.float32) for name in logged}
-    return Totals(jnp.zeros(3, jnp.float32), jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics), sums)
+    sums = {name: zero_sums(2) for name in logged}
+    loss = zero_sums(2) if losses == 1 else zero_sums(2, losses)
+    return Totals(loss, jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics), sums)
+
+
+def cleared(metrics: Sequence[Metric], totals: Totals) -> Totals:
+    """Return running sums over no batches, of the same values as `totals`."""
+    return zero_totals(metrics, totals.logged, *totals.loss.shape[2:])
 
 
 def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, loss: Array) -> Totals:
@@ -66,20 +74,25 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
         step: number of the step, int32 scalar.
         loss: mean loss of the batch; if it is not finite, `first_bad_step` is set.
     """
-    loss_count = shared.loss[1]
-    bad = jnp.where((totals.first_bad_step < 0) & ~jnp.isfinite(loss) & (loss_count > 0), step, totals.first_bad_step)
+    total, count = shared.loss
+    is_bad = (totals.first_bad_step < 0) & ~jnp.isfinite(loss) & jnp.any(count > 0)
+    bad = jnp.where(is_bad, step, totals.first_bad_step)
+    if count.ndim and totals.loss.ndim == 2:
+        total, count = mean_loss(total, count) * count[0], count[0]
     folded = tuple(m.update(t, merged(m, s)) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
     logged = {k: _grown(v, *shared.logged[k]) if k in shared.logged else v for k, v in totals.logged.items()}
-    return Totals(_grown(totals.loss, *shared.loss), bad, folded, logged)
+    return Totals(_grown(totals.loss, total, count), bad, folded, logged)
 
 
-def _grown(sums: Array, value: Array, count: Array) -> Array:
-    """Add the weighted sum `value` and sum of weights `count` of a batch to (sum, its rounding error, sum of weights)."""
-    total, lost, counted = sums
-    # Kahan summation: the rounding error of each addition is subtracted from the next value.
-    part = value - lost
-    grown = total + part
-    return jnp.stack([grown, finite(grown, (grown - total) - part), counted + count])
+def mean_loss(total: Array, count: Array) -> Array:
+    """The mean loss of a batch, Σₖ totalₖ / countₖ over its losses k with a count above 0, from `Shared.loss`."""
+    means = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
+    return jnp.sum(means) if means.ndim else means
+
+
+def _grown(sums: Array, total: Array, count: Array) -> Array:
+    pair = [jnp.broadcast_to(x, sums.shape[2:]) for x in (total, count)]
+    return added(sums, jnp.stack(pair).astype(sums.dtype))
 
 
 def merged(metric: Metric, stats: Any) -> Any:
@@ -225,8 +238,9 @@ def values(metrics: Sequence[Metric], totals: Totals) -> dict[str, Any]:
 
 
 def _mean(name: str, sums: Any) -> dict[str, float]:
-    total, lost, count = np.asarray(sums, np.float64).tolist()
-    return {name: (total - lost) / count} if count > 0 else {}
+    total, count = exact(np.asarray(sums)).reshape(2, -1)
+    counted = count > 0
+    return {name: float(np.sum(total[counted] / count[counted]))} if counted.any() else {}
 
 
 def joined(results: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from jfit.step.skipping import unless_bad
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
-from jfit.step.totals import fold
+from jfit.step.totals import fold, mean_loss
 
 
 class StepOut(NamedTuple):
@@ -47,7 +47,8 @@ class StepOut(NamedTuple):
 
     Attributes:
         fence: a small array that is ready when the step is done: `out.fence.block_until_ready()` waits for the step.
-        loss: mean loss of the batch, float32 scalar; NaN if the model has no loss value.
+        loss: mean loss of the batch, a scalar of the dtype of its computation, at least float32; NaN if the model has no loss
+            value.
         lr: learning rate of the update, float32 scalar; None if it is unknown (an optax instance with its own learning rate).
         first_bad_step: number of the first step with a loss that was not finite since `state.metrics` was reset, int32 scalar;
             -1 if there is none.
@@ -276,7 +277,8 @@ def train_step(
             before = old_params, state.opt_state, state.aux, state.local, state.metrics
             after = params, opt_state, aux, local, totals
             axis = None if split is None else split.axis_name
-            params, opt_state, aux, local, totals = unless_bad(after, before, loss, sums.shared.loss[1], state.step, axis)
+            count = jnp.sum(sums.shared.loss[1])
+            params, opt_state, aux, local, totals = unless_bad(after, before, loss, count, state.step, axis)
         if split is not None and not reduce.sharded_parameters:
             params = split.gathered(params)
         new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
@@ -511,11 +513,10 @@ def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, res
 
 
 def _mean_loss(sums: Sums) -> Array:
-    """Return the weighted mean loss of the rows: 0 if all weights are 0, NaN if the model has no loss value."""
-    total, count = sums.shared.loss
+    """Return the weighted mean loss of the batch: 0 if all weights are 0, NaN if the model has no loss value."""
     if isinstance(sums.has_loss, bool) and not sums.has_loss:
         return jnp.float32(jnp.nan)
-    loss = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
+    loss = mean_loss(*sums.shared.loss)
     return loss if isinstance(sums.has_loss, bool) else jnp.where(sums.has_loss, loss, jnp.nan)
 
 
@@ -576,7 +577,8 @@ def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRow
 
 def _scaled(g: Array, factor: Any, exact: bool) -> Array:
     # jfit's optimizers compute in float32: rescale 16-bit gradients in float32 too, to keep their precision.
-    return wide(g) * factor if exact and is_small(g) else g * jnp.asarray(factor, g.dtype)
+    g = wide(g) if exact and is_small(g) else g
+    return g * jnp.asarray(factor, g.dtype)
 
 
 def _clip(gradients: Params, norm: Any, value: Any, split: Split | None) -> Params:

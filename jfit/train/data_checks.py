@@ -104,7 +104,7 @@ class DataChecks:
         """
         self._watch.check(epoch)
         batches = self._batches
-        if batches is None or not batches.weighted or int(totals.first_bad_step) >= 0 or totals.loss[2] > 0:
+        if batches is None or not batches.weighted or int(totals.first_bad_step) >= 0 or (totals.loss[0, 1] > 0).any():
             return
         if self.model.joint_loss is not None or any(o.loss is not None for o in self.model.outputs):
             what = "evaluation" if epoch is None else f"epoch {epoch}"

@@ -136,17 +136,17 @@ def repeat_steps(
         train_one: `train_one(state, j) -> (state, report)` for step j = 0, ..., count - 1; the report is an array (2,).
         spec: with its `step_names`, reports are pairs of this array and a table of values, with a row per step.
     """
-    start = jnp.zeros(2, jnp.float32)
+    start = jnp.zeros(2)
 
     def add_row(j: Any, carry: Any) -> Any:
         state, (_, table) = carry
         state, (last, row) = train_one(state, j)
-        return state, (last, lax.dynamic_update_slice(table, row, (j, 0)))
+        return state, (last, lax.dynamic_update_slice(table, row, (j, jnp.zeros_like(j))))
 
     def run(state: TrainState, count: Any) -> tuple[TrainState, Any]:
         if spec is None or not spec.step_names:
             return lax.fori_loop(0, count, lambda j, carry: train_one(carry[0], j), (state, start))
-        table = jnp.zeros((spec.steps_per_call, len(spec.step_names)), jnp.float32)
+        table = jnp.zeros((spec.steps_per_call, len(spec.step_names)))
         return lax.fori_loop(0, count, add_row, (state, (start, table)))
 
     return run

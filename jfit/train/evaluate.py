@@ -116,7 +116,7 @@ class Scorer:
         self._compile(data)
         state = evaluated_state(state, self.devices)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
-        totals = place(zero_totals(self.metrics, self.model.logged), self.devices)
+        totals = place(zero_totals(self.metrics, self.model.logged, self.model.num_losses), self.devices)
         constants = (state.params, state.aux)
         options: dict[str, Any] = {"values": constants, "weights": True, "sizes": self._sizes}
         options["own"] = own_slices_of(self.devices)
@@ -231,7 +231,8 @@ class ResidentScorer:
         self._program.prepare(state.params, state.aux, self._zeros(), self._epoch_data, number, number, submit=submit)
 
     def _zeros(self) -> Totals:
-        return place(zero_totals(self.scorer.metrics, self.scorer.model.logged), self.scorer.devices)
+        model = self.scorer.model
+        return place(zero_totals(self.scorer.metrics, model.logged, model.num_losses), self.scorer.devices)
 
 
 def _add_batches(

@@ -566,7 +566,8 @@ def _evaluation(
     scorer = Scorer(model, metrics, settings.devices, size, settings.policy, settings.regularizers)
     try:
         plan = checked_plan(model, data, probe, state).in_evaluation
-        check_shapes(scorer.step, state.params, state.aux, zero_totals(scorer.metrics, model.logged), dict(probe))
+        totals = zero_totals(scorer.metrics, model.logged, model.num_losses)
+        check_shapes(scorer.step, state.params, state.aux, totals, dict(probe))
     except ValueError as error:
         error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
         raise

@@ -45,7 +45,7 @@ from jfit.parallel.spmd import WAIT_EVERY, Window, compile_spmd
 from jfit.programs import Program
 from jfit.step import unrolls
 from jfit.step.state import TrainState
-from jfit.step.totals import joined, values, zero_totals
+from jfit.step.totals import cleared, joined, values
 from jfit.train.agreement import equal_times
 from jfit.train.ahead import compiling_ahead
 from jfit.train.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
@@ -206,7 +206,7 @@ class Loop:
             return
         if self.batch == 0:
             with self.thread:  # another thread may set the learning rate
-                zeros = zero_totals(self.metrics, self.state.metrics.logged)
+                zeros = cleared(self.metrics, self.state.metrics)
                 self.state = self.state._replace(metrics=place(zeros, self.devices))
             if self.host_metrics is not None:
                 self.host_metrics.reset()

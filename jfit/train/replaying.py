@@ -22,7 +22,7 @@ from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step.sharded import whole_state
 from jfit.step.state import TrainState, split_params
-from jfit.step.totals import zero_totals
+from jfit.step.totals import cleared
 from jfit.step.watch import Statistics, Watch, Watched
 from jfit.train.checkpoint import resumed
 from jfit.train.finite import is_finite
@@ -85,7 +85,7 @@ class Replayer:
         while True:
             done = at
             if number == 0:
-                zeros = zero_totals(self._loop.metrics, state.metrics.logged)
+                zeros = cleared(self._loop.metrics, state.metrics)
                 state = state._replace(metrics=place(zeros, self._loop.devices))
             with contextlib.closing(self._epoch(epoch, number, at, step)) as dispatches:
                 for dispatch, batch in dispatches:

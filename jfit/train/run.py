@@ -323,7 +323,8 @@ class Run:
         if loop.host_metrics is not None and "host_metrics.safetensors" in saved.arrays:
             loop.host_metrics.unpack(saved.arrays["host_metrics.safetensors"])
         if saved.meta.get("report") is not None:  # not in checkpoints of earlier versions
-            loop.report = np.asarray([from_json_value(value) for value in saved.meta["report"]], np.float32)
+            dtype = jax.dtypes.canonicalize_dtype(float)
+            loop.report = np.asarray([from_json_value(value) for value in saved.meta["report"]], dtype)
 
     @property
     def _averages(self) -> bool:

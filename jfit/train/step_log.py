@@ -44,18 +44,17 @@ def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
 
 
 def report(out: StepOut) -> Array:
-    """Return (loss, learning rate) of a step as one float32 array of shape (2,); an unknown learning rate is nan.
+    """Return (loss, learning rate) of a step as one array of shape (2,); an unknown learning rate is nan.
 
     One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
     """
-    rate = jnp.float32(jnp.nan) if out.lr is None else out.lr.astype(jnp.float32)
-    return jnp.stack([out.loss, rate])
+    return jnp.stack([out.loss, jnp.nan if out.lr is None else out.lr]).astype(float)
 
 
 def step_values(out: StepOut, names: Sequence[str]) -> Array:
-    """Return the values of a step, float32 (1, len(names)), in the order of `names`; an unknown learning rate is nan."""
+    """Return the values of a step, (1, len(names)), in the order of `names`; an unknown learning rate is nan."""
     lr = jnp.float32(jnp.nan) if out.lr is None else out.lr
-    return jnp.stack([out.loss, lr, *((out.metrics or {})[name] for name in names[2:])]).astype(jnp.float32)[None]
+    return jnp.stack([out.loss, lr, *((out.metrics or {})[name] for name in names[2:])]).astype(float)[None]
 
 
 class StepLog:

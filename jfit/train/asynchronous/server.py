@@ -15,7 +15,7 @@ from jfit.distributed.staleness import StalenessClock
 from jfit.optim import as_schedule
 from jfit.step import update_step
 from jfit.step.state import TrainState
-from jfit.step.totals import Totals, fold, values, zero_totals
+from jfit.step.totals import Totals, fold, mean_loss, values, zero_totals
 from jfit.train.asynchronous.problem import Problem
 from jfit.train.asynchronous.worker import Sent, Values
 
@@ -42,7 +42,7 @@ class ParameterServer:
         options = {"schedule": problem.schedule, "clip_norm": problem.clip_norm, "clip_value": problem.clip_value}
         update = update_step(problem.optimizer, model=model, **options)
         with jax.default_device(self._device):
-            self._zero = functools.partial(zero_totals, problem.metrics, model.logged)
+            self._zero = functools.partial(zero_totals, problem.metrics, model.logged, model.num_losses)
             self._update = jax.jit(functools.partial(_updated, update, problem.metrics), donate_argnums=0)
             self._state = jax.device_put(state._replace(metrics=()), self._device)
 
@@ -160,9 +160,7 @@ def _updated(
     update: Callable[..., TrainState], metrics: tuple[Any, ...], state: TrainState, totals: Totals, sent: Sent
 ) -> tuple[TrainState, Totals]:
     """θ ← θ − η · u(g) for a gradient g of older parameters; a batch whose weights sum to 0 changes nothing."""
-    total, count = sent.shared.loss
-    loss = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
-    totals = fold(metrics, totals, sent.shared, state.step, loss)
+    totals = fold(metrics, totals, sent.shared, state.step, mean_loss(*sent.shared.loss))
     new = update(state, sent.gradients)
     # Moving statistics are linear in what a batch adds to them: the change is added to the newest value.
     aux = {k: state.aux[k] + v if jnp.issubdtype(v.dtype, jnp.inexact) else v for k, v in sent.aux.items()}

@@ -205,8 +205,9 @@ class Chunk:
     def _train_program(self, name: str) -> Any:
         if name not in self._programs:
             recipe, metrics = self.members[0].recipe, tuple(self.problem.settings.metrics)
-            tail, logged = self._tail if name == "train" else True, tuple(self.problem.model.logged)
-            spec = TrainSpec(recipe.step, recipe.constants, self.layout, tail, metrics, logged, self._order_axis)
+            tail, model = self._tail if name == "train" else True, self.problem.model
+            sums = metrics, tuple(model.logged), model.num_losses
+            spec = TrainSpec(recipe.step, recipe.constants, self.layout, tail, *sums, self._order_axis)
             fn = functools.partial(train_batches, spec, self._loops and name == "train")
             axes = (STACK_AXES, 0, data_axes(self._order_axis), None, None)
             out = (STACK_AXES, 0)
@@ -245,7 +246,8 @@ class Chunk:
         if not self._eval_data:
             self._eval_data = self._data(evaluation, lambda m: evaluation.of_fold(m.member.fold), self._eval_axis)
         if self._zeros is None:
-            zeros = counters.read(zero_totals(self.problem.settings.metrics, self.problem.model.logged))  # sync: once
+            model = self.problem.model
+            zeros = counters.read(zero_totals(self.problem.settings.metrics, model.logged, model.num_losses))  # sync: once
             self._zeros = place_members(jax.tree.map(lambda x: np.repeat(x[None], self._size, axis=0), zeros), self.devices)
         return [(self._zeros, data) for data in self._eval_data]
 

@@ -38,6 +38,7 @@ class TrainSpec(NamedTuple):
         tail: whether the last batch of a call may be incomplete, argument `tail` of `BatchLayout.batch`.
         metrics: training metrics.
         logged: names of the values that the loss logs.
+        losses: number of losses, `Model.num_losses`.
         order_axis: 0 if every member has its own order of the rows; None if they share it.
     """
 
@@ -47,6 +48,7 @@ class TrainSpec(NamedTuple):
     tail: bool | None
     metrics: tuple[Any, ...]
     logged: tuple[str, ...]
+    losses: int
     order_axis: int | None
 
 
@@ -90,7 +92,7 @@ def train_batches(
         (new stack, reports of the last batch (members, 2): loss and learning rate).
     """
 
-    zeros = zero_totals(spec.metrics, spec.logged)
+    zeros = zero_totals(spec.metrics, spec.logged, spec.losses)
 
     def train_one(state: TrainState, row: Array, order: Array, sizes: Array) -> tuple[TrainState, Array]:
         rows, begins = {**data, "order": order, "numbers": sizes}, state.step == first
@@ -103,7 +105,7 @@ def train_batches(
                 state, out = spec.step(state, batch, axis_name=None)
             return state, report(out)
 
-        start = state._replace(metrics=sums), jnp.zeros(2, jnp.float32)
+        start = state._replace(metrics=sums), jnp.zeros(2)
         return lax.fori_loop(0, count, step, start) if loop else step(0, start)
 
     axes = (STACK_AXES, 0, spec.order_axis, spec.order_axis)
