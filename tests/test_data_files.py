@@ -7,6 +7,7 @@ import re
 import struct
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from jfit.data.csr import pick_rows
 from jfit.data.files import text
 from jfit.data.files.mnist_iter import mnist_order, read_idx
 from jfit.data.files.numbers import decimals, parse_libsvm, parse_table
-from jfit.data.files.text import TextFiles
+from jfit.data.files.text import TextFiles, WrongText
 from jfit.data.positions import decode, encode
 from jfit.formats import FormatError, SparseArray
 from jfit.train.callbacks import lambda_callback
@@ -375,6 +376,32 @@ def test_broken_csv_files_raise_with_the_line(content, message, tmp_path):
     (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         CSVIter(tmp_path / "x.csv", (2,), batch_size=1)
+
+
+def test_long_libsvm_lines_need_little_more_memory_than_their_text():
+    text = b"1 " + b" ".join(b"%d:0.5" % i for i in range(100_000)) + b"\n-1 3:2\n"
+    tracemalloc.start()
+    rows, labels = parse_libsvm(text, 100_000, F32)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(text)
+    assert rows.aux[0].tolist() == [0, 100_000, 100_001] and labels.tolist() == [1, -1]
+    assert rows.aux[1].tolist() == [*range(100_000), 3] and rows.data[-2:].tolist() == [0.5, 2]
+
+
+def test_libsvm_lines_can_be_cut_between_any_words(monkeypatch):
+    text = b"\n1 0:5 2:1.5\n\n-1\n \n2 1:3   3:4 \n7\n8 4:9"
+    whole = parse_libsvm(text, 5, F32)
+    for size in range(len(text)):
+        monkeypatch.setattr("jfit.data.files.numbers._PIECE", size)
+        rows, labels = parse_libsvm(text, 5, F32)
+        assert [labels.tolist(), rows.todense().tolist()] == [whole[1].tolist(), whole[0].todense().tolist()]
+        with pytest.raises(WrongText, match="found the index 6") as info:
+            parse_libsvm(text + b"\n1 1:2 6:0", 5, F32)
+        assert info.value.line == 8
+        with pytest.raises(WrongText, match="word 3 is '2', expected index:value") as info:
+            parse_libsvm(text + b"\n1 1:2 2", 5, F32)
+        assert info.value.line == 8
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from jfit.data.files.text import WrongText
 from jfit.formats.sparse import SparseArray
 
+_BLANK = bytes(range(33))  # ASCII whitespace
 _BOM = b"\xef\xbb\xbf"
 _OTHER_DTYPE = "pass another dtype= or change the file."
 
@@ -169,25 +171,65 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
         text = b"\n".join(line.partition(b"#")[0] for line in text.splitlines())
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    labels, begins, indices, values = [], [], [], []
+    line = entries = 0
+    begun = False  # whether the line has its label already
+    for piece in _pieces_of_words(text):
+        try:
+            found, begin, index, value = _entries(piece, columns, dtype, begun)
+        except WrongText as wrong:
+            raise WrongText(line + wrong.line, wrong.problem, wrong.remedy) from None
+        if found is None:
+            raise _wrong_word(text)
+        labels.append(found)
+        begins.append(begin + entries)
+        indices.append(index)
+        values.append(value)
+        entries, line = entries + len(index), line + piece.count(b"\n")
+        rest = piece[piece.rfind(b"\n") + 1 :]
+        begun = bool(rest.strip(_BLANK)) or (begun and len(rest) == len(piece))
+    joined = [np.concatenate([np.zeros(0, kind), *parts]) for kind, parts in ((dtype, values), (np.int64, indices))]
+    starts, label = np.concatenate([*begins, [entries]]).astype(np.int64), np.concatenate([np.zeros(0, dtype), *labels])
+    return SparseArray("csr", joined[0], (starts, joined[1]), (len(label), columns)), label
+
+
+def _pieces_of_words(text: bytes) -> Iterator[bytes]:
+    """Cut a text at whitespace into pieces of about `_PIECE` bytes: parsing takes many times the memory of the text."""
+    at = 0
+    while at < len(text):
+        space = _SPACE.search(text, at + _PIECE)
+        end = len(text) if space is None else space.end()
+        yield text[at:end]
+        at = end
+
+
+def _entries(text: bytes, columns: int, dtype: np.dtype[Any], begun: bool) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Parse a piece of LibSVM lines.
+
+    Args:
+        text: whole words.
+        columns, dtype: as for `parse_libsvm`.
+        begun: whether the piece starts within a line, behind its label.
+
+    Returns:
+        (labels, number of entries before each label, indices, values); the labels are None if a word has another form.
+    """
     raw = np.frombuffer(text, np.uint8)
     space = raw <= 32  # ASCII whitespace
     starts = np.flatnonzero(~space & np.concatenate([[True], space[:-1]]))  # first character of each word
-    if not len(starts):
-        return SparseArray("csr", np.zeros(0, dtype), (np.zeros(1, np.int64), np.zeros(0, np.int64)), (0, columns)), np.zeros(
-            0, dtype
-        )
     line = np.cumsum(raw == ord("\n"))[starts]  # line number of each word
     ends = np.flatnonzero(~space & np.concatenate([space[1:], [True]])) + 1
     colon = np.flatnonzero(raw == ord(":"))
     colons = np.diff(np.searchsorted(colon, np.append(starts, len(raw))))  # number of colons in each word
-    first = np.concatenate([[True], line[1:] != line[:-1]])
+    first = np.diff(line, prepend=0 if begun else -1) > 0  # whether a word is the label of its line
+    wrong = None, starts, starts, starts
     if (colons != ~first).any():
-        raise _wrong_word(text)
+        return wrong
     # Numbers are separated by whitespace or by a colon: one also ends at each colon, and the next one starts after it.
     where = _merged(starts, colon + 1), _merged(ends, colon)
     numbers = decimals(text, *where)
     if numbers is None:
-        raise _wrong_word(text)
+        return wrong
     places = np.cumsum(1 + colons) - 1 - colons  # position in `numbers` of each word's first number
     index = numbers[places[~first]]
     valid = (index >= 0) & (index < columns) & (index == np.trunc(index))
@@ -203,10 +245,8 @@ def parse_libsvm(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[Spars
         if not _means_infinity(word, dtype):
             number = int(line[np.searchsorted(places, bad, side="right") - 1])
             raise WrongText(number, f"found {_shown(word)}, which {dtype} cannot hold", _OTHER_DTYPE)
-    labels, values = narrow[places[first]], narrow[places[~first] + 1]
-    ends = np.append(np.flatnonzero(first)[1:], len(starts)) - np.arange(1, len(labels) + 1)  # CSR indptr without the 0
-    rows = SparseArray("csr", values, (np.append(0, ends), index.astype(np.int64)), (len(labels), columns))
-    return rows, labels
+    begins = np.flatnonzero(first) - np.arange(np.count_nonzero(first))
+    return narrow[places[first]], begins, index.astype(np.int64), narrow[places[~first] + 1]
 
 
 def _merged(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -218,7 +258,8 @@ def _wrong_word(text: bytes) -> WrongText:
     """Build the error for the first wrong word of LibSVM lines."""
     remedy = "write lines as `label index:value index:value`, with indices from 0."
     for number, line in enumerate(text.split(b"\n")):
-        for k, word in enumerate(line.split()):
+        for k, match in enumerate(_WORD.finditer(line)):
+            word = match[0]
             left, colon, right = word.partition(b":")
             if k == 0 and (colon or not _is_number(word)):
                 return WrongText(number, f"word 1 is {_shown(word)}, expected a number, the label", remedy)
@@ -230,6 +271,8 @@ def _wrong_word(text: bytes) -> WrongText:
 _TENS = 10.0 ** np.arange(19)
 _MOST = 17  # maximum length of a number that `_plain` parses: sixteen digits and a point
 _EXACT = 1 << 53  # integers below and powers of ten up to 10**22 are exact in float64: their quotient is correctly rounded
+_PIECE = 1 << 18  # bytes of text that `parse_libsvm` parses at once
+_SPACE, _WORD = re.compile(rb"[\x00-\x20]"), re.compile(rb"\S+")
 _CHUNK = 1 << 14  # numbers per block, so that the temporary arrays stay in the cache
 
 
