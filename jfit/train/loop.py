@@ -9,7 +9,7 @@ dispatch (`Window`), and for all of them at the end of an epoch.
 
 Names in this file:
 
-    report      result of a dispatch: float32 array (loss, learning rate) of its last step, see the function `report`
+    report      result of a dispatch: array (loss, learning rate) of its last step, see the function `report`
     fence       the report of an earlier dispatch; when it is ready, that dispatch and all before it are done
     log point   a time within an epoch, at most every `LOG_SECONDS`, at which the running sums of loss and metrics are copied
 
@@ -94,7 +94,7 @@ class Loop:
         stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
         interrupted: True if Ctrl-C or SIGTERM ended training.
         exit_code: 143 if SIGTERM ended training, with which the caller ends the process; else None.
-        report: (loss, learning rate) of the last dispatch, float32 array of shape (2,) on the devices, or None.
+        report: (loss, learning rate) of the last dispatch, array of shape (2,) on the devices, or None.
         thread: `TrainingThread`, in whose context the dispatches run.
     """
 
