@@ -36,7 +36,7 @@ def _describe(graph: Graph) -> Any:
     order, numbers, nodes = graph.nodes(), {}, []
     for node in order:
         numbers[id(node)] = len(numbers)
-        if node.op is not None and not _is_own(node.op):
+        if node.op is not None and not is_own(node.op):
             raise Unkeyed
         wiring = tuple([(numbers[id(e.node)], e.index) for e in node.inputs])
         op = None if node.op is None else ByIdentity(node.op)
@@ -44,6 +44,6 @@ def _describe(graph: Graph) -> Any:
     return tuple(nodes), tuple([(numbers[id(h.node)], h.index) for h in graph.heads])
 
 
-def _is_own(op: Op) -> bool:
+def is_own(op: Op) -> bool:
     """Whether an operator is jfit's own; the code of a user, also in a Custom operator, may depend on values that change."""
     return op.name != "Custom" and is_trusted(getattr(op.fn, "__globals__", {}).get("__name__"))

@@ -7,7 +7,9 @@ a key-value store.  `jfit.mxnet.ndarray.NDArray` is a subclass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,6 +18,28 @@ import numpy as np
 
 from jfit import counters
 from jfit.optim.rows import stored_rows
+
+
+class _Host(threading.local):
+    """`computes`: whether this thread runs Python code that a compiled program calls, see `on_host`."""
+
+    computes = False
+
+
+host = _Host()
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Context manager for the Python code of a custom operator: new NDArrays, and sums and products of those, use NumPy.
+
+    A program of JAX in that code could wait for the devices, which wait for that code.
+    """
+    before, host.computes = host.computes, True
+    try:
+        yield
+    finally:
+        host.computes = before
 
 
 class MutableArray:
@@ -203,7 +227,10 @@ def _squeeze_leading(value: Any, old: Any, key: Any) -> Any:
     """Return `value` without the leading axes of size 1 that `old[key]` lacks: NumPy ignores them, `.at[key].set` raises."""
     if value.ndim == 0 or value.shape[0] != 1:  # nothing to remove: skip computing the rank of old[key]
         return value
-    rank = old.ndim if _selects_all(key) else jax.eval_shape(lambda array: array[key], old).ndim
+    if isinstance(old, np.ndarray):
+        rank = old[key].ndim
+    else:
+        rank = old.ndim if _selects_all(key) else jax.eval_shape(lambda array: array[key], old).ndim
     while value.ndim > rank and value.shape[0] == 1:
         value = value.reshape(value.shape[1:])
     return value

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jfit.mxnet.context import current_context
+from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.ops import ALIASES, lookup
 from jfit.ops.attributes import DTYPES
@@ -45,6 +46,13 @@ class CustomOp:
     """Base class for the computation of a custom operator.
 
     One instance is created per node and device; it may store values in forward for use in backward.
+
+    The NDArrays that forward and backward receive are NumPy arrays inside.  Indexing, reshape, asnumpy, assign, + - * / and
+    comparisons of float arrays, `mx.nd.array`, zeros, ones and full use NumPy, too.  Other functions of `mx.nd`, and the code's
+    own `jax.numpy`, run programs of JAX.  They may: a program of jfit that calls Python is waited for before the next is
+    dispatched.  In a function that you compile yourself (`jax.jit(model.apply)`), call `jax.block_until_ready` on its results
+    before you dispatch more; else such code can wait for ever for a place among the 32 programs of a device that XLA runs at
+    once.  Neither may read arrays that are computed from the results of the operator.
 
     Example:
         >>> class Twice(CustomOp):
@@ -157,7 +165,8 @@ def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]
     """Class decorator that makes a `CustomOpProp` available as `Custom(..., op_type=reg_name)`.
 
     The attributes of the node are passed to the constructor as strings.  Register before the first computation of the process,
-    so that XLA's CPU client starts with enough threads to run the operator on several devices at once.
+    so that XLA's CPU client starts with enough threads to run the operator on several devices at once.  jfit waits for each
+    program that contains the operator, so the host prepares nothing meanwhile; see `CustomOp` for what its code may call.
 
     Args:
         reg_name: name of the operator.
@@ -182,9 +191,9 @@ def register(reg_name: str) -> Callable[[type[CustomOpProp]], type[CustomOpProp]
 def _more_threads() -> None:
     """Set PJRT_NPROC so that XLA's CPU client starts with MIN_THREADS threads or more.
 
-    It has no effect once the client has started, or if PJRT_NPROC is set already.  A thread that runs a custom operator blocks
-    until other threads have copied its arrays and run the programs on them.  With as few threads as (emulated) devices, every
-    thread could block at once: a deadlock.
+    It has no effect once the client has started, or if PJRT_NPROC is set already.  A thread that calls a custom operator blocks
+    until another one has copied its arrays (`jax.pure_callback` passes jax arrays).  With as few threads as (emulated) devices,
+    all could block at once, in callbacks and in sums over the devices.  One device needs no more threads.
     """
     if (os.cpu_count() or 1) < MIN_THREADS:
         os.environ.setdefault("PJRT_NPROC", str(MIN_THREADS))
@@ -298,6 +307,7 @@ class _PropHost:
                 self._operators[key] = self.prop.create_operator(current_context(), [list(a.shape) for a in arrays], dtypes)
             return self._operators[key]
 
+    @on_host()
     def forward(self, place: tuple[Any, ...], train: bool, ins: Any, outs: Any, states: Any) -> tuple[list, list]:
         """Call `CustomOp.forward` on NumPy arrays, for the node and device `place`; returns (outputs, new auxiliary states)."""
         operator = self._operator(place, [*ins, *states])
@@ -305,6 +315,7 @@ class _PropHost:
         operator.forward(is_train=train, req=["write"] * len(outs), in_data=_ndarrays(ins), out_data=outputs, aux=aux)
         return _values(outputs), _values(aux)
 
+    @on_host()
     def backward(self, place: tuple[Any, ...], heads: Any, ins: Any, outs: Any, grads: Any) -> list[Any]:
         """Call `CustomOp.backward` on NumPy arrays; returns the gradients.  `ins`: the inputs, then the auxiliary states."""
         count, operator = len(self.arguments), self._operator(place, ins)

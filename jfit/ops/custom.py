@@ -1,8 +1,11 @@
 """The operator `Custom`: Python code of the user that a compiled program calls on the host (`jax.pure_callback`).
 
 The attribute `op_type` selects the code in the dict `HOSTS`; `jfit.mx.operator.register` adds CustomOpProp classes to it.
-Every forward and backward pass then copies data to the host and back.  If the operator can be written with `jax.numpy`,
-register it with `jfit.ops.operator` instead: it is compiled, differentiated by JAX, and works with shape inference and export:
+Every forward and backward pass then copies data to the host and back, and jfit waits for each program that calls Python, also
+through `jax.pure_callback` in an operator of the user, before it dispatches the next: the Python code may run programs of JAX,
+and XLA's CPU client runs at most 32 of a device at once, those included that wait for the results of the Python code.
+If the operator can be written with `jax.numpy`, register it with `jfit.ops.operator` instead: it is
+compiled, differentiated by JAX, and works with shape inference and export:
 
 >>> import jax.numpy as jnp, jfit
 >>> @jfit.ops.operator("doc_swish", attrs={"beta": jfit.ops.attributes.number(1.0)})
@@ -31,6 +34,7 @@ from jfit.ops.axis import axis_index
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, Op, UnknownOperator, nearest, operator
 from jfit.ops.rows import RowsLost, first_rows
+from jfit.programs.constants import tracing
 
 
 class Host(Protocol):
@@ -135,6 +139,7 @@ def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
             f"{ctx.node}: the Python code of {kind!r} receives whole batches, so rows of weight 0 cannot be excluded; "
             "pass batches without padding and equal slices per device"
         )
+    tracing.calls_python = True
     ins = _present(host, arrays)
     place = axis_index(ctx.axis_name) if ctx.axis_name is not None else jnp.zeros((), jnp.int32)
     called: Any = _call

@@ -30,11 +30,12 @@ A change of the code of jfit, jax, NumPy or optax at run time, such as a method 
 
 from jfit.programs.constants import Constants, depends_on_more
 from jfit.programs.keys import ByIdentity, Unkeyed, assign_key, assigned_key, key_of
-from jfit.programs.tables import Program, Recent, check_shapes, clear_programs, kept, settings
+from jfit.programs.tables import Jitted, Program, Recent, check_shapes, clear_programs, kept, settings
 
 __all__ = [
     "ByIdentity",
     "Constants",
+    "Jitted",
     "Program",
     "Recent",
     "Unkeyed",

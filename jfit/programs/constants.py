@@ -18,11 +18,12 @@ class _Tracing(threading.local):
     Attributes:
         values: (id of a `Constants`, name) -> traced element of the extra argument, or the Python number if it is compiled in.
         incomplete: whether the program depends on a value that is not in its key.
+        calls_python: whether the program calls Python on the host.
     """
 
     def __init__(self) -> None:
         self.values: dict[tuple[int, str], Any] = {}
-        self.incomplete = False
+        self.incomplete = self.calls_python = False
 
 
 tracing = _Tracing()

@@ -13,12 +13,13 @@ The tables contain compiled functions; they do not refer to the functions they w
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -148,6 +149,23 @@ class _Untraced(Exception):
     """A compiled function was called in a way for which it was not compiled."""
 
 
+class _Waiting:
+    """A compiled function that calls Python on the host; a call waits for its results.
+
+    XLA's CPU client runs at most 32 programs of a device at once, and one that waits for its inputs counts: Python code that
+    runs a program of JAX itself would wait for ever for the programs that wait for it.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any) -> Any:
+        return counters.wait(self._run(*args))  # sync: nothing may be dispatched before the Python code has run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+
 class _Body:
     """The function that jax traces.  It refers to the function of the user only during its first call."""
 
@@ -193,6 +211,42 @@ class _Prepared(NamedTuple):
     is_shared: bool  # whether programs with the same key may use it
     lowered: Any  # as long as it exists, a call of `run` uses what was compiled from it
     compiled: Future[Any]
+
+
+class Jitted:
+    """`jax.jit` for a function that may call Python on the host: then a call waits for its results, as a `Program` does.
+
+    Args:
+        fn: pure function.
+        **options: further arguments of `jax.jit`.
+
+    Example:
+        >>> run = Jitted(lambda x: jax.pure_callback(lambda v: 2 * np.asarray(v), x, x))
+        >>> with counters.counted() as counts:
+        ...     y = run(np.float32(3))
+        >>> float(y), counts["host_syncs"]
+        (6.0, 1)
+    """
+
+    def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
+        self._waits = self._is_new = False
+
+        @functools.wraps(fn)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            self._is_new = True
+            return fn(*args, **kwargs)
+
+        self._run = jax.jit(traced, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled function; returns what `fn` returns."""
+        result = self._run(*args, **kwargs)
+        if self._is_new:
+            self._waits |= _calls_python(_jaxprs(self._run.trace(*args, **kwargs).jaxpr, set()))
+            self._is_new = False
+        if self._waits and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):  # pyright: ignore
+            counters.wait(result)  # sync: as in `_Waiting`
+        return result
 
 
 class _Call(NamedTuple):
@@ -342,6 +396,7 @@ class Program:
                 return
             with counters.compiling(self._name), self._traceable(body):
                 lowered, text, is_shared = self._lowered(call, body, run)
+                run = _Waiting(run) if tracing.calls_python else run
             earlier = text and _by_text.get(text)
             if earlier is not None:
                 self._keep(call, earlier, shared if is_shared else None)
@@ -419,10 +474,14 @@ class Program:
                     return result
                 body.fn = self._fn
             if interrupts.is_watched() and hasattr(run, "trace"):  # so that Ctrl-C does not wait for the compiler
+                run = _Waiting(run) if tracing.calls_python else run
                 entry = _Prepared(run, call.key, text, is_shared, lowered, _compile_in_thread(lowered))
                 (shared if is_shared else self._unshared).prepared[call.signature] = entry
                 return self._prepared_call(call, shared, entry)
             result = run(*call.args, *call.table)
+            if tracing.calls_python:  # in a job, this is only known now
+                run = _Waiting(run)
+                counters.wait(result)  # sync: as in `_Waiting`
         if text is not None:
             _by_text[text] = run
         self._keep(call, run, shared if is_shared else None)
@@ -432,12 +491,12 @@ class Program:
     def _traceable(self, body: _Body) -> Iterator[None]:
         """Let jax trace a body in this block."""
         body.fn = self._fn
-        nested_in, tracing.incomplete = tracing.incomplete, False
+        outer, tracing.incomplete, tracing.calls_python = (tracing.incomplete, tracing.calls_python), False, False
         try:
             yield
         finally:
             body.fn, body.constants = None, ()
-            tracing.incomplete = tracing.incomplete or nested_in
+            tracing.incomplete, tracing.calls_python = tracing.incomplete or outer[0], tracing.calls_python or outer[1]
 
     def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
         """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
@@ -498,13 +557,14 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         traced = run.trace(*args)
         jaxprs = list(_jaxprs(traced.jaxpr, set()))
         large = sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS
-        python = large and any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
+        python = large and _calls_python(jaxprs)
     lowered = run.lower(*args) if traced is None else traced.lower()
-    if large:
-        return lowered, None, not python
-    text = lowered.as_text()
-    if any(op in text for op in _HOST):
+    text = "" if large else lowered.as_text()
+    if python or any(op in text for op in _HOST):
+        tracing.calls_python = True
         return lowered, None, False
+    if large:
+        return lowered, None, True
     arguments = _used_arguments(lowered, args)
     if len(text) > MAX_TEXT or arguments is None or jax.config.values.get("jax_use_simplified_jaxpr_constants"):
         return lowered, None, True
@@ -513,6 +573,10 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
 
 # operations that communicate with Python, as primitives of jax or in a text
 _HOST = ("callback", "infeed", "outfeed", "stablehlo.send", "stablehlo.recv")
+
+
+def _calls_python(jaxprs: Iterable[Any]) -> bool:
+    return any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
 
 
 def _jaxprs(jaxpr: Any, visited: set[int]) -> Iterator[Any]:

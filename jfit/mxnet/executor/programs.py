@@ -19,7 +19,7 @@ from jfit.lowering.groups import with_groups
 from jfit.lowering.model import Model
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
-from jfit.programs import kept, settings
+from jfit.programs import Jitted, kept, settings
 from jfit.step.slices import part_key
 
 # operators that block gradients, so that their outputs need no head gradient
@@ -43,7 +43,7 @@ class Programs:
     def __init__(self, heads: tuple[Entry, ...], groups: Mapping[str, Any] | None = None, home: Any = None) -> None:
         self.symbol, self._groups, self._home = Symbol(heads), groups, home
         self.model = self._lowered(self.symbol)
-        self._compiled: Callable[..., Any] = (lambda run: run) if groups else jax.jit
+        self._compiled: Callable[..., Any] = (lambda run: run) if groups else Jitted
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)

@@ -21,6 +21,7 @@ from jfit.lowering.model import Aux, Model
 from jfit.mxnet.module.grouped import Placement
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import AXIS
+from jfit.programs import Jitted
 from jfit.step import forward_step, gradient_step
 from jfit.step.train import mean_aux
 
@@ -76,7 +77,7 @@ class Replicas:
         raw: function of the same arguments and axis_name=.  split: as for `forward`.
         """
         count = len(self.models)
-        compiled = jax.jit(lambda index, *args: raw(*args, axis_name=VirtualSlice(index, count) if count > 1 else None))
+        compiled = Jitted(lambda index, *args: raw(*args, axis_name=VirtualSlice(index, count) if count > 1 else None))
 
         def step(*args: Any, axis_name: VirtualSlice) -> Any:
             return compiled(axis_name.index, *args)

@@ -19,9 +19,9 @@ import numpy as np
 from jfit import counters
 from jfit.formats.sparse import from_dense
 from jfit.graph.infer import trace_shapes
-from jfit.mxnet.context import Context, context_of, place
+from jfit.mxnet.context import Context, context_of, current_context, place
 from jfit.mxnet.errors import ReshapeError
-from jfit.mxnet.mutable import MutableArray, as_array, is_tracer
+from jfit.mxnet.mutable import MutableArray, as_array, host, is_tracer
 from jfit.mxnet.ndarray import invoke as operators
 from jfit.mxnet.ndarray.invoke import is_array, on_device, with_number
 from jfit.ops import ALIASES, lookup
@@ -184,7 +184,7 @@ class NDArray(MutableArray):
             return value[key].reshape(1) if single else value[key]
 
         def put(value: Any) -> None:
-            self[key] = jnp.reshape(value, ()) if single else value
+            self[key] = value.reshape(()) if single else value
 
         return View(self, get, put)
 
@@ -330,11 +330,16 @@ def binary(array_op: str, scalar_op: str, left: NDArray, right: Any, swapped: bo
     return invoke(array_op, pair[::-1] if swapped else pair, {})
 
 
+def stays_on_host(value: Any, ctx: Any = None) -> bool:
+    """Whether a new NDArray of this value, for this context, is a NumPy array: in the Python code of a custom operator."""
+    return host.computes and not isinstance(value, jax.Array) and ctx in (None, current_context())
+
+
 def copy_as(value: Any, dtype: Any, ctx: Any = None) -> Any:
     """Copy a value to a new array of this dtype: a JAX array on `ctx`, or a NumPy array if JAX does not support the dtype."""
     dtype = np.dtype(dtype)
     value = as_array(value)
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype or stays_on_host(value, ctx):
         return np.array(value, dtype)
     if isinstance(value, np.ndarray):
         value = value.astype(dtype)

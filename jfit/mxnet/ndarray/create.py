@@ -18,7 +18,7 @@ from jfit.mxnet.context import place
 from jfit.mxnet.errors import translated
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.namespaces import split_attributes
-from jfit.mxnet.ndarray.array import NDArray, copy_as, function
+from jfit.mxnet.ndarray.array import NDArray, copy_as, function, stays_on_host
 from jfit.mxnet.ndarray.invoke import is_array
 from jfit.mxnet.ndarray.sparse import from_record, to_record
 
@@ -125,7 +125,7 @@ def full(shape: int | Sequence[int], val: Any, ctx: Any = None, dtype: Any = Non
     sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(s) for s in shape)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         result = NDArray(np.full(sizes, val, dtype))
-    elif type(val) in (int, float) and _casts_alike(val, dtype) and math.prod(sizes) <= _COPIED:
+    elif type(val) in (int, float) and _casts_alike(val, dtype) and (math.prod(sizes) <= _COPIED or stays_on_host(val, ctx)):
         result = NDArray(copy_as(np.full(sizes, val, dtype), dtype, ctx))
     else:
         result = NDArray(place(jnp.full(sizes, val, dtype), ctx))

@@ -16,14 +16,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit.graph.description import is_own
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.mutable import MutableArray, as_array
+from jfit.mxnet.mutable import MutableArray, as_array, host
 from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
-from jfit.ops.elementwise import SCALAR_TABLE
+from jfit.ops.elementwise import BINARY_TABLE, SCALAR_TABLE
 from jfit.ops.rules import reason
+from jfit.programs import Jitted
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
+
+
+def _divide(x: Any, y: Any) -> Any:
+    """x / y with the bits of XLA, which multiplies by 1 / y where y is broadcast."""
+    return x / y if y.size == np.broadcast(x, y).size else x * (y.dtype.type(1) / y)
+
+
+# Operators that NumPy computes in the Python code of custom operators, with the bits of JAX.
+_NAMES = "plus add minus rminus sub mul rdiv equal not_equal greater greater_equal lesser lesser_equal"
+_NUMPY = {row[2]: row[4] for row in BINARY_TABLE} | {row[0]: row[2] for row in SCALAR_TABLE}
+_NUMPY = {k: f for k, f in _NUMPY.items() if k.removeprefix("broadcast_").removesuffix("_scalar").strip("_") in _NAMES.split()}
+_NUMPY |= {"broadcast_div": _divide, "_div_scalar": _divide}
 
 
 def invoke(
@@ -61,7 +75,8 @@ def invoke(
         raise MXNetError(f"{op.name} takes {len(names)} arrays ({', '.join(names)}), found {len(values)}")
     key = jax.random.key_data(keys.next_key()) if op.needs_rng else None
     try:
-        outputs = _compiled(op, params)(key, *values)
+        fn = _numpy_function(name, values)
+        outputs = _compiled(op, params)(key, *values) if fn is None else (fn(*values),)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
         raise MXNetError(f"{op.name} does not accept {types or 'its attributes'}: {reason(error)}") from error
@@ -84,7 +99,7 @@ def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
 
     # keep_unused: zeros_like does not read its input, but its output must be on the input's device
-    return jax.jit(run, keep_unused=True)
+    return (jax.jit if is_own(op) else Jitted)(run, keep_unused=True)
 
 
 def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
@@ -106,7 +121,7 @@ def _write_out(results: list[MutableArray], out: Any) -> Any:
     return out
 
 
-def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
+def with_number(name: str, array: Any, scalar: Any) -> Any:
     """Return the result of operator `name` (`_plus_scalar`, ...) for an array and a number, in the array's dtype.
 
     Example:
@@ -116,7 +131,12 @@ def with_number(name: str, array: Any, scalar: Any) -> jax.Array:
     number = scalar.item() if hasattr(scalar, "item") else scalar
     if isinstance(number, numbers.Integral) and not -(2**31) <= int(number) < 2**31:
         number = float(number)  # an int beyond int32 overflows as an argument of a jitted function
-    return _compiled_scalar_op(name)(on_device(array), number)
+    array = on_device(array)
+    fn = _numpy_function(name, [array])
+    if fn is not None:  # a number is rounded to JAX's default dtype first, as an argument of a compiled function is
+        with np.errstate(over="ignore"):
+            return fn(array, np.asarray(number, jax.dtypes.canonicalize_dtype(float)).astype(array.dtype))
+    return _compiled_scalar_op(name)(array, number)
 
 
 @functools.cache
@@ -125,10 +145,23 @@ def _compiled_scalar_op(name: str) -> Callable[[Any, Any], Any]:
     return jax.jit(lambda array, scalar: fn(None, SimpleNamespace(scalar=scalar, is_int=True), array))
 
 
-def on_device(value: Any) -> jax.Array:
-    """Convert any array-like to a JAX array; 64-bit host data becomes 32-bit here."""
+def on_device(value: Any) -> Any:
+    """Convert any array-like to a JAX array, in the Python code of a custom operator to an argument of a program.
+
+    64-bit host data becomes 32-bit here.
+    """
     value = as_array(value)
+    if host.computes and isinstance(value, np.ndarray):
+        return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
+def _numpy_function(name: str, values: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return the function with which NumPy computes an operator in the Python code of a custom operator; None: JAX does."""
+    if not host.computes or not all(isinstance(v, np.ndarray) for v in values) or len({v.dtype for v in values}) > 1:
+        return None
+    fn = _NUMPY.get(name) if jnp.issubdtype(values[0].dtype, jnp.floating) else None
+    return fn and np.errstate(all="ignore")(fn)
 
 
 def is_array(value: Any) -> bool:
