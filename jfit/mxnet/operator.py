@@ -52,7 +52,8 @@ class CustomOp:
     own `jax.numpy`, run programs of JAX.  They may: a program of jfit that calls Python is waited for before the next is
     dispatched.  In a function that you compile yourself (`jax.jit(model.apply)`), call `jax.block_until_ready` on its results
     before you dispatch more; else such code can wait for ever for a place among the 32 programs of a device that XLA runs at
-    once.  Neither may read arrays that are computed from the results of the operator.
+    once.  In graphs with `ctx_group`s on several devices, whose stages are not waited for, use NumPy only.  The code may never
+    read arrays that are computed from the results of the operator.
 
     Example:
         >>> class Twice(CustomOp):
