@@ -78,6 +78,12 @@ def files() -> dict[str, list[Any]]:
             [*map(v, "xgbms"), n("BatchNorm", [[i, 0] for i in range(5)], attrs={"eps": "0.1"})],
             [[5, 0]],
         ],
+        "prelu": [[v("x"), v("g"), n("LeakyReLU", [[0, 0], [1, 0]], attrs={"act_type": "prelu"})], [[2, 0]]],
+        "up": [
+            [v("x"), v("w"), n("UpSampling", [[0, 0], [1, 0]], attrs={
+                "scale": "2", "sample_type": "bilinear", "num_args": "2"})],
+            [[2, 0]],
+        ],
         "unknown_attribute": [[v("x"), n("Activation", zero, attrs={"act_type": "relu", "later": "1"})], [[1, 0]]],
         "unknown_without_attributes": [[v("x"), n("relu", zero, attrs={"later": "1"})], [[1, 0]]],
         "later_engine_attributes": [

@@ -1,12 +1,20 @@
 """mx.sym: symbols that can be bound, and MXNet's error classes."""
 
 import copy
+import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
+from record_created_variables import INITIALIZERS, facts, networks, values
 
 import jfit.mx as mx
+from jfit.graph import Symbol
+from jfit.graph.compose import apply_op
+from jfit.ops.registry import ALIASES, REGISTRY
+
+CREATED = json.loads((Path(__file__).parent / "golden" / "created_variables.json").read_text())
 
 
 def net():
@@ -93,3 +101,32 @@ def test_bind_raises_with_the_missing_array():
 def test_eval_runs_once():
     out = net().eval(data=mx.nd.ones((1, 2)), fc_weight=mx.nd.ones((3, 2)), fc_bias=mx.nd.zeros(3))
     assert out[0].asnumpy().tolist() == [[2, 2, 2]]
+
+
+# ------------------------------------------------------------------------------------------------ variables of operators
+def test_exactly_the_operators_of_mxnet_give_their_variables_initializers():
+    for case in CREATED["operators"]:
+        *variables, node = json.loads(apply_op(case["op"], (), case["attrs"], node_name="n", cls=Symbol).tojson())["nodes"]
+        added = {v["name"]: dict(v.get("attrs", {}).items() - node.get("attrs", {}).items()) for v in variables}
+        assert {k: v for k, v in added.items() if v} == case["added"], case["op"]
+    assert {op.name for op in REGISTRY.values() if op.init} == {ALIASES[case["op"]] for case in CREATED["operators"]}
+
+
+@pytest.mark.parametrize("name", CREATED["networks"])
+def test_the_variables_of_a_network_have_mxnets_attributes(name):
+    recorded = CREATED["networks"][name]
+    found = facts(networks(mx)[name])
+    assert found == {"attr_dict": recorded["attr_dict"], "nodes": recorded["nodes"]}
+    file = {"nodes": [{"op": o, "name": n, "attrs": a, "inputs": i} for o, n, a, i in recorded["nodes"]]}
+    file |= {"arg_nodes": [], "heads": [[len(recorded["nodes"]) - 1, 0]], "attrs": {"mxnet_version": ["int", 10901]}}
+    assert facts(mx.sym.load_json(json.dumps(file))) == found
+
+
+@pytest.mark.parametrize("kind", INITIALIZERS)
+def test_initial_values_are_those_of_the_operators_whatever_the_initializer(kind):
+    for name, recorded in CREATED["networks"].items():
+        if "values" in recorded:
+            found = values(mx, networks(mx)[name], getattr(mx.init, kind)(**INITIALIZERS[kind]))
+            assert found.keys() == recorded["values"].keys()
+            for key, value in recorded["values"].items():
+                np.testing.assert_array_equal(found[key], np.float32(value), f"{name}: {key}")

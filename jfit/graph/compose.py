@@ -250,10 +250,9 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
         elif op.variadic and key.startswith("arg"):
             raise GraphError(f"{probe.text_name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")
         else:
-            variable_attrs = dict(attrs)
-            if key in op.aux:
-                variable_attrs["__init__"] = f'["{op.aux_init[op.aux.index(key)]}", {{}}]'
-            entries.append(Entry(Node(None, derived(probe.raw_name, f"_{key}"), variable_attrs), 0))
+            entries.append(Entry(Node(None, derived(probe.raw_name, f"_{key}"), attrs), 0))
+        if entries[-1].node.op is None:
+            entries[-1].node.set_init(op.init.get(key))
     return tuple(entries)
 
 

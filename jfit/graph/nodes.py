@@ -67,7 +67,7 @@ class Subgraph:
 
 
 class Node:
-    """A variable (`op` is None) or one application of an operator.  Immutable; compared by identity."""
+    """A variable (`op` is None) or one application of an operator.  Immutable except by `set_init`; compared by identity."""
 
     __slots__ = ("__weakref__", "attrs", "automatic", "inputs", "numbering", "op", "params", "raw_name", "subgraphs")
 
@@ -111,6 +111,14 @@ class Node:
 
     def __setattr__(self, key: str, value: Any) -> None:
         raise AttributeError("nodes are immutable; compose a new symbol instead")
+
+    def set_init(self, text: str | None) -> None:
+        """Store the initializer that an operator has for this variable, unless it is None or the variable has one.
+
+        MXNet, too, changes variables of the user, so that `attr_dict` and symbol.json have it.
+        """
+        if text is not None and "__init__" not in self.attrs:
+            object.__setattr__(self, "attrs", {**self.attrs, "__init__": text})
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.text_name}>"

@@ -401,10 +401,10 @@ class _Reader:
             self.copies += len(missing) * len(node.attrs)
             if self.copies > MAX_COPIED_ATTRS:
                 _fail(where, f"variables for inputs that the file does not list need more than {MAX_COPIED_ATTRS} attributes")
-            initializers = dict(zip(op.aux, op.aux_init, strict=True))
-            init = {name: {"__init__": f'["{initializers[name]}", {{}}]'} if name in initializers else {} for name in missing}
-            variables = [Entry(Node(None, f"{node.name}_{name}", {**node.attrs, **init[name]}), 0) for name in missing]
-            node = node.rebuilt((*node.inputs, *variables))
+            variables = [Node(None, f"{node.name}_{name}", node.attrs) for name in missing]
+            for name, variable in zip(missing, variables, strict=True):
+                variable.set_init(op.init.get(name))
+            node = node.rebuilt((*node.inputs, *[Entry(variable, 0) for variable in variables]))
         if len(node.inputs) != len(needed):
             names = _short(", ".join(needed))[1:-1]
             _fail(where, f"{op.name} needs {len(needed)} inputs ({names}), the file has {len(node.inputs)}")

@@ -35,7 +35,7 @@ def upgrade(records: Sequence[Record], version: int) -> None:
         try:
             _move_multipliers(record, records)
             if version < 904:
-                _add_aux_initializers(record, records)
+                _add_initializers(record, records)
         except ValueError:
             continue  # invalid attributes: creating the node raises the error, with the place in the file
         if version < 905 and record.op.name in ("argmax", "argmin") and record.attrs.get("axis") == "-1":
@@ -53,14 +53,13 @@ def _move_multipliers(record: Record, records: Sequence[Record]) -> None:
             target.attrs[f"__{hidden}__"] = record.attrs.pop(key)
 
 
-def _add_aux_initializers(record: Record, records: Sequence[Record]) -> None:
-    """Set `__init__` on the variables of auxiliary states, unless they have one."""
+def _add_initializers(record: Record, records: Sequence[Record]) -> None:
+    """Set `__init__` on the variables for which the operator has an initializer, unless they have one."""
     assert record.op is not None
-    slots = _slots(record) if record.op.aux else ()
-    for name, start in zip(record.op.aux, record.op.aux_init, strict=False):
-        target = _variable(record, slots.index(name), records)
+    for at, slot in enumerate(_slots(record) if record.op.init else ()):
+        target = _variable(record, at, records) if slot in record.op.init else None
         if target is not None:
-            target.attrs.setdefault("__init__", f'["{start}", {{}}]')
+            target.attrs.setdefault("__init__", record.op.init[slot])
 
 
 def _slots(record: Record) -> tuple[str, ...]:

@@ -99,7 +99,6 @@ def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: t
         fn=functools.wraps(custom)(functools.partial(_run, host, kind)),
         inputs=host.arguments,
         aux=host.states,
-        aux_init=("zero",) * len(host.states),
         outputs=host.outputs,
         attrs={"op_type": text(), **{k: text("") for k, _ in args}},
         shapes=lambda attrs, ins, outs: _shapes(host, ins, outs),

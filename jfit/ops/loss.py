@@ -479,7 +479,7 @@ def _sparse_fill(attrs: Attrs, ins: list, outs: list) -> list:
 @operator(
     "IdentityAttachKLSparseReg",
     aux=("moving_avg",),
-    aux_init=("zero",),
+    init={"moving_avg": '["zero", {}]'},
     attrs={
         "sparseness_target": number(0.100000001),
         "penalty": number(0.00100000005),

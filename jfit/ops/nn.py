@@ -147,6 +147,7 @@ def _leaky_rows(attrs, rows, shapes, outs):
         "upper_bound": number(0.333999991),
     },
     aliases=("_npx_leaky_relu",),
+    init={"gamma": '["Constant", {"value": 0.25}]'},
     fill=_leaky_fill,
     rows=_leaky_rows,
     needs_rng=True,

@@ -122,7 +122,7 @@ def _record(**attrs: Attr) -> dict[str, Any]:
     return {
         "inputs": ("data", "gamma", "beta"),
         "aux": ("moving_mean", "moving_var"),
-        "aux_init": ("zero", "one"),
+        "init": {"moving_mean": '["zero", {}]', "moving_var": '["one", {}]'},
         "outputs": ("output", "mean", "var"),
         "visible": lambda a: 3 if a.output_mean_var else 1,
         "attrs": {

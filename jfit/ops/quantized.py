@@ -514,7 +514,6 @@ def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
     "_contrib_quantized_batch_norm",
     inputs=("data", "gamma", "beta", "min_data", "max_data"),
     aux=("moving_mean", "moving_var"),
-    aux_init=("zero", "one"),
     aux_at=3,
     outputs=QUANTIZED_OUTPUTS,
     attrs=NORM,

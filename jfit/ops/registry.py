@@ -80,7 +80,8 @@ class Op:
         loss: computes the loss value that the gradient of an output head belongs to, see `LossRule`.
         positions: (attributes, shape of the output) -> number of losses of each row, of which `loss` returns the mean.
         needs_rng: True if `fn` draws random numbers, with `ctx.random` or `ctx.key`.
-        aux_init: initializer ("zero" or "one") of each auxiliary state; it is stored on the state's variable, as MXNet does.
+        init: name of an input or auxiliary state -> initializer in MXNet's JSON text; composing stores it in the attribute
+            `__init__` of the variable that is this input, unless it has one, as MXNet does.
         aux_at: position of the auxiliary states among the inputs in MXNet's symbol files; None: after all inputs.
         layout: "channels": for 4-D data `fn` also accepts channels-last arrays when `ctx.channels_last` is set (first input and
             first output only, parameters keep their layout); "any": elementwise, so it computes the same in every layout;
@@ -119,7 +120,7 @@ class Op:
     loss: LossRule | None = None
     positions: Callable[[Attrs, Shape], int] = lambda attrs, shape: 1
     needs_rng: bool = False
-    aux_init: tuple[str, ...] = ()
+    init: Mapping[str, str] = field(default_factory=dict)
     aux_at: int | None = None
     layout: str | None = None
     hint: str = ""

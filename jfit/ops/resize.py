@@ -94,6 +94,7 @@ def _upsampling_rows(attrs, rows, shapes, outs):
         "num_args": integer(),
         "workspace": integer(512),
     },
+    init=dict.fromkeys(("weight", "arg1"), '["bilinear", {}]'),  # arg1: MXNet does so for nearest, too
     fill=_upsampling_fill,
     rows=_upsampling_rows,
 )
