@@ -37,10 +37,10 @@ DECIDED = {
         "a batch is one update, whatever devices it lay on",
         "test_mxnet_module_fit.py::test_a_metric_receives_the_whole_batch_on_any_number_of_devices",
     ),
-    "unknown_names": Decided(
-        "init_params and set_params(allow_missing=False) silently ignore names that the network does not have",
-        "they raise, unless allow_extra=True",
-        "test_mxnet_module.py::test_unknown_names_in_set_params_raise_with_the_nearest_name",
+    "kvstore_names": Decided(
+        "kvstore names that MXNet does not know are local stores, or none on one device",
+        "they raise, with the list of the types",
+        "test_mxnet_kvstore.py::test_an_unknown_name_raises_with_the_types",
     ),
     "state_counts": Decided(
         "`.states` files hold no update counts, so Adam starts at t = 0 when a training is resumed",

@@ -279,10 +279,17 @@ def test_given_parameters_are_kept_and_missing_ones_initialized():
     assert np.asarray(ff.arg_params["fc_bias"]).tolist() == [0.0, 0.0]
 
 
-def test_parameters_that_the_network_does_not_have_raise_unless_allowed():
+def test_parameters_that_the_network_does_not_have_raise_in_predict_only_unless_allowed():
+    """As in MXNet."""
     extra = {**START, "old_weight": np.zeros(3, "float32")}
-    with pytest.raises(ValueError, match="old_weight"):
-        model(arg_params=extra).fit(X, Y)
+    for part, kind in (({"arg_params": extra}, "arg"), ({"arg_params": START, "aux_params": extra}, "aux")):
+        ff = model(**part)
+        with pytest.raises(ValueError, match=rf"_weight' in {kind}_params.*pass allow_extra_params=True"):
+            ff.predict(X)
+        with pytest.raises(ValueError, match=f"in {kind}_params"):
+            ff.score((X, Y))
+        ff.fit(X, Y)
+        assert sorted(ff.arg_params) == ["fc_bias", "fc_weight"] and ff.predict(X).shape == (len(X), 2)
     ff = model(arg_params=extra, allow_extra_params=True)
     assert sorted(ff.arg_params) == ["fc_bias", "fc_weight"]
     ff.fit(X, Y)

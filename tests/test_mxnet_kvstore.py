@@ -8,7 +8,7 @@ import pytest
 import jfit
 from jfit.mx import kvstore as mxkv
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore.store import BIG, KVStore, KVStoreBase, create, select, select_julia
+from jfit.mxnet.kvstore.store import BIG, TYPES, KVStore, KVStoreBase, checked_type, create, select, select_julia
 from jfit.mxnet.kvstore.transfer import device_put_all, only_rows, sum_groups, write
 from jfit.mxnet.mutable import MutableArray, MutableRowSparse
 from jfit.mxnet.ndarray.array import NDArray
@@ -156,6 +156,17 @@ def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
 def test_invalid_use_raises(call, error, message):
     with pytest.raises(error, match=message):
         call(store_with(3))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_unknown_name_raises_with_the_types(count):
+    """For MXNet it is a local store, or none on one device (decided.kvstore_names)."""
+    for call in (KVStore, create, lambda name: select(name, count, {})):
+        with pytest.raises(
+            ValueError, match=r"kvstore 'Locla' is unknown; did you mean 'local'.* The types are 'local', 'device'"
+        ):
+            call("Locla")
+    assert [checked_type(name.upper()) for name in TYPES] == list(TYPES)
 
 
 def test_mxnets_errors_are_runtime_errors():

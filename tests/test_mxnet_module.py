@@ -1,5 +1,6 @@
 """Module: names, shapes, grad_req, parameters, single passes, sharing, and the errors for invalid use."""
 
+import contextlib
 import logging
 
 import jax
@@ -267,17 +268,30 @@ def test_set_params_replaces_all_parameters_or_the_given_ones_with_allow_missing
     assert (np.asarray(module.get_params()[0]["fc_bias"]) == 9).all()
 
 
-@pytest.mark.parametrize("allow_missing", [False, True])
-def test_unknown_names_in_set_params_raise_with_the_nearest_name(allow_missing):
-    """MXNet ignores them where allow_missing=False (decided.unknown_names)."""
+@pytest.mark.parametrize("allow_extra", [False, True])
+def test_unknown_names_raise_only_in_set_params_with_allow_missing(allow_extra):
+    """As in MXNet, which also takes names of inputs; a name that is missing is shown with the unknown one that resembles it."""
     module = bound()
-    params, _ = module.get_params()
-    extra = {**params, "fc_wieght": np.zeros(1)}
-    with pytest.raises(ValueError, match=r"'fc_wieght'.*not in the arguments.*fc_weight"):
-        module.set_params(extra, {}, allow_missing=allow_missing)
-    with pytest.raises(ValueError, match="'mean' in aux_params"):
-        module.set_params(params, {"mean": np.zeros(1)}, allow_missing=allow_missing)
-    module.set_params(extra, {}, allow_missing=allow_missing, allow_extra=True)
+    ones = {"fc_weight": np.ones((3, 4), "float32"), "fc_bias": np.ones(3, "float32")}
+    extra, aux = {**ones, "fc_wieght": np.zeros(1)}, {"mean": np.zeros(1)}
+    calls = [
+        lambda: module.init_params(None, extra, aux, False, True, allow_extra),
+        lambda: module.init_params(None, extra, aux, True, True, allow_extra),
+        lambda: module.set_params(extra, aux, allow_extra=allow_extra),
+        lambda: module.set_params({**ones, "softmax_label": np.zeros(6)}, {}, True, allow_extra=allow_extra),
+    ]
+    for call in calls:
+        module.init_params(jfit.init.Zero(), force_init=True)
+        call()
+        assert all((np.asarray(value) == 1).all() for value in module.get_params()[0].values())
+    for params, states, message in (
+        (extra, {}, r"'fc_wieght' in arg_params.*not in the arguments.*did you mean 'fc_weight'"),
+        (ones, aux, "'mean' in aux_params"),
+    ):
+        with contextlib.nullcontext() if allow_extra else pytest.raises(ValueError, match=message):
+            module.set_params(params, states, allow_missing=True, allow_extra=allow_extra)
+    with pytest.raises(RuntimeError, match=r"fc_weight is not presented.*but 'fc_wieght' was passed, which"):
+        module.init_params(None, {"fc_wieght": np.zeros((3, 4)), "fc_bias": np.zeros(3)}, force_init=True)
 
 
 def test_get_params_returns_copies_that_later_steps_do_not_change():

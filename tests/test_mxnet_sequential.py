@@ -211,17 +211,20 @@ def test_a_duplicate_parameter_name_in_two_layers_raises():
         (lambda: SequentialModule().bind(*SHAPES), AssertionError, "empty SequentialModule"),
         (lambda: chained().bind(*SHAPES, shared_module=whole()), AssertionError, "Shared module is not supported"),
         (lambda: chained().init_params(), AssertionError, "call bind before"),
-        (
-            lambda: bound(chained()).set_params({"fc9_weight": 0}, {}, allow_missing=True),
-            ValueError,
-            "'fc9_weight' in arg_params",
-        ),
         (lambda: bound(chained()).set_params({}, {}), RuntimeError, "is not presented"),
     ],
 )
 def test_invalid_use_raises(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_names_that_no_module_has_are_ignored():
+    """As in MXNet, also with allow_missing=True."""
+    module = bound(chained())
+    before = module.get_params()[0]
+    module.set_params({"fc9_weight": np.zeros(1)}, {"mean": np.zeros(1)}, allow_missing=True)
+    assert all(np.array_equal(before[name], value) for name, value in module.get_params()[0].items())
 
 
 def test_a_wrong_number_of_arrays_between_layers_raises():

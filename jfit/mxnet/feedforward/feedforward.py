@@ -74,7 +74,8 @@ class FeedForward:
         initializer: initializer of missing parameters; "default" is Uniform(0.01).
         numpy_batch_size: batch size if X is an array.
         arg_params, aux_params: parameters and auxiliary states by name.
-        allow_extra_params: ignore parameters that the network does not have; False raises (MXNet's fit ignores them).
+        allow_extra_params: drop parameters that the network does not have; if False, `fit` ignores them, and `predict` and
+            `score` raise a ValueError, as in MXNet.
         begin_epoch: number of the first epoch.
         **kwargs: arguments of an optimizer given by name.
 
@@ -217,7 +218,7 @@ class FeedForward:
         initial = module.binding.initial(module.arrays)
         current = {} if overwrite else matching_params(self.arg_params, initial.params, module.logger)
         current_aux = {} if overwrite else matching_params(self.aux_params, initial.aux, module.logger)
-        params, aux = initial.initialize(initializer, current, current_aux, True, True)
+        params, aux = initial.initialize(initializer, current, current_aux, True)
         self._set_params(params, aux)
         return self.symbol.list_arguments(), list(params), list(aux)
 
@@ -312,7 +313,7 @@ class FeedForward:
             make = self.sym_gen
             module = self._bucket_module(lambda key: (make(key), names, label_names), _default_key(data), **shared)
         module.bind(inputs, labels)
-        module.init_params(self.initializer, self.arg_params, self.aux_params, True, allow_extra=self.allow_extra_params)
+        module.init_params(self.initializer, self.arg_params, self.aux_params, True)
         self.copy_params_from(module)
         module.init_optimizer(kvstore, self.optimizer, self.kwargs)
         logger.info(of_worker("Start training with %s"), self.ctx)
@@ -478,7 +479,9 @@ class FeedForward:
             module.bind(inputs, labels, for_training=False, force_rebind=True)
         if not fits and verbosity >= 1:
             logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
-        module.init_params(None, params, aux, force_init=True, allow_extra=self.allow_extra_params)
+        if not self.allow_extra_params:
+            module.binding.initial(module.arrays).check_names(params, aux, "allow_extra_params")
+        module.init_params(None, params, aux, force_init=True)
         self._predictor = (key, module)
         return module
 

@@ -23,6 +23,7 @@ from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
 from jfit.mxnet.optimizer import Updater
+from jfit.ops import nearest
 from jfit.parallel import check_entry
 from jfit.parallel.workers import check_same, from_main, sum_over_processes
 from jfit.step.reduce import Reduce, all_reduce
@@ -30,6 +31,10 @@ from jfit.step.reduce import get as get_reduce
 
 # parameters with more elements are not updated in a 'local' store by MXNet's Python API; MXNet.jl picks another type
 BIG = 16 * 1024 * 1024
+TYPES = (
+    *("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"),
+    *("dist", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async", "dist_device_async", "dist_async_device"),
+)
 
 
 class KVStoreBase:
@@ -112,16 +117,15 @@ class KVStore(KVStoreBase):
     `MutableArray`, a NumPy array, or lists of them; without `out` the result is returned, because a jax.Array is immutable.
 
     Args:
-        name: type of the store: `local`, `device`, `nccl`, `local_update_cpu`, `local_allreduce_cpu`,
-            `local_allreduce_device`, `dist_sync`, `dist_device_sync` or `dist_sync_device`.  Case is ignored, and any other
-            name is a local store, as in MXNet.  The type does not affect where values are summed: always on the device of the
-            first value.
+        name: type of the store, one of `jfit.mxnet.kvstore.store.TYPES`, such as `local`, `device` or `dist_sync`.  Case is
+            ignored.  The type does not affect where values are summed: always on the device of the first value.
         reduce: how the training step of a `Module` that uses the store reduces gradients over devices: a name such as
             "ordered", or a `jfit.step.reduce.Reduce`.  None: gradients are summed, or compressed as
             `set_gradient_compression` says.  `push` always sums, and raises an error for other rules than "psum".
 
     Raises:
-        ValueError: `reduce` is unknown, or it is a rule that splits the optimizer state over devices, such as "sharded".
+        ValueError: `name` is unknown (for MXNet, such a name is a local store); `reduce` is unknown, or it is a rule that
+            splits the optimizer state over devices, such as "sharded".
 
     Example:
         >>> import numpy as np
@@ -138,7 +142,7 @@ class KVStore(KVStoreBase):
     _updater_class: ClassVar[type[Updater]] = Updater
 
     def __init__(self, name: str = "local", reduce: Reduce | str | None = None) -> None:
-        self._type, self._rule = name.lower(), _checked_rule(reduce)
+        self._type, self._rule = checked_type(name), _checked_rule(reduce)
         if self.distributed:
             check_entry(f"kvstore {name!r}", several=True)
         self._pushed: set[Any] = set()  # keys, shapes and dtypes that were pushed together, which the other processes know
@@ -502,6 +506,23 @@ def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
     return rule
 
 
+def checked_type(name: str) -> str:
+    """Return the name of a store type in lower case; raise ValueError if it is not one of `TYPES`.
+
+    Example:
+        >>> checked_type("Device")
+        'device'
+    """
+    lower = name.lower()
+    if lower in ("horovod", "byteps"):
+        raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
+    if lower not in TYPES:
+        known = ", ".join(map(repr, (*TYPES, *KVStoreBase.kv_registry)))
+        near = nearest(lower, TYPES)
+        raise ValueError(f"kvstore {name!r} is unknown; {f'did you mean {near}? T' if near else 't'}he types are {known}.")
+    return lower
+
+
 def _on_device_of(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
     values = device_put_all(list(new.values()), [sharding_of(v) for v in old.values()])
     return dict(zip(new, values, strict=True))
@@ -562,7 +583,7 @@ def create(
 
     Raises:
         TypeError: the name is not a string.
-        ValueError: the name is `horovod` or `byteps`, which are not supported; or `reduce` with a registered class.
+        ValueError: the name is unknown, or `horovod` or `byteps`, which are not supported; or `reduce` with a registered class.
 
     Example:
         >>> create("Local").type
@@ -577,11 +598,10 @@ def create(
                 f"kvstore {name!r} is the class {klass.__name__}, which reduces itself; create it without reduce=."
             )
         return klass()
-    if name.lower() in ("horovod", "byteps"):
-        raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
-    if "dist" in name.lower():
+    kind = checked_type(name)
+    if "dist" in kind:
         join_job(name)
-        if "async" in name.lower() and distributed.num_processes() > 1:
+        if "async" in kind and distributed.num_processes() > 1:
             return _asynchronous(name, make)
     return make(name) if reduce is None else make(name, reduce=reduce)
 
@@ -603,7 +623,8 @@ def select(
 
     Raises:
         TypeError: `kvstore` is neither None, a name nor a store.
-        ValueError: the store sums over the devices of this process only, but the job has several processes.
+        ValueError: the name is unknown, or the store sums over the devices of this process only, but the job has several
+            processes.
 
     Example:
         >>> select("local", 1, {}), select("device", 2, {})[1]
@@ -613,6 +634,8 @@ def select(
     """
     if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
         raise TypeError(f"kvstore is {kvstore!r}; expected a KVStore, the name of a type or None.")
+    if isinstance(kvstore, str) and kvstore.lower() not in KVStoreBase.kv_registry:
+        checked_type(kvstore)
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):
         check_spans_job(None, kvstore)
         return None, False

@@ -187,7 +187,8 @@ class Binding:
         """Return the `Initial` that validates and initializes this graph's parameters."""
         attrs = {n.name: dict(n.attrs) for n in self.symbol.nodes() if n.op is None}
         params, aux = ({n: self.specs[n] for n in names} for names in (self.params, self.aux))
-        return Initial(params, aux, attrs, self.fixed_gammas, arrays)
+        inputs = [n for n in self.arguments if n not in params]
+        return Initial(params, aux, attrs, self.fixed_gammas, inputs, arrays)
 
     def check_shared(self, parameters: Parameters) -> None:
         """Check that the parameters of another module have the names and shapes of this graph's.

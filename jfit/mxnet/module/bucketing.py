@@ -172,7 +172,7 @@ class BucketingModule(BaseModule):
         self._curr_module, self._curr_bucket_key, self._active = module, self._default_key, None
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
-            module.init_params(None, *self._loaded, allow_extra=True)
+            module.init_params(None, *self._loaded)
             self._loaded = None
         if previous is not None and self._monitor is not None:
             module.install_monitor(self._monitor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ class Initial(NamedTuple):
         aux: the same for auxiliary states.
         attrs: attributes of each variable by name; `__init__` may name an initializer.
         fixed_gammas: names of the gammas that are always 1 (BatchNorm with fix_gamma=True).
+        inputs: names of data, labels and states.
         arrays: array class passed to initializers with MXNet's signature, which write in place.
     """
 
@@ -36,20 +37,21 @@ class Initial(NamedTuple):
     aux: Specs
     attrs: Mapping[str, Mapping[str, str]]
     fixed_gammas: Sequence[str] = ()
+    inputs: Collection[str] = ()
     arrays: ArrayTypes = PLAIN
 
     def initialize(
-        self, initializer: Any, params: Mapping[str, Any] | None, aux: Mapping[str, Any] | None, missing: bool, extra: bool
+        self, initializer: Any, params: Mapping[str, Any] | None, aux: Mapping[str, Any] | None, missing: bool
     ) -> tuple[Values, Values]:
         """Return (parameters, auxiliary states): the values passed, and the others from `initializer`.
 
-        `missing` and `extra` are `allow_missing` and `allow_extra` of `Module.init_params`.
+        `missing` is `allow_missing` of `Module.init_params`.  Unknown names are ignored.
 
         Raises:
             RuntimeError: a name has no value although `missing` is False, or `initializer` is None.
-            ValueError: a name is unknown (unless `extra`), or a shape differs.
+            ValueError: a shape differs.
         """
-        values, aux_values = self.validate(params or {}, aux or {}, extra)
+        values, aux_values = self.converted(params or {}, aux or {})
         specs = self._missing("parameter", self.params, values, params, missing)
         specs |= self._missing("auxiliary state", self.aux, aux_values, aux, missing)
         as_zeros = initializer is None and missing and params is not None
@@ -58,23 +60,25 @@ class Initial(NamedTuple):
         params = {n: values[n] if n in values else new[n] for n in self.params}
         return {**params, **ones}, {n: aux_values[n] if n in aux_values else new[n] for n in self.aux}
 
-    def validate(self, params: Mapping[str, Any], aux: Mapping[str, Any], extra: bool) -> tuple[Values, Values]:
-        """Check values passed by the user, and return (parameters, auxiliary states) with the dtypes of the network.
-
-        A wrong shape raises ValueError, and so does an unknown name, which is ignored with `extra`.
-        """
-        groups = []
-        for kind, values, specs in (("arg_params", params, self.params), ("aux_params", aux, self.aux)):
-            unknown = [n for n in values if n not in specs]
-            if unknown and not extra:
-                near = nearest(unknown[0], list(specs))
+    def check_names(self, params: Mapping[str, Any], aux: Mapping[str, Any] | None, allow: str) -> None:
+        """Raise a ValueError if the network does not have a name; `allow` is the argument that ignores such names."""
+        for kind, values, known in (
+            ("arg_params", params, [*self.params, *self.inputs]),
+            ("aux_params", aux or {}, list(self.aux)),
+        ):
+            unknown = next((n for n in values if n not in known), None)
+            if unknown is not None:
+                near = nearest(unknown, known)
                 raise ValueError(
-                    f"Find name {unknown[0]!r} in {kind} that is not in the arguments of the network; "
+                    f"Find name {unknown!r} in {kind} that is not in the arguments of the network; "
                     + (f"did you mean {near}? " if near else "")
-                    + "Leave it out, or pass allow_extra=True"
+                    + f"Leave it out, or pass {allow}=True"
                 )
-            groups.append({n: _converted(n, v, specs[n]) for n, v in values.items() if n in specs})
-        first, second = groups
+
+    def converted(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> tuple[Values, Values]:
+        """Return (parameters, auxiliary states) of the network's names, with its dtypes; ValueError if a shape differs."""
+        first = {n: _converted(n, v, self.params[n]) for n, v in params.items() if n in self.params}
+        second = {n: _converted(n, v, self.aux[n]) for n, v in aux.items() if n in self.aux}
         ones = {n: np.ones(self.params[n].shape, self.params[n].dtype) for n in self.fixed_gammas if n in first}
         return {**first, **ones}, second
 
@@ -84,8 +88,11 @@ class Initial(NamedTuple):
         if source is not None and missing and not allow:
             names = list(missing)
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            near = nearest(names[0], [n for n in source if n not in specs], 1)
             raise RuntimeError(
-                f"{names[0]} is not presented{more}: this {kind} has no value; pass allow_missing=True to initialize it"
+                f"{names[0]} is not presented{more}: this {kind} has no value"
+                + (f", but {near} was passed, which the network does not have" if near else "")
+                + "; pass allow_missing=True to initialize it"
             )
         return missing
 

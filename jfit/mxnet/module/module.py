@@ -43,8 +43,8 @@ class Module(BaseModule):
     the parameters and the optimizer, which several modules may share; `passes`, created by `bind`, runs the computations.
 
     Differences from MXNet 1.9.1: padding rows of the last batch are trained on, but have weight 0 in metrics; metrics on
-    several devices are those of the whole batch; gamma of a BatchNorm with fix_gamma is exactly 1 and never changes; unknown
-    names in `set_params` raise.  Returned arrays are jax.Array (`jfit.mx.mod.Module` returns NDArray).
+    several devices are those of the whole batch; gamma of a BatchNorm with fix_gamma is exactly 1 and never changes.
+    Returned arrays are jax.Array (`jfit.mx.mod.Module` returns NDArray).
 
     Args:
         symbol: the network.
@@ -215,7 +215,7 @@ class Module(BaseModule):
         self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             params, aux = self._loaded
-            parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False, True))
+            parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False))
             self._loaded = None
         if shared_module is not None and shared_module.optimizer_initialized:
             self.optimizer_initialized = True
@@ -243,18 +243,18 @@ class Module(BaseModule):
             aux_params: auxiliary states by name.
             allow_missing: use the initializer for names missing in `arg_params` / `aux_params`; if False, they raise.
             force_init: initialize even if the module has parameters.
-            allow_extra: ignore unknown names; if False, they raise (MXNet ignores them silently).
+            allow_extra: no effect, as in MXNet: names that the network does not have are always ignored.
 
         Raises:
             RuntimeError: a value is missing.
-            ValueError: a name is unknown, or a shape differs.
+            ValueError: a shape differs.
         """
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
             return
         assert self.binded, "call bind before initializing the parameters"
         self.passes.materialize_outputs()
-        values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing, allow_extra)
+        values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing)
         self.parameters.set_arrays(*values)
         self.params_initialized = True
 
@@ -266,16 +266,22 @@ class Module(BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters, as `init_params`; with allow_missing=True missing names keep their values."""
+        """Set parameters, as `init_params`; with allow_missing=True missing names keep their values.
+
+        As in MXNet, names that the network does not have are ignored, but with allow_missing=True and allow_extra=False they
+        raise a ValueError.
+        """
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
             return
+        if allow_missing and not allow_extra and self.binded:
+            self.binding.initial(self.arrays).check_names(arg_params, aux_params, "allow_extra")
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
         self.passes.materialize_outputs()
         params, aux = self.parameters.arrays()
-        new_params, new_aux = self.binding.initial(self.arrays).validate(arg_params, aux_params, allow_extra)
+        new_params, new_aux = self.binding.initial(self.arrays).converted(arg_params, aux_params or {})
         self.parameters.set_arrays({**params, **new_params}, {**aux, **new_aux})
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:

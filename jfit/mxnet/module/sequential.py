@@ -13,7 +13,6 @@ from jfit.mxnet.module.base import BaseModule, require
 from jfit.mxnet.module.binding import desc_of
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.ordered import not_ordered
-from jfit.ops import nearest
 
 
 class SequentialModule(BaseModule):
@@ -158,17 +157,18 @@ class SequentialModule(BaseModule):
     ) -> None:
         """Initialize the parameters of every module, as `Module.init_params`; each module uses the values of its own names.
 
+        Other names are ignored, here and in `set_params`, as in MXNet.
+
         Raises:
             AssertionError: two modules have a parameter of the same name.
-            ValueError: a name belongs to no module (unless allow_extra).
             RuntimeError: a value is missing (unless allow_missing).
         """
         if self.params_initialized and not force_init:
             return
         assert self.binded, "call bind before initializing the parameters"
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra=True)
-        self._check_names(arg_params, aux_params, allow_extra)
+            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init)
+        self._check_names()
         self.params_initialized = True
 
     def set_params(
@@ -183,14 +183,11 @@ class SequentialModule(BaseModule):
         assert self.binded, "call bind before setting the parameters"
         for module in self._modules:
             module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
-        self._check_names(arg_params, aux_params, allow_extra)
+        self._check_names()
         self.params_initialized = True
 
-    def _check_names(self, arg_params: Any, aux_params: Any, allow_extra: bool) -> None:
-        """Raise AssertionError if two modules have a parameter of the same name, ValueError if a passed name is unknown.
-
-        allow_extra: ignore unknown names.
-        """
+    def _check_names(self) -> None:
+        """Raise AssertionError if two modules have a parameter of the same name."""
         owners: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for at, module in enumerate(self._modules):
             for owner, tree in zip(owners, module.get_params(), strict=True):
@@ -201,13 +198,6 @@ class SequentialModule(BaseModule):
                         f"layer {owner[name]} ({type(other).__name__}); give the operators other names"
                     )
                     owner[name] = at
-        for owner, values, kind in zip(owners, (arg_params, aux_params), ("arg_params", "aux_params"), strict=True):
-            unknown = [] if allow_extra else [n for n in values or () if n not in owner]
-            if unknown:
-                raise ValueError(
-                    f"Find name {unknown[0]!r} in {kind} that no module of the chain has; similar names are "
-                    f"{nearest(unknown[0], list(owner)) or 'none'}. Leave it out, or pass allow_extra=True"
-                )
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states) of all modules."""
