@@ -279,6 +279,12 @@ def test_given_parameters_are_kept_and_missing_ones_initialized():
     assert np.asarray(ff.arg_params["fc_bias"]).tolist() == [0.0, 0.0]
 
 
+def test_an_invalid_label_causes_one_warning():
+    with pytest.warns(UserWarning, match=r"epoch 0, batch \d: label 'softmax_label': row \d is 5.0, expected classes") as seen:
+        model().fit(X, np.where(np.arange(len(Y)) == 3, 5, Y).astype("float32"))
+    assert len(seen) == 1
+
+
 def test_parameters_that_the_network_does_not_have_raise_in_predict_only_unless_allowed():
     """As in MXNet."""
     extra = {**START, "old_weight": np.zeros(3, "float32")}

@@ -11,7 +11,9 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear,
 import jfit
 from jfit.data import DataBatch
 from jfit.mxnet import metric as M
+from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
+from jfit.mxnet.module.sequential import SequentialModule
 from jfit.mxnet.monitor.monitor import Monitor
 
 FAST = {"optimizer_params": {"learning_rate": 0.5, "momentum": 0.9}}
@@ -379,6 +381,64 @@ def test_many_batches_cause_few_host_waits():
     with jfit.counters.counted() as seen:
         module.fit(data, num_epoch=2, **FAST)
     assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
+
+
+class WithBuckets(jfit.NDArrayIter):
+    """An iterator whose batches have a bucket_key."""
+
+    def next(self):
+        batch = super().next()
+        batch.bucket_key, batch.provide_data, batch.provide_label = 0, self.provide_data, self.provide_label
+        return batch
+
+
+def chain_of_modules():
+    hidden = Module(SYM.FullyConnected(V("data"), num_hidden=4, name="fc0"), label_names=None)
+    return SequentialModule().add(hidden).add(Module(linear()), take_labels=True, auto_wiring=True)
+
+
+INVALID = {  # place of the value, value, message
+    "label": (
+        ("label", 9),
+        7.0,
+        r"^epoch 2, batch 2: label 'softmax_label': row 1 is 7.0, expected classes 0..2; .* as in MXNet",
+    ),
+    "nan label": (("label", 9), np.nan, r"^epoch 2, batch 2: input 'softmax_label' has nan in row 1"),
+    "data": (("data", (13, 2)), np.nan, r"^epoch 2, batch 3: input 'data' has nan in row 1; .* as in MXNet"),
+}
+
+
+@pytest.mark.repetitions(4)
+@pytest.mark.parametrize("make", [Module, chain_of_modules, BucketingModule], ids=["one", "chain", "buckets"])
+@pytest.mark.parametrize("kind", INVALID)
+@pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])
+def test_the_first_batch_with_an_invalid_value_causes_one_warning_in_fit(make, kind, callback):
+    (part, at), value, message = INVALID[kind]
+    arrays = dict(zip(("data", "label"), data_of(22), strict=True))
+    arrays[part][at] = value
+    arrays[part][21] = value  # a second one
+    data = (WithBuckets if make is BucketingModule else jfit.NDArrayIter)(arrays["data"], arrays["label"], 4)
+    network = {Module: linear(), BucketingModule: lambda key: (linear(), ["data"], ["softmax_label"])}.get(make)
+    module = make() if network is None else make(network) if make is Module else make(network, 0)
+    with pytest.warns(UserWarning, match=message) as seen:
+        module.fit(data, batch_end_callback=callback, begin_epoch=2, num_epoch=4)
+    assert len(seen) == 1
+    with pytest.warns(UserWarning, match="row 1"):  # the next fit warns again
+        module.fit(data, batch_end_callback=callback, num_epoch=1)
+
+
+@pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])
+def test_the_search_for_invalid_values_costs_no_wait_and_no_dispatch(monkeypatch, callback):
+    def counts():
+        with jfit.counters.counted() as seen:
+            fitted(2, batch_end_callback=callback)
+        return dict(seen)
+
+    counts()
+    searched = counts()
+    monkeypatch.setattr(Module, "_problem_of", lambda *_: None)
+    monkeypatch.setattr(Module, "_look_at_all", lambda *_: None)
+    assert counts() == searched
 
 
 def test_an_inactive_monitor_compiles_nothing_and_changes_no_bit():

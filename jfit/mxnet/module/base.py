@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -61,6 +62,7 @@ class BaseModule:
         self._symbol: Any = None
         self._flag: StopFlag | None = None  # set while fit runs: Ctrl-C was pressed
         self._fit_thread: threading.Thread | None = None  # the thread that runs fit
+        self._looking = True  # whether fit looks for invalid data: in its first epoch, up to the first warning
 
     # -------------------------------------------------------------------------------- defined by subclasses
     @property
@@ -290,6 +292,8 @@ class BaseModule:
 
         Calls bind, init_params and init_optimizer unless that was done before; a second call of fit continues training.
         Ctrl-C stops training between two steps: the module keeps its current parameters, and KeyboardInterrupt is raised.
+        In the first epoch, the first batch with nan, a label that is no class, or an index outside of its table causes a
+        warning, if its arrays are in the memory of the host.
 
         Args:
             train_data: the iterator (with `provide_data`, `provide_label`, `reset`).
@@ -316,6 +320,7 @@ class BaseModule:
         if num_epoch is None:
             raise AssertionError("please specify number of epochs: num_epoch=")
         require(self, "fit")
+        self._looking = True
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
@@ -404,6 +409,8 @@ class BaseModule:
                 monitor.tic()
             self.forward_backward(data_batch)
             self.update()
+            if self._looking:  # while the devices compute
+                self._warn(self._problem_of(data_batch, f"epoch {epoch}, batch {nbatch}"))
             self._measure(eval_metric, data_batch)
             with flag.anywhere(), waiting:
                 following = next(stream, None)
@@ -418,7 +425,17 @@ class BaseModule:
                     call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             self._stop_if(flag)
             data_batch, nbatch = following, nbatch + 1
+        self._looking = False
         return results
+
+    def _problem_of(self, data_batch: Any, where: str) -> str | None:
+        """Return a text that begins with `where` if a training batch has invalid values, as `InputCheck.problem`."""
+        return None
+
+    def _warn(self, problem: str | None) -> None:
+        if problem is not None:
+            self._looking = False
+            warnings.warn(f"{problem} Training continues, as in MXNet.", stacklevel=4)
 
     # -------------------------------------------------------------------------------- files
     def save_params(self, fname: str) -> None:

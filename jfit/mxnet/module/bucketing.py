@@ -356,6 +356,9 @@ class BucketingModule(BaseModule):
         """Update the parameters of the current bucket's network."""
         self._curr_module.update()
 
+    def _problem_of(self, data_batch: Any, where: str) -> str | None:
+        return self._curr_module._problem_of(data_batch, where)
+
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the outputs of the last forward pass."""
         return self._curr_module.get_outputs(merge_multi_context)

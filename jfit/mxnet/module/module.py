@@ -22,6 +22,7 @@ from jfit.mxnet.module.base import BaseModule, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
@@ -107,6 +108,7 @@ class Module(BaseModule):
         self._preload: Any = None  # file of optimizer states, for init_optimizer
         self._monitor: Any = None
         self._runner: Any = None  # EpochRunner for the data of the last fit
+        self._input_check: InputCheck | None = None  # of the bound network
         self._pad = 0  # number of padding rows at the end of the last batch
 
     # -------------------------------------------------------------------------------- properties
@@ -204,7 +206,7 @@ class Module(BaseModule):
             return
         if not for_training and inputs_need_grad:
             raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
-        self.passes = None  # type: ignore[assignment]
+        self.passes, self._input_check = None, None  # type: ignore[assignment]
         parameters = self.parameters if shared_module is None else _parameters_of(shared_module)
         request = grad_req if for_training else "null"
         self.binding.bind(data_shapes, label_shapes, request, inputs_need_grad, parameters.placement)
@@ -223,6 +225,7 @@ class Module(BaseModule):
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Change the input shapes in place, keeping parameters and optimizer; programs are compiled once for each shape."""
         require(self, "reshape", "binded")
+        self._input_check = None
         self.binding.reshape(data_shapes, label_shapes)
 
     # -------------------------------------------------------------------------------- parameters
@@ -548,6 +551,8 @@ class Module(BaseModule):
                     results.extend(eval_metric.get_global_name_value())
                 call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, {"self": self, "nbatch": nbatch, "epoch": epoch}))
 
+            if self._looking:
+                self._look_at_all(train_data, epoch)
             train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, on_batch, flag))
             self._stop_if(flag)
             first = train_data.batches_read
@@ -560,6 +565,33 @@ class Module(BaseModule):
             counts = self.binding.slices(data.batch_size)
             self._runner = runner = EpochRunner(self.passes, data, counts, metrics, every)
         return runner
+
+    def _look_at_all(self, data: Any, epoch: int) -> None:
+        """Warn of the first batch of an epoch that has invalid values; `data` is an NDArrayIter with its arrays in memory."""
+        check, arrays, rows = self._check(), dict([*data.data, *data.label]), data.epoch_rows()
+        if check.problem(arrays, "") is None:
+            return
+        for number in range(-(-len(rows) // data.batch_size)):
+            at = rows[number * data.batch_size :][: data.batch_size]
+            problem = check.problem({k: v[at] for k, v in arrays.items()}, f"epoch {epoch}, batch {number}")
+            if problem is not None:
+                self._warn(problem)
+                return
+
+    def _problem_of(self, data_batch: Any, where: str) -> str | None:
+        for batch in data_batch if isinstance(data_batch, list) else [data_batch]:
+            data, labels = list(batch.data), list(getattr(batch, "label", None) or ())
+            names = [[d.name for d in descs] for descs in self.binding.descriptions_of(batch, data, labels)]
+            inputs = dict(zip(names[0], data, strict=False)) | dict(zip(names[1], labels, strict=False))
+            problem = self._check().problem({k: v for k, v in inputs.items() if k in self.binding.arguments}, where)
+            if problem is not None:
+                return problem
+        return None
+
+    def _check(self) -> InputCheck:
+        if self._input_check is None:
+            self._input_check = InputCheck(self.binding)
+        return self._input_check
 
     def _uses_default_methods(self) -> bool:
         """Return whether neither a subclass nor an instance attribute overrides a method that `fit` calls for each batch."""

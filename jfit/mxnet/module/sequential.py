@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.module.base import BaseModule, require
@@ -266,6 +267,15 @@ class SequentialModule(BaseModule):
         require(self, "update", "binded", "params_initialized", "optimizer_initialized")
         for module in self._modules:
             module.update()
+
+    def _problem_of(self, data_batch: Any, where: str) -> str | None:
+        for module in self._modules:
+            data = data_batch.data if module is self._modules[0] else []
+            labels = data_batch.label if module in self._takes_labels() else []
+            problem = module._problem_of(DataBatch(data, labels), where)
+            if problem is not None:
+                return problem
+        return None
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the outputs of the last module."""
