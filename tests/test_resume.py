@@ -113,6 +113,10 @@ def test_the_state_at_the_end_of_training_is_always_saved_and_once(tmp_path, mon
     }
     last = {name: steps(name, checkpoint_every=10, num_epoch=9, callbacks=[stop]) for name, stop in stops.items()}
     assert last == {"run.stop": [3], "Ctrl-C": [3], "early stopping": [10, 14]}
+    # the best state, that of the first epoch, is restored at the end, and again if a stopped run is resumed
+    restored = [early_stopping("loss", patience=1, min_delta=1e9)]
+    assert steps("f", num_epoch=9, callbacks=restored) == [7, 14, 14]
+    assert jfit.Run.load(tmp_path / "f").position["step"] == 14
     resumed = train(num_epoch=2, checkpoint=tmp_path / "Ctrl-C", resume=True)
     assert same(resumed, train(num_epoch=2))
     assert steps("e", resume=tmp_path / "a") == [14]  # nothing is left to train, but the folder is another one

@@ -329,9 +329,10 @@ def load_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
     return leaves_of(newest(path, read))
 
 
-def leaves_of(saved: Saved) -> dict[str, Any]:
-    """Return the leaves of the state of a checkpoint in memory by name; see `load_leaves`."""
-    folder, keys, arrays = saved.folder, saved.record["keys"], saved.arrays[TENSORS]
+def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
+    """Return the leaves of the state of a checkpoint in memory, or of another of its pytrees, by name; see `load_leaves`."""
+    folder, file = saved.folder, f"{name}.safetensors"
+    keys, arrays = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"], saved.arrays[file]
     return {name: _key(folder, name, array, keys[name]) if name in keys else array for name, array in arrays.items()}
 
 

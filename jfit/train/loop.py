@@ -93,6 +93,7 @@ class Loop:
         step: number of updates done since training began.
         stop_reason: why training stops; setting it ends training after the current dispatch.  None: train on.
         interrupted: True if Ctrl-C or SIGTERM ended training.
+        ended: True if training came to its end, by `num_epoch` or a callback that stopped it.
         exit_code: 143 if SIGTERM ended training, with which the caller ends the process; else None.
         report: (loss, learning rate) of the last dispatch, array of shape (2,) on the devices, or None.
         thread: `TrainingThread`, in whose context the dispatches run.
@@ -130,7 +131,7 @@ class Loop:
         self._run: Callable[[], Any] = (lambda: None) if run is None else weakref.ref(run)
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
-        self.interrupted = False
+        self.interrupted = self.ended = False
         self.exit_code: int | None = None
         self.report: Any = None
         # (position, logs, seconds of compilations before) of an epoch whose evaluation was stopped, or has not ended
@@ -179,6 +180,7 @@ class Loop:
             finally:
                 if self.profiler is not None:
                     self.profiler.close(self.step)  # also after errors and Ctrl-C
+            self.ended = not self.interrupted
             self._notify_all("fit_end", {})
             save_at_sigterm(self, flag, first)  # a signal during "fit_end"
 

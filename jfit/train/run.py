@@ -288,6 +288,7 @@ class Run:
             "callbacks": [list(p) for p in zip(names, states, strict=True)],
             "batch_size": self.batch_size,
             "learning_rate": self.settings.learning_rate,
+            "restores_best": self.restores_best,
             "ema": self._averages,
             "report": self._report(),
             "fingerprint": None if self._fingerprint is None else self._fingerprint(),
@@ -301,6 +302,11 @@ class Run:
     def _report(self) -> list[Any] | None:
         report = getattr(self._loop, "report", None)
         return None if report is None else [to_json_value(float(x)) for x in counters.read(report)]  # sync: of a save
+
+    @property
+    def restores_best(self) -> bool:
+        """Whether training has ended, and the best state (`early_stopping`) becomes that of this run."""
+        return self._best is not None and self._loop is not None and self._loop.ended
 
     def extra(self) -> dict[str, Any]:
         """Return the other arrays of a checkpoint, the argument `extra` of `jfit.checkpoint.save`.
@@ -500,7 +506,7 @@ class Run:
     def _train(self, loop: Loop) -> Run:
         global _last_run
         _last_run = self
-        loop.stop_reason, loop.interrupted, loop.exit_code = None, False, None
+        loop.stop_reason, loop.interrupted, loop.ended, loop.exit_code = None, False, False, None
         try:
             loop.train(self.num_epoch)
         except BaseException as error:
@@ -663,7 +669,8 @@ class Run:
             directory: folder of checkpoints.
             model: `Model`, `Symbol`, module of a JAX framework, or function.  Default: the graph saved in the checkpoint.
             devices: devices, as for `fit`.
-            which: "newest", or "best" for the checkpoint with the best monitored value (`checkpoint_best=` of `fit`).
+            which: "newest", or "best" for the checkpoint with the best monitored value (`checkpoint_best=` of `fit`).  If
+                training has ended and restored its best state (`early_stopping`), the newest checkpoint gives that state.
             mesh, shard: as for `fit`: the parameters are split over the axes of a mesh, of the same shape or another one.
             options: `batch_size`, `eval_batch_size`, `eval_metric` and `policy`, as for `fit`, `loss` for a module or function,
                 without which it can only predict, and `params` and `aux` for a function, pytrees with the structure of its
@@ -710,7 +717,7 @@ class Run:
         settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
-        arrays = checkpoints.leaves_of(saved)
+        arrays = checkpoints.leaves_of(saved, "best" if meta.get("restores_best") and not best else "state")
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}
         averages = {k: arrays.get(f"opt_state/ema_params/{k}", arrays.get("opt_state/ema_params")) for k in params}
