@@ -63,7 +63,6 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.programs import clear_programs
     from jfit.step import BatchCheck, StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
-    from jfit.train.asynchronous import fit_async
     from jfit.train.cost import Cost, cost
     from jfit.train.evaluate import predict, score
     from jfit.train.fit import fit
@@ -124,7 +123,6 @@ __all__ = [
     "eval_step",
     "export",
     "fit",
-    "fit_async",
     "formats",
     "gpu",
     "graceful_stop",
@@ -175,7 +173,6 @@ _HOMES = {
     "jfit.programs": "clear_programs",
     "jfit.step": "BatchCheck StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
-    "jfit.train.asynchronous": "fit_async",
     "jfit.train.cost": "Cost cost",
     "jfit.train.evaluate": "predict score",
     "jfit.train.fit": "fit",

@@ -110,12 +110,6 @@ def begin_together(what: str) -> None:
             record.now = Activity(SCRIPT, f"running the script, outside of jfit, after {what}")
 
 
-def went_on(what: str) -> None:
-    """Note progress of the user's own loop in which no other process takes part, such as a gradient that was sent."""
-    if threading.get_ident() == record.thread and record.now.kind == SCRIPT:
-        record.now = Activity(SCRIPT, f"running the script, outside of jfit, after {what}")
-
-
 def compiled() -> None:
     """A compilation of this thread has ended; what follows in its block runs the program."""
     if record.now.kind == COMPILING and threading.get_ident() == record.thread:

@@ -1,7 +1,6 @@
 """The recipes of docs/hosts.md: every block is parsed, and those that this machine can run train in two processes."""
 
 import ast
-import importlib.util
 import os
 import re
 import shlex
@@ -217,7 +216,7 @@ def test_open_mpi_processes_get_the_variables_of_torchrun(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["plain", "slurm", "torchrun", "ray"])
+@pytest.mark.parametrize("recipe", ["plain", "slurm", "torchrun"])
 def test_a_recipe_trains_in_two_processes(recipe, folder, losses):
     port = jobs.free_port(10)
     if recipe == "plain":
@@ -228,13 +227,6 @@ def test_a_recipe_trains_in_two_processes(recipe, folder, losses):
         settings["JAX_COORDINATOR_BIND_ADDRESS"] = f"127.0.0.1:{job + 61440}"
         output = train(folder, ["bash", "train.sbatch", "--epochs", "1"], **settings)
         assert (folder / "run").is_dir()
-    elif recipe == "ray":
-        if importlib.util.find_spec("ray") is None:
-            pytest.skip('Ray is not installed: pip install "jfit[ray]"')
-        (line,) = (line for code in BASH for line in code.splitlines() if "python train_ray.py --epochs 3" in line)
-        (folder / "token").write_text("0" * 64)
-        token = {"RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-        output = train(folder, ["bash", "-c", f"exec env {line.replace('--epochs 3', '--epochs 1')}"], **token)
     else:
         pytest.importorskip("torch", reason="torchrun is part of torch")
         (line,) = (line for code in BASH for line in code.splitlines() if line.startswith("JAX_PLATFORMS=cpu torchrun"))

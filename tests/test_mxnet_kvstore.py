@@ -310,9 +310,17 @@ def test_compression_requires_a_device_or_distributed_store():
     KVStore("local_allreduce_device").set_gradient_compression({"type": "2bit"})
 
 
+@pytest.mark.parametrize("name", ["dist_async", "dist_device_async", "Dist_Async_Device"])
+def test_an_asynchronous_store_names_the_synchronous_one(name):
+    for make in (create, KVStore, mxkv.create):
+        with pytest.raises(ValueError, match=rf"kvstore '{name}' is asynchronous: .* use 'dist_sync'"):
+            make(name)
+    assert not hasattr(jfit, "fit_async")
+
+
 def test_stores_are_created_by_name():
     assert create("Local_Update_CPU").type == "local_update_cpu"
-    assert (create("dist_async").rank, create("dist_async").num_workers) == (0, 1)
+    assert (create("dist").rank, create("dist").num_workers) == (0, 1)
     create("dist_sync").barrier()
     assert create().is_capable("optimizer")
     with pytest.raises(TypeError, match="found 3"):

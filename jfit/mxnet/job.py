@@ -27,6 +27,26 @@ def end_unless_worker() -> None:
         sys.exit(0)
 
 
+def check_synchronous(name: str) -> None:
+    """Raise an error if a type of key-value store is asynchronous, as `dist_async`.
+
+    Args:
+        name: the type.
+
+    Raises:
+        ValueError: the type is asynchronous.
+
+    Example:
+        >>> check_synchronous("dist_sync")
+    """
+    if "dist" in name.lower() and "async" in name.lower():
+        raise ValueError(
+            f"kvstore {name!r} is asynchronous: it updates with the gradients of one process at a time, which belong to older "
+            "weights. With momentum that diverges, so jfit has no such store; use 'dist_sync', which sums the gradients of "
+            "all processes in each step"
+        )
+
+
 def join_job(name: str) -> None:
     """Join the job that environment variables describe, unless this process has; without such variables, do nothing.
 
@@ -35,13 +55,14 @@ def join_job(name: str) -> None:
 
     Raises:
         RuntimeError: JAX has already computed something, so it cannot join.
-        ValueError: a variable is missing, or impossible.
+        ValueError: a variable is missing, or impossible; or the type is asynchronous.
 
     Example:
         >>> join_job("dist_sync")
         >>> distributed.num_processes()
         1
     """
+    check_synchronous(name)
     end_unless_worker()
     if distributed.num_processes() > 1:
         return

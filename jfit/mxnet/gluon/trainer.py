@@ -317,18 +317,13 @@ class Trainer:
                 raise ValueError("update_on_kvstore is False, but row_sparse parameters can be updated in the store only.")
             return self._created(kvstore) if isinstance(kvstore, str) else kvstore, True
         store, update = select(kvstore, len(self._contexts), {p.name: p for p in self._params}, self._created)
-        kind = "" if store is None else store.type
-        distributed = "dist" in kind
+        distributed = store is not None and "dist" in store.type
         if sparse:
             if store is not None and not isinstance(store, KVStore):
                 raise ValueError(f"a {type(store).__name__} cannot sum sparse gradients over devices; use a KVStore.")
             if distributed and forced is False:
                 raise ValueError("update_on_kvstore=False: a distributed store must update with sparse gradients; pass True.")
             update = distributed
-        if distributed and "async" in kind:
-            if forced is False:
-                raise ValueError("update_on_kvstore is False, but asynchronous training updates in the store: set it to True.")
-            update = True
         update = update if forced is None else forced
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
             why = "there is no store (one context, or kvstore=None)"
@@ -431,7 +426,7 @@ def _distributes_tree(kvstore: Any, update_on_kvstore: bool | None) -> bool:
     """
     if update_on_kvstore:
         raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated without a store.")
-    if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore and "async" not in kvstore:
+    if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore:
         join_job(kvstore)
         return True
     if kvstore not in (None, "device", "local"):

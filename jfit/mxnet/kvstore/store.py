@@ -6,7 +6,6 @@ the updater with both; `pull` copies the stored value to the destinations.  All 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from jfit import distributed
 from jfit.formats.atomic import atomic_write, read_file
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.job import join_job
+from jfit.mxnet.job import check_synchronous, join_job
 from jfit.mxnet.kvstore import compression
 from jfit.mxnet.kvstore.transfer import committed_copy, device_put_all, only_rows, private_copy, sharding_of, sum_groups, write
 from jfit.mxnet.mutable import MutableRowSparse, as_array
@@ -33,7 +32,7 @@ from jfit.step.reduce import get as get_reduce
 BIG = 16 * 1024 * 1024
 TYPES = (
     *("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device"),
-    *("dist", "dist_sync", "dist_device_sync", "dist_sync_device", "dist_async", "dist_device_async", "dist_async_device"),
+    *("dist", "dist_sync", "dist_device_sync", "dist_sync_device"),
 )
 
 
@@ -124,8 +123,8 @@ class KVStore(KVStoreBase):
             `set_gradient_compression` says.  `push` always sums, and raises an error for other rules than "psum".
 
     Raises:
-        ValueError: `name` is unknown (for MXNet, such a name is a local store); `reduce` is unknown, or it is a rule that
-            splits the optimizer state over devices, such as "sharded".
+        ValueError: `name` is unknown (for MXNet, such a name is a local store) or asynchronous (`dist_async`); `reduce` is
+            unknown, or it is a rule that splits the optimizer state over devices, such as "sharded".
 
     Example:
         >>> import numpy as np
@@ -507,12 +506,13 @@ def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
 
 
 def checked_type(name: str) -> str:
-    """Return the name of a store type in lower case; raise ValueError if it is not one of `TYPES`.
+    """Return the name of a store type in lower case; raise ValueError if it is asynchronous, or not one of `TYPES`.
 
     Example:
         >>> checked_type("Device")
         'device'
     """
+    check_synchronous(name)
     lower = name.lower()
     if lower in ("horovod", "byteps"):
         raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
@@ -526,11 +526,6 @@ def checked_type(name: str) -> str:
 def _on_device_of(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
     values = device_put_all(list(new.values()), [sharding_of(v) for v in old.values()])
     return dict(zip(new, values, strict=True))
-
-
-def _asynchronous(name: str, make: Callable[..., KVStoreBase]) -> Any:
-    module = importlib.import_module("jfit.mxnet.kvstore.asynchronous")  # it imports this one
-    return module.connect(name, make)
 
 
 def workers_of(store: Any) -> int:
@@ -583,7 +578,8 @@ def create(
 
     Raises:
         TypeError: the name is not a string.
-        ValueError: the name is unknown, or `horovod` or `byteps`, which are not supported; or `reduce` with a registered class.
+        ValueError: the name is unknown, or `horovod`, `byteps` or `dist_async`, which are not supported; or `reduce` with a
+            registered class.
 
     Example:
         >>> create("Local").type
@@ -601,8 +597,6 @@ def create(
     kind = checked_type(name)
     if "dist" in kind:
         join_job(name)
-        if "async" in kind and distributed.num_processes() > 1:
-            return _asynchronous(name, make)
     return make(name) if reduce is None else make(name, reduce=reduce)
 
 

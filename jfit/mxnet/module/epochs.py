@@ -215,7 +215,6 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
         and optimizer.is_pure
         and parameters.reduce.slices is None
         and parameters.workers is None
-        and parameters.server is None
         and passes.programs.replicas is None
         and set(passes.grad_reqs) == set(passes.trainable)
         and "add" not in passes.grad_reqs.values()

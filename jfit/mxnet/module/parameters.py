@@ -17,7 +17,7 @@ from jfit.interrupts import defer_interrupts
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
 from jfit.mxnet.module.ordered import joined_arrays, ordered_groups
-from jfit.mxnet.module.workers import AsyncWorkers, Workers
+from jfit.mxnet.module.workers import Workers
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
@@ -50,7 +50,6 @@ class Parameters:
         reduce: reduction of gradients over devices.
         job_devices: `devices`; with a `dist` store of reduce="ordered", those of all processes of the job.
         workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
-        server: the server of a `dist_async` store, a `jfit.mxnet.module.workers.AsyncWorkers`; None: there is none.
         passes: number of training passes since the last update, from which their random keys are derived.
     """
 
@@ -72,7 +71,6 @@ class Parameters:
         self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
         self.workers: Workers | None = None
-        self.server: AsyncWorkers | None = None
         self.job_devices = self.devices
         self.passes = self.evaluations = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
@@ -162,29 +160,15 @@ class Parameters:
         Returns:
             How gradients are reduced over the devices of this process.
         """
-        self.workers, self.server, self.job_devices = None, None, self.devices
+        self.workers, self.job_devices = None, self.devices
         if num_processes() == 1 or store is None or "dist" not in store.type:
             return reduce
-        if reduce.slices is not None and "async" in store.type:
-            raise NotImplementedError(
-                f"kvstore {store.type!r} adds gradients in the order of their arrival, so that reduce='ordered' is not "
-                "possible with it; leave out reduce=, or use 'dist_sync'"
-            )
         if reduce.slices is not None:  # one step on the devices of all processes
             self.job_devices = across(self.devices)
             process_slices(self.job_devices, reduce.slices, equal=True)
             self.set_arrays(*joined_arrays(self))
             return reduce
-        workers, initial = Workers.start(self, trainable, reduce)
-        if "async" not in store.type:
-            self.workers = workers
-        elif reduce is all_reduce() and self.update_on_kvstore:
-            self.server = AsyncWorkers(store, trainable)
-        else:
-            problem = "MXNET_UPDATE_ON_KVSTORE=0" if reduce is all_reduce() else "compression_params, or a reduce= of the store"
-            raise NotImplementedError(
-                f"kvstore {store.type!r} updates on its server, which a Module supports without {problem}"
-            )
+        self.workers, initial = Workers.start(self, trainable, reduce)
         self.set_arrays(*initial)
         return all_reduce()
 
@@ -225,8 +209,6 @@ class Parameters:
         if optimizer.is_pure:
             optimizer.shared.attach(self)
         self.sync_multipliers()
-        if self.server is not None:
-            self.server.start(self, optimizer)
 
     def _init_state(self, params: Mapping[str, Array]) -> OptState:
         """Return the initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""

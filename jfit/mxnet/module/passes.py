@@ -366,7 +366,7 @@ class Passes:
             self.flush()
             return
         pending = self._backward == () and self._outputs is None and self.programs.replicas is None
-        pending = pending and parameters.workers is None and parameters.server is None  # which take gradients from a program
+        pending = pending and parameters.workers is None  # which sum gradients between two programs
         fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
         if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
             self._step()
@@ -379,9 +379,6 @@ class Passes:
                 f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
             )
         gradients: dict[str, Any] = {n: self.gradients[n] for n in self.trainable}
-        if parameters.server is not None:
-            parameters.server.update(parameters, {n: dense_gradient(parameters, n, g) for n, g in gradients.items()})
-            return
         workers = parameters.workers
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self.aux)

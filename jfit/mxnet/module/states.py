@@ -24,9 +24,6 @@ def save_states_of(parameters: Parameters, fname: str) -> None:
     """Write the optimizer state of `parameters` to the file `fname`, in MXNet's format."""
     optimizer = parameters.optimizer
     assert optimizer is not None
-    if parameters.server is not None:  # which has the states
-        parameters.server.store.save_optimizer_states(fname)
-        return
     if parameters.updater is not None:
         data = parameters.updater.get_states()
     else:
@@ -42,9 +39,6 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
         FormatError: the file is damaged or is not an optimizer state file.
         ValueError: its parameters are not those of this network.
     """
-    if parameters.server is not None:
-        parameters.server.store.load_optimizer_states(complete_file(fname))
-        return
     if parameters.updater is not None:
         parameters.updater.set_states(read_file(complete_file(fname)), fname)
         return

@@ -154,7 +154,7 @@ class SVRGModule(Module):
     ) -> None:
         """Set the optimizer, as `Module.init_optimizer`, and reset the full gradient (mu in the formula of the class) to 0."""
         super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        if self.parameters.workers is not None or self.parameters.server is not None:
+        if self.parameters.workers is not None:
             raise NotImplementedError(
                 f"an {type(self).__name__} does not sum its full gradients over the {num_processes()} processes of this job; "
                 "use a Module, or start one process, in which context= takes several devices"

@@ -83,46 +83,6 @@ class Workers:
         return gradients if self._axis is None or grouped else (gradients, self._axis)
 
 
-class AsyncWorkers:
-    """Sends the gradients of a module to the server of a `dist_async` store, and gets its weights.
-
-    Args:
-        store: a `jfit.mxnet.kvstore.asynchronous.AsyncKVStore`.
-        names: names of the trainable parameters, the keys.
-    """
-
-    def __init__(self, store: Any, names: Sequence[str]) -> None:
-        self.store, self._names = store, list(names)
-
-    def start(self, parameters: Parameters, optimizer: Any) -> None:
-        """Give weights and optimizer of rank 0 to the server."""
-        params, _ = parameters.arrays()
-        self.store.init(self._names, [params[k] for k in self._names])
-        self.store.set_optimizer(optimizer)
-        parameters.replace_params(self._pull())
-
-    def update(self, parameters: Parameters, gradients: Mapping[str, Any]) -> None:
-        """Send gradients, summed over the devices of this process, and replace the parameters by the newest ones.
-
-        Args:
-            parameters: the parameters of the module.
-            gradients: dense gradients by name, with a leading device axis if there are several devices.
-        """
-        names = [k for k in self._names if k in gradients]
-        several = len(parameters.devices) > 1
-        sums = [
-            jnp.sum(jax.device_put(gradients[k], parameters.devices[0]), axis=0) if several else gradients[k] for k in names
-        ]
-        self.store.push(names, sums)
-        parameters.replace_params(self._pull())
-        state = parameters.state
-        assert state is not None
-        parameters.state, parameters.passes = state._replace(step=state.step + 1), 0
-
-    def _pull(self) -> dict[str, Any]:
-        return dict(zip(self._names, self.store.pull(self._names), strict=True))
-
-
 def _over_devices(gradients: Any, *, axis_name: str | None) -> Any:
     return all_reduce().apply(gradients, (), None, axis_name)[0]
 
