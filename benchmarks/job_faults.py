@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-AT_STEP = ("kill", "kill-with-child", "stop", "raise", "stall", "exit", "term", "interrupt", "caught")
 STEP = 5  # at which something happens
 WATCHDOG = 4
 SECONDS = 240  # for a job

@@ -1,12 +1,9 @@
 """`mx.mod.Module` reproduces MXNet's recorded trainings: outputs, parameters, learning rates, multipliers, optimizer states."""
 
-import re
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-from decided import DECIDED
 from golden_mx import CASES, Trajectory, flat, same
 
 import jfit.mx as mx
@@ -87,9 +84,3 @@ def test_gamma_with_fix_gamma_is_always_one():
         module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 2))], [mx.nd.zeros((4,))]))
         module.update()
     assert module.get_params()[0]["bn_gamma"].asnumpy().tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("name", DECIDED)
-def test_every_decided_difference_has_its_test(name):
-    file, test = DECIDED[name].where.split("::")
-    assert re.search(rf"^def {test}\(", (Path(__file__).parent / file).read_text(), re.M)
