@@ -102,15 +102,6 @@ def test_decays_follow_the_given_update_and_warm_ups_end_at_it():
     assert rates(schedules.cosine(4, base_lr=1.0), [4, 5, 1000]).tolist() == [0, 0, 0]
 
 
-def test_overridden_follows_mxnets_learning_rate_argument():
-    late = schedules.factor(step=100, base_lr=0.1, warmup_steps=10).overridden(0.5)
-    assert float(late(5)) == pytest.approx(0.05)  # the warm-up still climbs to the old base
-    assert float(late(20)) == 0.5
-    assert float(schedules.poly(max_update=10, base_lr=0.1).overridden(0.5)(1)) == pytest.approx(0.081)
-    low = schedules.factor(step=100, base_lr=0.1, warmup_steps=10, warmup_begin_lr=0.05).overridden(0.01)
-    assert rates(low, [5, 10]) == pytest.approx([0.075, 0.01])  # MXNet lets the rate fall below where the warm-up began
-
-
 # ------------------------------------------------------------------------------------------------ optax
 def test_an_optax_schedule_counts_from_zero_and_has_no_base_learning_rate():
     schedule = as_schedule(optax.linear_schedule(1.0, 0.0, 10))

@@ -2,7 +2,6 @@
 
 from jfit.lowering.losses import (
     ALIASES,
-    LOGITS,
     LOSSES,
     Loss,
     binary_cross_entropy,
@@ -21,7 +20,6 @@ from jfit.lowering.losses import (
 
 __all__ = [
     "ALIASES",
-    "LOGITS",
     "LOSSES",
     "Loss",
     "binary_cross_entropy",

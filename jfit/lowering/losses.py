@@ -335,7 +335,6 @@ _LOSSES = (
 # fmt: on
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in _LOSSES}
 ALIASES = {"ce": "cross_entropy", "bce": "binary_cross_entropy", "l1": "mae"}
-LOGITS = frozenset(loss.name for loss in _LOSSES if loss.scores == "logits")  # losses of models that output logits
 
 # Losses of optax that are passed as functions: name in `LOSSES` of the loss with the same outputs and labels.
 _OPTAX = {

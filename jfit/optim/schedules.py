@@ -56,7 +56,6 @@ class Schedule:
         warmup_begin_lr: learning rate at update 0.
         warmup_mode: "linear" grows from `warmup_begin_lr` to the base rate, "constant" stays at `warmup_begin_lr`.
         absolute: whether the rule ignores `base` (optax schedules do).
-        follows_base: whether, in MXNet, the optimizer's `learning_rate` replaces the base rate of this scheduler.
         warmup_final_lr: learning rate at the end of the warm-up; None for the base rate.
         pending: `(updates, updates_per_epoch) -> Schedule`, converts lengths in epochs or fractions of the run to updates;
             None if all lengths are numbers of updates.
@@ -74,7 +73,6 @@ class Schedule:
     warmup_begin_lr: float = 0.0
     warmup_mode: str = "linear"
     absolute: bool = False
-    follows_base: bool = True
     warmup_final_lr: float | None = None
     pending: Callable[[int | None, int | None], Schedule] | None = None
 
@@ -133,20 +131,6 @@ class Schedule:
             [1.0, 0.1]
         """
         return self if self.pending is None else self.pending(updates, updates_per_epoch)
-
-    def overridden(self, learning_rate: float) -> Schedule:
-        """Return the schedule that MXNet uses if an optimizer gets both `lr_scheduler` and `learning_rate`.
-
-        MXNet's FactorScheduler and MultiFactorScheduler use `learning_rate` as base learning rate, but their warm-up still ends
-        at the old one; PolyScheduler and CosineScheduler ignore `learning_rate`.
-
-        Example:
-            >>> round(float(poly(max_update=20, base_lr=0.1).overridden(0.5)(1)), 5)
-            0.09025
-        """
-        if not self.follows_base or self.pending is not None:
-            return self
-        return replace(self, base_lr=learning_rate, warmup_final_lr=self.base_lr, warmup_begin_lr=self.warmup_begin_lr)
 
 
 Make = TypeVar("Make", bound=Callable[..., Schedule])
@@ -308,7 +292,7 @@ def poly(max_update: Length, base_lr: float = 0.01, pwr: float = 2, final_lr: fl
     def rule(count: Any, base: Rate) -> Rate:
         return final_lr + (base - final_lr) * left(count) ** pwr
 
-    return Schedule("poly", rule, base_lr, follows_base=False, **warmup)
+    return Schedule("poly", rule, base_lr, **warmup)
 
 
 @_in_any_unit
@@ -341,7 +325,7 @@ def cosine(max_update: Length, base_lr: float = 0.01, final_lr: float = 0.0, **w
     def rule(count: Any, base: Rate) -> Rate:
         return final_lr + (base - final_lr) * (1 + jnp.cos(math.pi * (1 - left(count)))) / 2
 
-    return Schedule("cosine", rule, base_lr, follows_base=False, **warmup)
+    return Schedule("cosine", rule, base_lr, **warmup)
 
 
 @_in_any_unit
@@ -443,7 +427,7 @@ def one_cycle(
             rate = jnp.where(count - 1 < operand(high), base * (start + (end - start) * part), rate)
         return rate
 
-    return Schedule("one_cycle", rule, base_lr, follows_base=False)
+    return Schedule("one_cycle", rule, base_lr)
 
 
 def _check_factor(name: str, value: float) -> None:

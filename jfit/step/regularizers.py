@@ -151,13 +151,12 @@ class _Sum(NamedTuple):
         return sum(values, jnp.float32(0))
 
 
-def penalty(regularizers: Mapping[str, Regularizer], params: Params, tables: Collection[str] = ()) -> Array:
+def penalty(regularizers: Mapping[str, Regularizer], params: Params) -> Array:
     """Sum of all penalties, Σ λ f(w), a float32 scalar.
 
     Args:
         regularizers: name or glob pattern -> function of one parameter that returns a scalar.
         params: the parameters to penalize, by name.
-        tables: names of embedding tables with row-sparse gradients, which raise an error.
 
     Returns:
         float32 scalar; 0 without regularizers.
@@ -166,7 +165,7 @@ def penalty(regularizers: Mapping[str, Regularizer], params: Params, tables: Col
         >>> float(penalty({"w*": l2(2.0)}, {"w1": jnp.ones(3), "b": jnp.ones(3)}))
         6.0
     """
-    found = regularized(regularizers, list(params), tables)
+    found = regularized(regularizers, list(params), ())
     return sum((_Sum(functions)(params[name]) for name, functions in found.items()), jnp.float32(0))
 
 

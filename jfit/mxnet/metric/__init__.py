@@ -19,7 +19,6 @@ from jfit.mxnet.metric.composite import (
     create,
     np,
 )
-from jfit.mxnet.metric.composite import pure_metrics as pure_metrics
 from jfit.mxnet.metric.named import *  # noqa: F403  one list of the classes, in `named`
 
 __all__ = ["CompositeEvalMetric", "CustomMetric", "EvalMetric", "alias", "check_label_shapes", "create", "np", "register"]

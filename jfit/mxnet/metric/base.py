@@ -101,7 +101,6 @@ class EvalMetric:
     """
 
     needs_labels = True
-    grows = False  # whether the shape of its running sums depends on the data
     num_inst: Any
     sum_metric: Any
     global_num_inst: Any

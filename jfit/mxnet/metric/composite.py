@@ -295,25 +295,6 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     raise TypeError(f"a metric is a name, an EvalMetric, a function (label, output) or a list of these; found {metric!r}.")
 
 
-def pure_metrics(metric: EvalMetric) -> tuple[Metric, ...] | None:
-    """Return the pure metrics of all `leaves()`, so that a compiled step can accumulate them.
-
-    Return None if a metric has a Python `update`, selects outputs or labels by name, or has sums of data-dependent shape.
-
-    Example:
-        >>> [m.name for m in pure_metrics(create(["acc", "ce"]))], pure_metrics(create(lambda label, pred: 0.0))
-        (['accuracy', 'cross-entropy'], None)
-    """
-    if type(metric).update not in (DeviceMetric.update, CompositeEvalMetric.update):
-        return None
-    if metric.output_names is not None or metric.label_names is not None:
-        return None
-    if isinstance(metric, CompositeEvalMetric):
-        parts = [pure_metrics(m) for m in metric.metrics]
-        return None if any(p is None for p in parts) else tuple(m for p in parts for m in p or ())
-    return None if metric.pure is None or metric.grows else (metric.pure,)
-
-
 def check_label_shapes(labels: Any, preds: Any, wrap: bool = False, shape: bool = False) -> tuple[Any, Any]:
     """Check that there are as many labels as outputs, and return both.
 

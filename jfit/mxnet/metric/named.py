@@ -312,8 +312,6 @@ class PCC(UpdatesMetric, rule=pure.pcc):
     Source: Apache MXNet 1.9.1, `PCC`.
     """
 
-    grows = True
-
     def __init__(
         self, name: str = "pcc", output_names: Names = None, label_names: Names = None, has_global_stats: bool = True
     ) -> None:
