@@ -15,7 +15,6 @@ import optax
 import pytest
 import safetensors.numpy
 
-import jfit
 from jfit.formats import FormatError, dump_sealed, sweep
 from jfit.train import checkpoint
 
@@ -225,12 +224,3 @@ def test_kill_9_during_save_leaves_a_loadable_checkpoint(tmp_path, delay):
     assert found["step"] >= reported and np.all(found["x"] == found["step"])
     sweep(tmp_path)  # as the next save does
     assert all(name.startswith("step-") for name in os.listdir(tmp_path))
-
-
-def test_the_base_rate_of_a_state_keeps_its_name_in_files(tmp_path):
-    model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
-    state = jfit.init_state(model, "sgd", learning_rate=0.25)
-    checkpoint.save(tmp_path, state)
-    assert float(checkpoint.load_arrays(tmp_path)["lr"]) == 0.25
-    like = state._replace(base_lr=jnp.float32(9.0))
-    assert float(checkpoint.restore(tmp_path, like=like).base_lr) == 0.25

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import io
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ import safetensors.numpy
 
 from jfit.formats import (
     FormatError,
+    atomic,
     atomic_dir,
     atomic_path,
     atomic_write,
@@ -25,7 +25,6 @@ from jfit.formats import (
     save_tensors,
     sweep,
     trash,
-    write_tensors,
 )
 
 DTYPES = [
@@ -44,6 +43,7 @@ DTYPES = [
     "float64",
 ]
 DEAD = 2**22 + 1  # above Linux's largest process id
+TOKEN = f"{atomic._machine()}01234567"
 
 
 def numpy_dtype(name):
@@ -158,9 +158,8 @@ def test_malformed_files_raise_with_file_and_position(tmp_path, content, message
 
 
 def test_mutated_files_load_or_raise_a_format_error(tmp_path):
-    file = io.BytesIO()
-    write_tensors(file, {"w": np.ones((2, 3), np.float32), "n": np.int64(3)}, {"k": "v"})
-    seed, random, path, loaded = file.getvalue(), np.random.default_rng(0), tmp_path / "m.safetensors", 0
+    path = save_tensors(tmp_path / "m.safetensors", {"w": np.ones((2, 3), np.float32), "n": np.int64(3)}, metadata={"k": "v"})
+    seed, random, loaded = path.read_bytes(), np.random.default_rng(0), 0
     for _ in range(300):
         mutant = bytearray(seed)
         for at in random.integers(0, len(mutant), 3):
@@ -205,7 +204,7 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
 
 
 def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
-    folder = tmp_path / f".a.safetensors.{DEAD}-0123abcd.tmp"
+    folder = tmp_path / f".a.safetensors.{DEAD}-{TOKEN}.tmp"
     folder.mkdir()
     (folder / ".tmpAbCdEf").write_bytes(b"half")
     with atomic_path(tmp_path / "b") as path:
@@ -218,13 +217,13 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_sweep_removes_leftovers_and_puts_back_a_folder_moved_aside(tmp_path):
-    (tmp_path / f".a.txt.{DEAD}-01234567.tmp").write_text("half")
-    (tmp_path / f".b.{DEAD}-01234567.tmp").mkdir()
-    (tmp_path / f".c.{DEAD}-01234567.old").mkdir()
-    (tmp_path / f".d.{os.getppid()}-01234567.tmp").write_text("a living process writes this")
+    (tmp_path / f".a.txt.{DEAD}-{TOKEN}.tmp").write_text("half")
+    (tmp_path / f".b.{DEAD}-{TOKEN}.tmp").mkdir()
+    (tmp_path / f".c.{DEAD}-{TOKEN}.old").mkdir()
+    (tmp_path / f".d.{os.getppid()}-{TOKEN}.tmp").write_text("a living process writes this")
     (tmp_path / ".keep.tmp").write_text("not ours")
     assert len(sweep(tmp_path)) == 3
-    assert sorted(os.listdir(tmp_path)) == [f".d.{os.getppid()}-01234567.tmp", ".keep.tmp", "c"]
+    assert sorted(os.listdir(tmp_path)) == [f".d.{os.getppid()}-{TOKEN}.tmp", ".keep.tmp", "c"]
     assert sweep(tmp_path / "missing") == []
 
 
@@ -234,5 +233,5 @@ def test_sweep_keeps_files_that_this_process_is_writing(tmp_path):
     trash(tmp_path / "a")
     assert os.listdir(tmp_path) == []
     # A restarted container often has the same process id as the run that was killed.
-    (tmp_path / f".b.{os.getpid()}-01234567.tmp").mkdir()
+    (tmp_path / f".b.{os.getpid()}-{TOKEN}.tmp").mkdir()
     assert len(sweep(tmp_path)) == 1

@@ -12,7 +12,7 @@ from fit_support import blobs, mlp
 
 import jfit
 import jfit.mx as mx
-from jfit.formats import atomic_together, atomic_write, complete_file, dump_states, leftovers, load_states, sweep
+from jfit.formats import atomic, atomic_together, atomic_write, complete_file, dump_states, leftovers, load_states, sweep
 from jfit.mxnet import files
 
 NET = {1: jfit.sym.Variable("one"), 2: jfit.sym.Variable("two")}
@@ -128,10 +128,11 @@ def test_a_module_replaces_parameters_and_optimizer_states_together(tmp_path, mo
 
 
 def test_temporary_files_of_killed_processes_are_deleted_by_the_next_save_of_the_same_name(tmp_path):
-    token = "4194304-01234567"
+    machine = atomic._machine()
+    token = f"4194304-{machine}01234567"
     for name in (f".net-0009.params.{token}.tmp", f".net-0009.states.{token}.new", f".other.{token}.tmp"):
         (tmp_path / name).write_bytes(b"?")
-    alive = f".net-0008.params.{os.getppid()}-01234567.tmp"
+    alive = f".net-0008.params.{os.getppid()}-{machine}01234567.tmp"
     (tmp_path / alive).write_bytes(b"?")
     write(str(tmp_path / "net"), 1)
     assert {path.name for path in leftovers(tmp_path)} == {f".other.{token}.tmp", alive}
@@ -139,7 +140,7 @@ def test_temporary_files_of_killed_processes_are_deleted_by_the_next_save_of_the
 
 
 def test_a_file_that_was_written_again_since_is_not_replaced_by_an_old_one(tmp_path):
-    new = tmp_path / ".a.txt.4194304-01234567.new"
+    new = tmp_path / f".a.txt.4194304-{atomic._machine()}01234567.new"
     new.write_text("new")
     assert complete_file(tmp_path / "a.txt") == str(new)
     (tmp_path / "a.txt").write_text("newer")

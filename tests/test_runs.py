@@ -13,7 +13,7 @@ from fit_support import blobs, mlp, train
 import jfit
 from jfit.runs.__main__ import main
 from jfit.train import locks
-from jfit.train.checkpoint import load_leaves
+from jfit.train.checkpoint import load_arrays
 from jfit.train.saved import read
 
 x, y = blobs()
@@ -70,7 +70,7 @@ def test_other_data_another_seed_and_another_learning_rate_are_named(runs):
 def test_a_flipped_weight_in_a_checkpoint_with_valid_checksums_is_named(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
     saved = read(tmp_path / "a" / "step-00000012")
-    arrays = load_leaves(saved.folder)
+    arrays = load_arrays(saved.folder)
     arrays["params/fc2_weight"][1, 2] += 0.5
     jfit.checkpoint.save(tmp_path / "a", arrays, step=12, meta=saved.meta)
     result = jfit.verify(tmp_path / "a", (x, y))
@@ -84,7 +84,7 @@ def test_other_versions_and_devices_in_the_checkpoint_are_named(runs, tmp_path):
     saved = read(tmp_path / "a" / "step-00000012")
     changed = {"versions": {**saved.meta["fingerprint"]["versions"], "jaxlib": "0.1"}, "cores": 999}
     meta = {**saved.meta, "fingerprint": {**saved.meta["fingerprint"], **changed}}
-    jfit.checkpoint.save(tmp_path / "a", load_leaves(saved.folder), step=12, meta=meta)
+    jfit.checkpoint.save(tmp_path / "a", load_arrays(saved.folder), step=12, meta=meta)
     result = jfit.verify(tmp_path / "a", (x, y))
     assert result.same and "versions: jaxlib was 0.1" in str(result) and "cores was 999" in str(result)
 

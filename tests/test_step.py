@@ -544,13 +544,6 @@ def test_prediction_needs_no_labels():
     assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
 
 
-def test_the_former_name_of_the_base_rate_still_reads_and_replaces_it():
-    state = jfit.init_state(mlp(), "sgd", batch_of(4), learning_rate=0.5)
-    changed = state._replace(lr=jnp.float32(0.25))
-    assert float(changed.lr) == float(changed.base_lr) == 0.25 and float(state.lr) == 0.5
-    assert type(jax.tree.map(lambda x: x, changed)) is type(changed) is jfit.TrainState
-
-
 def test_jfit_step_returns_the_plan_for_the_shapes_of_a_batch():
     model = jfit.lower(sym.SoftmaxOutput(sym.Variable("data"), name="softmax"))
     inputs = {"data": jnp.ones((4, 3)), "softmax_label": jnp.zeros(4)}

@@ -302,7 +302,3 @@ def test_two_thousand_nodes_are_lowered_and_run():
 def test_help_of_operator_functions_shows_the_callers_arguments():
     for function in (jfit.sym.Variable, jfit.sym.Group, jfit.sym.load, jfit.sym.load_json):
         assert "cls" not in inspect.signature(function).parameters
-
-
-def test_the_earlier_names_of_row_classes_still_work():
-    assert jfit.optim.Rows is jfit.optim.SparseRows and jfit.ops.Rows is jfit.ops.RowLayout

@@ -327,8 +327,9 @@ class NDArrayIter(DataIter):
             )
         self._order, self._mix, self._carry, self._position = order, mix, carry, int(state["position"])
         self._stream = np.concatenate([carry, order])
-        if state.get("rng") is not None and self._rng is not None:
-            self._rng.bit_generator.state = state["rng"]
+        rng = state["rng"]
+        if rng is not None and self._rng is not None:
+            self._rng.bit_generator.state = rng
 
     def _begin(self, carry: np.ndarray) -> None:
         if self.shuffle:

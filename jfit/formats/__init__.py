@@ -17,7 +17,7 @@ from jfit.formats.manifest import dump_sealed, load_sealed
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.mxnet_states import States, dump_states, load_states
 from jfit.formats.sparse import SparseArray, bounded_dense
-from jfit.formats.tensors import load_tensors, save_tensors, write_tensors
+from jfit.formats.tensors import load_tensors, save_tensors
 
 __all__ = [
     "FormatError",
@@ -41,7 +41,6 @@ __all__ = [
     "save_tensors",
     "sweep",
     "trash",
-    "write_tensors",
 ]
 
 _lazy.modules(__name__)

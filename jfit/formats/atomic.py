@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
-# Temporary names contain the process id and 4 digits of the machine: '.<name>.<pid>-<4 hex><8 hex>.tmp', without the machine in
-# earlier versions; '.old' is a folder that is being replaced; '.new' is a complete file of several that are replaced together.
+# Temporary names contain the process id and 4 digits of the machine: '.<name>.<pid>-<4 hex><8 hex>.tmp'.  '.old' is a folder
+# that is being replaced; '.new' is a complete file of several that are replaced together.
 _TMP, _OLD, _NEW = ".tmp", ".old", ".new"
 _FOREIGN_SECONDS = 3600  # a temporary name of another machine is left over if it has not changed for so long
 # Temporary names in use by this process. The process id is not enough: in a container a restarted run often has the same id.
@@ -456,13 +456,13 @@ def _owner(name: str) -> int | None:
     if not name.startswith(".") or len(parts) != 3 or f".{parts[2]}" not in (_TMP, _OLD, _NEW):
         return None
     pid, dash, token = parts[1].partition("-")
-    return int(pid) if dash and pid.isdecimal() and len(token) in (8, 12) else None
+    return int(pid) if dash and pid.isdecimal() and len(token) == 12 else None
 
 
 def _in_use(entry: Path, exclusive: bool = False) -> bool:
     """Whether the process of a temporary name may still be running."""
     token = entry.name.rsplit(".", 2)[1].partition("-")[2]
-    is_foreign = len(token) == 12 and token[:4] != _machine()
+    is_foreign = token[:4] != _machine()
     if is_foreign and exclusive:
         return False
     if is_foreign or (exclusive and _alive(_owner(entry.name))):  # a save without a lock, or the id of another process since

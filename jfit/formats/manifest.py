@@ -54,7 +54,7 @@ def _sealed(record: Mapping[str, Any]) -> bytes:
     return head + hashlib.sha256(head).hexdigest().encode() + _END
 
 
-def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, Any], FormatError | None]:
+def load_sealed(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     """Read a JSON file and check its seal.
 
     Args:
@@ -62,21 +62,18 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, An
         remedy: what to do about damage, the end of the error message.
 
     Returns:
-        (the fields, None), or, if the file is a JSON object whose seal is missing or wrong, (the fields, the `FormatError` that
-        names the first changed field).  The caller raises it, unless the file was written before there were seals.
+        The fields.
 
     Raises:
-        FormatError: the file is missing, cannot be read, is no JSON object, or is nested more than `MAX_LEVELS` levels deep.
+        FormatError: the file is missing, cannot be read, is no JSON object, or is nested more than `MAX_LEVELS` levels deep; or
+            its seal is missing or wrong: the message names the first changed field.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "meta.json"
         >>> _ = path.write_bytes(dump_sealed({"step": 3}))
-        >>> load_sealed(path, "save it again.")[0]["step"]
+        >>> load_sealed(path, "save it again.")["step"]
         3
-        >>> _ = path.write_bytes(path.read_bytes().replace(b"3", b"4", 1))
-        >>> print(str(load_sealed(path, "save it again.")[1]).partition("meta.json: ")[2])
-        field 'step': its value does not match its checksum: its bytes changed; save it again.
     """
     path = Path(path)
     try:
@@ -98,8 +95,8 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> tuple[dict[str, An
     digest_at = len(content) - len(_END) - _DIGEST_LENGTH
     head, digest, end = content[: max(digest_at, 0)], content[max(digest_at, 0) : -len(_END)], content[-len(_END) :]
     if end == _END and hashlib.sha256(head).hexdigest().encode() == digest:
-        return record, None
-    return record, FormatError(path, *_damage(record), remedy)
+        return record
+    raise FormatError(path, *_damage(record), remedy)
 
 
 def _is_too_deep(value: Any) -> bool:

@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -83,29 +83,6 @@ def save_tensors(
                 int(number[1]) if number else errno.EIO, f"the file cannot be written ({error})", str(path)
             ) from error
     return Path(path)
-
-
-def write_tensors(file: BinaryIO, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a dict of arrays to an open file in the safetensors format; unlike `save_tensors`, it needs a copy in memory.
-
-    Args:
-        file: a binary file, or another object with `write(bytes)`.
-        arrays: name -> array, as for `save_tensors`.
-        metadata: dict of str -> str, stored in the header.
-
-    Raises:
-        TypeError: an array has an unsupported dtype, or the name "__metadata__".
-
-    Example:
-        >>> import io
-        >>> file = io.BytesIO()
-        >>> write_tensors(file, {"step": np.int32(3)})
-        >>> len(file.getvalue()) % 4
-        0
-
-    Source: https://github.com/huggingface/safetensors (format description).
-    """
-    file.write(safetensors.numpy.save(_all_plain(arrays), dict(metadata or {}) or None))
 
 
 def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[int, int]:

@@ -39,8 +39,6 @@ from jfit.ops.context import Ctx
 from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
 from jfit.ops.rows import LOST, RowLayout
 
-Rows = RowLayout  # the name of RowLayout in earlier versions
-
 __all__ = [
     "ALIASES",
     "LOST",

@@ -38,7 +38,6 @@ from jfit import lazy as _lazy
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
     from jfit.optim.averaging import EmaState, ema, ema_params
     from jfit.optim.core import Optimizer, OptState, set_multipliers
-    from jfit.optim.core import Optimizer as Resolved  # deprecated
     from jfit.optim.langevin import sgld
     from jfit.optim.large_batch import lamb, lars, lbsgd
     from jfit.optim.leader import ftml, ftrl
@@ -47,7 +46,6 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.optim.registry import OPTIMIZERS, get, injected_rate, register
     from jfit.optim.rms import adadelta, adagrad, group_adagrad, rmsprop
     from jfit.optim.rows import SparseRows, apply_updates
-    from jfit.optim.rows import SparseRows as Rows  # noqa: F401  # deprecated
     from jfit.optim.schedules import (
         SCHEDULES,
         Schedule,
@@ -73,7 +71,6 @@ __all__ = [
     "EmaState",
     "OptState",
     "Optimizer",
-    "Resolved",
     "Schedule",
     "Span",
     "SparseRows",
@@ -121,26 +118,22 @@ __all__ = [
     "warmup_linear",
 ]
 
-_HOMES = {
-    **_lazy.homes_of(
-        {
-            "jfit.optim.averaging": "EmaState ema ema_params",
-            "jfit.optim.core": "Optimizer OptState set_multipliers",
-            "jfit.optim.langevin": "sgld",
-            "jfit.optim.large_batch": "lamb lars lbsgd",
-            "jfit.optim.leader": "ftml ftrl",
-            "jfit.optim.moments": "adam adamax adamw nadam",
-            "jfit.optim.momentum": "adding dcasgd nag sgd signum",
-            "jfit.optim.registry": "OPTIMIZERS get injected_rate register",
-            "jfit.optim.rms": "adadelta adagrad group_adagrad rmsprop",
-            "jfit.optim.rows": "SparseRows apply_updates",
-            "jfit.optim.schedules": "SCHEDULES Schedule Span as_optax as_schedule constant cosine epochs factor "
-            "fraction multifactor one_cycle poly run_schedule warmup_linear",
-            "jfit.optim.svrg": "SvrgState svrg svrg_snapshot variance_reduced",
-        }
-    ),
-    "Resolved": "jfit.optim.core:Optimizer",
-    "Rows": "jfit.optim.rows:SparseRows",
-}
+_HOMES = _lazy.homes_of(
+    {
+        "jfit.optim.averaging": "EmaState ema ema_params",
+        "jfit.optim.core": "Optimizer OptState set_multipliers",
+        "jfit.optim.langevin": "sgld",
+        "jfit.optim.large_batch": "lamb lars lbsgd",
+        "jfit.optim.leader": "ftml ftrl",
+        "jfit.optim.moments": "adam adamax adamw nadam",
+        "jfit.optim.momentum": "adding dcasgd nag sgd signum",
+        "jfit.optim.registry": "OPTIMIZERS get injected_rate register",
+        "jfit.optim.rms": "adadelta adagrad group_adagrad rmsprop",
+        "jfit.optim.rows": "SparseRows apply_updates",
+        "jfit.optim.schedules": "SCHEDULES Schedule Span as_optax as_schedule constant cosine epochs factor "
+        "fraction multifactor one_cycle poly run_schedule warmup_linear",
+        "jfit.optim.svrg": "SvrgState svrg svrg_snapshot variance_reduced",
+    }
+)
 
 _lazy.attributes(sys.modules[__name__], _HOMES)

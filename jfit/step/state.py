@@ -29,18 +29,7 @@ from jfit.step.sharded import is_sharded, whole_leaves, whole_params
 from jfit.step.totals import zero_totals
 
 
-class _Fields(NamedTuple):
-    step: Array
-    params: Params
-    aux: Aux
-    opt_state: Any
-    metrics: Any
-    base_lr: Array | None
-    key: Array
-    local: Any = None
-
-
-class TrainState(_Fields):
+class TrainState(NamedTuple):
     """The complete state of training: one pytree of arrays, which a training step maps to the next one.
 
     Attributes:
@@ -64,17 +53,14 @@ class TrainState(_Fields):
         (True, 0.5)
     """
 
-    __slots__ = ()
-
-    @property
-    def lr(self) -> Array | None:
-        """Deprecated alias of `base_lr`, also accepted by `_replace`."""
-        return self.base_lr
-
-    def _replace(self, **changes: Any) -> TrainState:
-        if "lr" in changes:
-            changes["base_lr"] = changes.pop("lr")
-        return super()._replace(**changes)
+    step: Array
+    params: Params
+    aux: Aux
+    opt_state: Any
+    metrics: Any
+    base_lr: Array | None
+    key: Array
+    local: Any = None
 
 
 def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:

@@ -40,7 +40,6 @@ from jfit.train.writing import Prepared, write
 
 State = TypeVar("State")
 
-_FILE_NAMES = {"base_lr": "lr"}  # fields of TrainState -> their names in files, which keep the names of older versions
 
 
 def save(
@@ -308,29 +307,12 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     return newest(path, read).arrays[TENSORS]
 
 
-def load_leaves(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the leaves of a checkpoint by name: as `load_arrays`, but typed PRNG keys are keys again.
-
-    Args:
-        path: a checkpoint, or a checkpoint directory; then the valid checkpoint with the highest step, as in `restore`.
+def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
+    """Return the leaves of the state of a checkpoint in memory, or of another of its pytrees, by name.
 
     Returns:
         Dict from name to NumPy array or typed PRNG key.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-        FormatError: the checkpoint is damaged, or every checkpoint of the directory.
-
-    Example:
-        >>> import tempfile
-        >>> load_leaves(save(tempfile.mkdtemp(), {"step": 1, "dropout": jax.random.key(0)}))["dropout"].dtype
-        key<fry>
     """
-    return leaves_of(newest(path, read))
-
-
-def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
-    """Return the leaves of the state of a checkpoint in memory, or of another of its pytrees, by name; see `load_leaves`."""
     folder, file = saved.folder, f"{name}.safetensors"
     keys, arrays = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"], saved.arrays[file]
     return {name: _key(folder, name, array, keys[name]) if name in keys else array for name, array in arrays.items()}
@@ -436,8 +418,6 @@ def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
     """Return ({key path, such as "params/fc1_weight": leaf}, treedef); the dict is in the order of the leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = ["/".join(_part(part) for part in path) for path, _ in leaves]
-    if isinstance(tree, TrainState):
-        names = [_FILE_NAMES.get(name, name) for name in names]
     by_name = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     if len(by_name) != len(leaves):
         duplicate = next(name for name in names if names.count(name) > 1)

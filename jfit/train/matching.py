@@ -14,6 +14,9 @@ from jfit.graph.infer import infer_shape
 from jfit.lowering.model import Model
 from jfit.ops import nearest
 
+# fields of `Run.meta` that a run needs to continue
+_NEEDED = ("position", "history", "callbacks", "batch_size", "learning_rate", "ema", "report", "fingerprint")
+
 
 def check_position(directory: str | Path, meta: Mapping[str, Any], batch_size: int) -> None:
     """Raise an error if a run with batches of `batch_size` rows cannot continue from a checkpoint.
@@ -26,14 +29,14 @@ def check_position(directory: str | Path, meta: Mapping[str, Any], batch_size: i
     Raises:
         ValueError: the checkpoint has no position, or one in the middle of an epoch of batches of another size.
     """
-    missing = [key for key in ("position", "history", "callbacks") if key not in meta]
+    missing = [key for key in _NEEDED if key not in meta]
     if missing:
         raise ValueError(
             f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so the position of its "
             "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); read its parameters with Run.load or "
             "checkpoint.restore, and pass them to fit as params="
         )
-    saved_size = meta.get("batch_size", batch_size)
+    saved_size = meta["batch_size"]
     if meta["position"]["batch"] and saved_size != batch_size:
         sizes = f"in the middle of an epoch of batches of {saved_size} rows, but this run has batch_size={batch_size}"
         raise ValueError(f"the checkpoint in {directory} is {sizes}; resume with batch_size={saved_size}")

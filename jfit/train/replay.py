@@ -62,8 +62,8 @@ def replay(
     meta = record_of(folders[-1])["meta"]
     if not meta.get("fingerprint") or "position" not in meta:
         raise ValueError(
-            f"replay: the checkpoint {folders[-1]} has no fingerprint of its run, because an earlier version of jfit or "
-            "jfit.checkpoint.save wrote it; replay needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
+            f"replay: the checkpoint {folders[-1]} has no fingerprint of its run, because jfit.checkpoint.save "
+            "wrote it; replay needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
         )
     if model is None and "symbol" not in meta:
         raise ValueError(

@@ -187,11 +187,6 @@ class Run:
         return next(recorded, None) if report is None else reported_lr(report).get("lr")
 
     @property
-    def rate(self) -> float | None:
-        """Deprecated alias of `lr`."""
-        return self.lr
-
-    @property
     def directory(self) -> str | None:
         """Folder for files written by callbacks: the argument `directory` of `fit`; None if it was not passed."""
         return self.settings.directory
@@ -237,8 +232,6 @@ class Run:
         base_lr, loop = place(jnp.asarray(rate, jnp.float32), self.settings.devices), self._require_loop("set_base_lr")
         with loop.thread.exclusive():  # another thread may be training
             loop.state = loop.state._replace(base_lr=base_lr)
-
-    set_lr = set_base_lr  # deprecated alias
 
     def stop(self, reason: str = "stopped by a callback") -> None:
         """End training after the current dispatch (call of a compiled program, which runs one or more steps).
@@ -328,7 +321,7 @@ class Run:
             self._best = checkpoints.unflatten(saved, specs_of_all(loop.state, self.settings.devices), "best")
         if loop.host_metrics is not None and "host_metrics.safetensors" in saved.arrays:
             loop.host_metrics.unpack(saved.arrays["host_metrics.safetensors"])
-        if saved.meta.get("report") is not None:  # not in checkpoints of earlier versions
+        if saved.meta["report"] is not None:
             dtype = jax.dtypes.canonicalize_dtype(float)
             loop.report = np.asarray([from_json_value(value) for value in saved.meta["report"]], dtype)
 
@@ -431,18 +424,17 @@ class Run:
             return False
         saved, is_older = found
         meta = saved.meta
-        if meta.get("ema", self._averages) != self._averages:
+        check_position(directory, meta, self.batch_size)
+        if meta["ema"] != self._averages:
             runs = "a run with ema=, but this one has none" if meta["ema"] else "a run without ema=, but this one has it"
             raise ValueError(f"the checkpoint in {directory} is of {runs}; resume with the same ema= argument")
         state, difference = checkpoints.resumed(saved, specs_of_all(loop.state, self.settings.devices))
-        check_position(directory, meta, self.batch_size)
         loop.state = self._placed(state)
         self._resume_extra(saved)
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
-        if "learning_rate" in meta:  # not in checkpoints of earlier versions
-            self._resume_rate(meta["learning_rate"], directory)
-        if self._fingerprint is not None and meta.get("fingerprint"):
+        self._resume_rate(meta["learning_rate"], directory)
+        if self._fingerprint is not None and meta["fingerprint"]:
             check_fingerprint(meta["fingerprint"], self._fingerprint(), resume_with, directory)
         if difference:
             warnings.warn(difference, stacklevel=4)

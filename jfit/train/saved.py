@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -23,14 +22,12 @@ from jfit.formats.tensors import load_tensors
 
 Result = TypeVar("Result")
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, META = "state.safetensors", "meta.json"
 STEP = re.compile(r"step-(\d{8,})")
 REMEDY = "restore an older checkpoint of the same directory, or train from the start."
 _FIELDS = {"format": int, "step": int, "keys": dict, "meta": dict, "files": dict}
-_FIELDS_1 = {"format": int, "step": int, "crc32": int, "bytes": int, "keys": dict, "meta": dict}
 _ATTEMPTS = 100  # how often a checkpoint is searched again if another process replaces or deletes it meanwhile
-_old_format_logged = False
 
 
 class Saved(NamedTuple):
@@ -210,18 +207,19 @@ def record_of(folder: Path) -> dict[str, Any]:
     """Return the fields of meta.json in a folder, after checking its checksum and the types of the fields.
 
     Raises:
-        FormatError: meta.json is missing or damaged, or was written by a newer jfit.
+        FormatError: meta.json is missing or damaged, or was written by another version of jfit.
     """
     file = folder / META
-    record, problem = load_sealed(file, REMEDY)
-    is_old = record.get("format") == 1 and set(record) == set(_FIELDS_1)
-    if problem is not None and not is_old:
-        raise problem
-    if problem is None and isinstance(record.get("format"), int) and record["format"] > FORMAT:
+    record = load_sealed(file, REMEDY)
+    if isinstance(record.get("format"), int) and record["format"] != FORMAT:
+        kind = "a newer jfit" if record["format"] > FORMAT else "a jfit before version 0.1.0"
         raise FormatError(
-            file, "field 'format'", f"found {record['format']}, this jfit supports up to {FORMAT}", "use a newer jfit."
+            file,
+            "field 'format'",
+            f"found {record['format']}, this jfit reads {FORMAT} only",
+            f"{kind} wrote it; use that one.",
         )
-    for name, kind in (_FIELDS_1 if is_old else _FIELDS).items():
+    for name, kind in _FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", REMEDY)
     if STEP.match(folder.name.removeprefix(".")) and record["step"] != step_of(folder):
@@ -229,27 +227,12 @@ def record_of(folder: Path) -> dict[str, Any]:
         raise FormatError(
             file, "field 'step'", problem, "a copied or renamed checkpoint keeps the number of its step: rename it."
         )
-    if is_old:
-        _log_old_format(folder)
-        record["files"] = {TENSORS: {"bytes": record.pop("bytes"), "crc32": record.pop("crc32")}}
     for name, entry in record["files"].items():
         if Path(name).name != name or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
             raise FormatError(file, f"field 'files', entry {name!r}", "expected a file name with its bytes and crc32", REMEDY)
     if TENSORS not in record["files"]:
         raise FormatError(file, "field 'files'", f"it has no entry for {TENSORS}", REMEDY)
     return record
-
-
-def _log_old_format(folder: Path) -> None:
-    global _old_format_logged
-    if not _old_format_logged:
-        _old_format_logged = True
-        logging.getLogger("jfit").warning(
-            "%s was written by an earlier version of jfit: its %s has no checksum, so damage of that file may not be noticed; "
-            "new checkpoints have one",
-            folder,
-            META,
-        )
 
 
 def _check_size(file: Path, expected: dict[str, Any]) -> None:

@@ -189,8 +189,8 @@ def data_meta(loop: Any) -> dict[str, Any]:
 
 def restore_data(dispatcher: Any, epoch: int, batch: int, meta: Mapping[str, Any]) -> None:
     """Restore what `data_meta` returned for a checkpoint at a position; arguments as in `set_data_position`."""
-    set_data_position(dispatcher, epoch, batch, meta.get("data"))
-    restore_sizes(dispatcher, meta.get("batch_sizes"))
+    set_data_position(dispatcher, epoch, batch, meta["data"])
+    restore_sizes(dispatcher, meta["batch_sizes"])
 
 
 def data_position(dispatcher: Any, epoch: int) -> Any | None:

@@ -101,7 +101,7 @@ class Verification:
         names = [difference.name for difference in self.differences]
         if all(name.startswith("metrics/") for name in names):
             return ["  only running sums of loss and metrics differ, whose last bits may depend on steps_per_call"]
-        if "lr" in names and not self.settings:
+        if "base_lr" in names and not self.settings:
             return ["  the base learning rate differs; a callback may have changed it, and verify runs no callbacks"]
         if not self.settings and not self.environment:
             return [
@@ -203,8 +203,8 @@ def _meta(folder: Path) -> dict[str, Any]:
     meta = record_of(folder)["meta"]
     if not meta.get("fingerprint") or "position" not in meta:
         raise ValueError(
-            f"verify: the checkpoint {folder} has no fingerprint of its run, because an earlier version of jfit or "
-            "jfit.checkpoint.save wrote it; verify needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
+            f"verify: the checkpoint {folder} has no fingerprint of its run, because jfit.checkpoint.save "
+            "wrote it; verify needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
         )
     return meta
 
