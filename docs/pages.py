@@ -264,7 +264,10 @@ def api_pages() -> dict[str, str]:
         other = ", ".join(f"`{name.removeprefix('jfit.')}`" for name in space.other)
         yield f"Also as {other}.\n" if other else ""
         options = "{members: [], show_root_heading: false, show_root_toc_entry: false}"
-        yield f"::: {space.module.__name__}\n    options: {options}\n"
+        if hasattr(space.module, "__file__"):
+            yield f"::: {space.module.__name__}\n    options: {options}\n"
+        else:  # a module of the table of jfit.mx
+            yield f"{inspect.getdoc(space.module)}\n"
         yield from _entries(space.entries, level, page, where, documented)
 
     pages = {}

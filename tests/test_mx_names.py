@@ -1,11 +1,12 @@
 """The names of `jfit.mx`: missing names raise AttributeError with the nearest names, so that `hasattr` is False."""
 
 import importlib
-import pkgutil
+import pickle
 
 import pytest
 
 import jfit.mx as mx
+from jfit.mx._modules import TABLE
 from jfit.mxnet import ndarray_classes
 
 MODULE = ndarray_classes.__name__
@@ -48,9 +49,22 @@ def test_every_module_of_jfit_mx_is_a_basemodule_of_jfit_mx():
 
 
 def test_names_of_jfit_mx_can_be_imported_from_their_modules():
-    for found in pkgutil.walk_packages(mx.__path__, "jfit.mx."):
-        module = importlib.import_module(found.name)
-        assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+    for path, source in TABLE.items():
+        module = importlib.import_module(f"jfit.mx.{path}")
+        assert module.__all__ and all(hasattr(module, name) for name in module.__all__) and {*module.__all__} <= {*dir(module)}
+        found: dict = {}
+        exec(f"from jfit.mx.{path} import *", found)
+        assert {*found} - {"__builtins__"} == {*module.__all__}
+        if isinstance(source, str):
+            assert module.__all__[0] in vars(importlib.import_module(f"jfit.{source}"))
+    import jfit.mx.contrib.svrg_optimization.svrg_module as svrg
+    import jfit.mx.optimizer as opt
+    from jfit.mx.gluon import Trainer, utils
+
+    assert opt is mx.optimizer and svrg.SVRGModule is mx.contrib.svrg_optimization.svrg_module.SVRGModule
+    assert Trainer is mx.gluon.trainer.Trainer and utils is mx.gluon.utils and pickle.loads(pickle.dumps(opt.SGD)) is opt.SGD
+    with pytest.raises(ModuleNotFoundError, match=r"jfit\.mx\.nets"):
+        importlib.import_module("jfit.mx.nets")
 
 
 def test_mx_base_has_the_error_classes_and_their_conversion():

@@ -120,8 +120,9 @@ def test_only_parallel_names_pmap():
 def public_names() -> dict[str, object]:
     """Every class and function in the `__all__` of a package of jfit, of mx's namespaces too, once: path -> object."""
     found: dict[int, tuple[str, object]] = {}
-    modules = [source.module for source in sources() if source.path.endswith("__init__.py") or source.path.startswith("mx/")]
+    modules = [source.module for source in sources() if source.path.endswith("__init__.py")]
     modules.remove("jfit.export.nodes")  # ONNX converters, which users do not call
+    modules += [f"jfit.mx.{path}" for path in importlib.import_module("jfit.mx._modules").TABLE]
     for name in sorted(modules, key=lambda name: (name.count("."), name)):
         module = importlib.import_module(name)
         for each in getattr(module, "__all__", ()):

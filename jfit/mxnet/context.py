@@ -10,6 +10,8 @@ import jax
 from jfit.mxnet.mutable import is_tracer
 from jfit.parallel import contexts
 
+__all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "num_gpus", "tpu"]
+
 _local = threading.local()
 _TYPE_IDS = {"cpu": 1, "gpu": 2, "tpu": 6}  # MXNet's numbers are 1, 2, 3 and 5; it has no TPU
 _KINDS = {"cpu_pinned": "cpu", "cpu_shared": "cpu"}  # MXNet's CPU memory kinds; jfit does not distinguish them

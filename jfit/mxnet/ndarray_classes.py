@@ -1,7 +1,8 @@
 """The classes of `jfit.mx`: subclasses of the classes of `jfit.mxnet` that return NDArrays and `mx.sym.Symbol`.
 
 Each subclass overrides `arrays` (see `jfit.mxnet.array_types`) or the classes it creates, and nothing else; the docstring of
-its base class describes arguments, defaults, numbers and errors.
+its base class describes arguments, defaults, numbers and errors.  Names imported `as` themselves belong to the same modules of
+`jfit.mx` (`jfit.mx._modules`), for which type checkers read this file.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from typing import Any
 from jfit.formats import complete_file
 from jfit.mxnet import files, initializer
 from jfit.mxnet.array_types import ArrayTypes
+from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
 from jfit.mxnet.feedforward import feedforward
 from jfit.mxnet.feedforward import modules as feedforward_modules
-from jfit.mxnet.gluon import parameter, parameter_dict, trainer
+from jfit.mxnet.files import save_checkpoint as save_checkpoint
+from jfit.mxnet.gluon import parameter as parameter
+from jfit.mxnet.gluon import parameter_dict
+from jfit.mxnet.gluon import trainer as trainer
+from jfit.mxnet.gluon import utils as utils
+from jfit.mxnet.gluon.parameter import DeferredInitializationError as DeferredInitializationError
+from jfit.mxnet.kvstore import KVStoreBase as KVStoreBase
 from jfit.mxnet.kvstore import store
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
 from jfit.mxnet.module.exec_group import ExecGroup
@@ -64,7 +72,19 @@ def get_updater(optimizer: Optimizer) -> Updater:
 
 
 class KVStore(store.KVStore):
-    """`jfit.KVStore` with NDArrays: updaters are called with NDArrays, and `pull` without `out=` returns an NDArray."""
+    """`jfit.KVStore` with NDArrays: updaters are called with NDArrays, and `pull` without `out=` returns an NDArray.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> store = mx.kv.create("local")
+        >>> store.init("w", mx.nd.ones((2,)))
+        >>> def add_twice(key, value, stored):
+        ...     stored += value * 2
+        >>> store.set_updater(add_twice)
+        >>> store.push("w", [mx.nd.ones((2,)), mx.nd.ones((2,))])
+        >>> store.pull("w").asnumpy().tolist()
+        [5.0, 5.0]
+    """
 
     arrays = NDARRAYS
     _updater_class = Updater
@@ -107,7 +127,19 @@ class ParameterDict(parameter_dict.ParameterDict):
 
 
 class Trainer(trainer.Trainer):
-    """`jfit.Trainer` for `Parameter`s only (no pytrees), with a key-value store of NDArrays."""
+    """`jfit.Trainer` for `Parameter`s only (no pytrees), with a key-value store of NDArrays.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> weight = mx.gluon.Parameter("w", shape=(2,), init="ones")
+        >>> weight.initialize()
+        >>> trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 0.5})
+        >>> weight.grad()[:] = 1
+        >>> weight.data()._fresh_grad = True  # as a backward pass does
+        >>> trainer.step(1)
+        >>> weight.data().asnumpy().tolist()
+        [0.5, 0.5]
+    """
 
     _accepts_pytrees = False
     _updater_class, _store_class = Updater, KVStore
@@ -121,7 +153,17 @@ class BaseModule(base.BaseModule):
 
 
 class Module(BaseModule, module.Module):
-    """`jfit.Module` whose methods return NDArrays instead of jax arrays."""
+    """`jfit.Module` whose methods return NDArrays instead of jax arrays.
+
+    Example:
+        >>> import jfit.mx as mx, numpy as np
+        >>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+        >>> mod = mx.mod.Module(net, context=mx.cpu())
+        >>> mod.fit(mx.io.NDArrayIter(x, x.argmax(1), 8), num_epoch=20, optimizer_params={"learning_rate": 1.0})
+        >>> mod.predict(mx.io.NDArrayIter(x, batch_size=8)).asnumpy().argmax(1).tolist() == x.argmax(1).tolist()
+        True
+    """
 
     _exec_group = property(ExecGroup)
 
@@ -145,14 +187,35 @@ class PythonLossModule(PythonModule, python.PythonLossModule):
 
 
 class SVRGModule(Module, svrg.SVRGModule):
-    """`jfit.mxnet.module.SVRGModule` whose methods return NDArrays instead of jax arrays."""
+    """`jfit.mxnet.module.SVRGModule` whose methods return NDArrays instead of jax arrays.
+
+    Example:
+        >>> import jfit.mx as mx, numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+        >>> train = mx.io.NDArrayIter(x, x @ np.array([1, 2, 3], "float32"), batch_size=8, label_name="label")
+        >>> out = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc1")
+        >>> net = mx.sym.LinearRegressionOutput(out, mx.sym.Variable("label"))
+        >>> mod = SVRGModule(net, data_names=["data"], label_names=["label"], update_freq=2)
+        >>> mod.fit(train, eval_metric="mse", num_epoch=30, optimizer_params=(("learning_rate", 0.1),))
+        >>> np.round(mod.get_params()[0]["fc1_weight"].asnumpy(), 3).tolist()
+        [[1.0, 2.0, 3.0]]
+    """
 
     _aux_class = Module
 
 
 # ------------------------------------------------------------------------------------------------ mx.mon
 class Monitor(monitor.Monitor):
-    """`jfit.Monitor` that calls `stat_func` with NDArrays."""
+    """`jfit.Monitor` that calls `stat_func` with NDArrays.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> mon = mx.mon.Monitor(1, stat_func=lambda x: x.norm() / x.size**0.5)
+        >>> mon.tic()
+        >>> mon.collect({"fc_output": mx.nd.ones((2, 2))})
+        >>> mon.toc()
+        [(1, 'fc_output', '1.0\\t')]
+    """
 
     arrays = NDARRAYS
 
@@ -173,7 +236,17 @@ class FeedForwardBucketingModule(BucketingModule, feedforward_modules.FeedForwar
 
 
 class FeedForward(feedforward.FeedForward):
-    """`jfit.FeedForward` with NDArrays as parameters and outputs."""
+    """`jfit.FeedForward` with NDArrays as parameters and outputs.
+
+    Example:
+        >>> import jfit.mx as mx, numpy as np
+        >>> net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(20, axis=0)
+        >>> model = mx.model.FeedForward(net, ctx=mx.cpu(), num_epoch=20, numpy_batch_size=8, learning_rate=1.0)
+        >>> model.fit(x, x.argmax(1))
+        >>> model.predict(x).argmax(1).tolist() == x.argmax(1).tolist()
+        True
+    """
 
     arrays = NDARRAYS
     _python_module, julia_module, _bucket_module = FeedForwardModule, JuliaModule, FeedForwardBucketingModule

@@ -28,6 +28,8 @@ from jfit.mxnet.ndarray.array import NDArray, on_device
 from jfit.mxnet.ndarray.create import zeros
 from jfit.ops import nearest
 
+__all__ = ["Executor"]
+
 
 class Executor:
     """A graph bound to arrays, created by `Symbol.bind` and `Symbol.simple_bind`.

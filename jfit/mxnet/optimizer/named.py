@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.large_batch import LAMB, LARS, LBSGD
 from jfit.mxnet.optimizer.moments import FTML, Adam, Adamax, AdamW, Nadam
@@ -15,6 +17,8 @@ from jfit.mxnet.optimizer.rms import AdaDelta, AdaGrad, Ftrl, GroupAdaGrad, RMSP
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
+contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad, register=register)
+opt_registry = Optimizer.opt_registry  # lower-case name -> class
 
 __all__ = [
     "DCASGD",
@@ -37,6 +41,8 @@ __all__ = [
     "Signum",
     "Test",
     "ccSGD",
+    "contrib",
     "create",
+    "opt_registry",
     "register",
 ]

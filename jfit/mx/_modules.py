@@ -1,0 +1,97 @@
+"""The modules of `jfit.mx`, as in `from jfit.mx.gluon import Trainer`: a table of names that other packages of jfit define."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from jfit.mxnet.namespaces import absent
+
+_ARRAYS = "mxnet.ndarray_classes"
+# Module below `jfit.mx` -> the module below `jfit` that has its names; or, if several modules define them, a dict of these:
+# "name=other" is called `other` there, "*" are all its public names, "" is the module of the table itself.
+TABLE: dict[str, str | dict[str, str]] = {
+    "attribute": {"graph.scopes": "AttrScope"},
+    "base": {"mxnet.errors": "DamagedFile MXNetError MissingFile ReshapeError string_types translated"},
+    "callback": {
+        "mxnet.callback": "BatchEndParam LogValidationMetricsCallback ProgressBar Speedometer do_checkpoint log_train_metric "
+        "module_checkpoint"
+    },
+    "context": "mxnet.context",
+    "contrib": {
+        "mxnet.ndarray": "nd=contrib ndarray=contrib",
+        "mxnet.symbol": "sym=contrib symbol=contrib",
+        "": "svrg_optimization",
+    },
+    "contrib.svrg_optimization": {"": "svrg_module svrg_optimizer"},
+    "contrib.svrg_optimization.svrg_module": {_ARRAYS: "SVRGModule"},
+    "contrib.svrg_optimization.svrg_optimizer": {"mxnet.optimizer.svrg": "_AssignmentOptimizer _SVRGOptimizer"},
+    "executor": "mxnet.executor.executor",
+    "gluon": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict Trainer utils", "": "parameter trainer"},
+    "gluon.parameter": {_ARRAYS: "Constant DeferredInitializationError Parameter ParameterDict"},
+    "gluon.trainer": {_ARRAYS: "Trainer"},
+    "gluon.utils": "mxnet.gluon.utils",
+    "image": "mxnet.image",
+    "initializer": "mxnet.initializer",
+    "io": "mxnet.io.arrays",
+    "kvstore": {_ARRAYS: "KVStore KVStoreBase create"},
+    "lr_scheduler": {
+        "mxnet.optimizer.lr_scheduler": "CosineScheduler FactorScheduler LRScheduler MultiFactorScheduler PolyScheduler"
+    },
+    "metric": "mxnet.metric",
+    "model": {_ARRAYS: "BatchEndParam FeedForward load_checkpoint load_params save_checkpoint"},
+    "module": {_ARRAYS: "BaseModule BucketingModule Module PythonLossModule PythonModule SequentialModule"},
+    "monitor": {_ARRAYS: "Monitor"},
+    "name": {"graph.scopes": "NameManager Prefix"},
+    "nd": "mxnet.ndarray",
+    "operator": "mxnet.operator",
+    "optimizer": {"mxnet.optimizer.named": "* Optimizer", _ARRAYS: "Updater get_updater"},
+    "random": "mxnet.random",
+    "recordio": "mxnet.recordio",
+    "rnn": "mxnet.rnn",
+    "symbol": "mxnet.symbol",
+    "util": "mxnet.util",
+    "visualization": "mxnet.visualization",
+}
+
+
+class Module(ModuleType):
+    """A module of the table; what defines its names is imported when the first of them is used."""
+
+    def __init__(self, path: str, source: str | dict[str, str]) -> None:
+        super().__init__(f"jfit.mx.{path}", f"The names of MXNet's `mx.{path}`, which other packages of jfit define.")
+        self.__spec__, self.__path__ = ModuleSpec(self.__name__, None, is_package=True), []
+        self._path, self._source = path, source
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if isinstance(self._source, str):  # also names that it makes on demand, such as operators
+            home = importlib.import_module(f"jfit.{self._source}")
+            return _public(home) if name == "__all__" else getattr(home, name)
+        if "__all__" not in vars(self):
+            values = {own: value for home, names in self._source.items() for own, value in self._values(home, names)}
+            vars(self).update(values, __all__=[*values])
+            return getattr(self, name)
+        absent(f"mx.{self._path}", name, self.__all__)
+
+    def _values(self, home: str, names: str) -> Iterator[tuple[str, Any]]:
+        module = importlib.import_module(f"jfit.{home}") if home else None
+        for name in names.replace("*", " ".join(getattr(module, "__all__", ()))).split():
+            own, _, other = name.partition("=")
+            yield own, getattr(module, other or own) if home else sys.modules[f"{self.__name__}.{own}"]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__all__, *vars(self)})
+
+
+def _public(module: Any) -> list[str]:
+    own = [n for n in dir(module) if not n.startswith("_") and getattr(getattr(module, n), "__module__", "") == module.__name__]
+    return list(getattr(module, "__all__", own))
+
+
+sys.modules.update({f"jfit.mx.{path}": Module(path, source) for path, source in TABLE.items()})
