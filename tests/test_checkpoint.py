@@ -54,14 +54,6 @@ def damage(folder):
     path.write_bytes(content)
 
 
-def test_running_sums_of_earlier_versions_are_restored(tmp_path):
-    """They were (sum, rounding error to subtract from it, sum of weights)."""
-    model = jfit.Model.from_function(lambda p, x: x * p["w"], loss="mse", params={"w": np.ones(2, "float32")})
-    state = jfit.init_state(model, "sgd")
-    checkpoint.save(tmp_path, state._replace(metrics=state.metrics._replace(loss=np.array([6, 0.5, 4], np.float32))))
-    assert jfit.totals.values((), checkpoint.restore(tmp_path, state).metrics) == {"loss": 5.5 / 4}
-
-
 def test_a_restored_state_is_bit_equal_with_its_keys_and_meta(tmp_path):
     state = make_state(123)
     folder = checkpoint.save(tmp_path, state, meta={"position": {"epoch": 1}})

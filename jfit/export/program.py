@@ -137,8 +137,8 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
     Args:
         source: path of the file, or its contents as bytes.
         trust: whether to accept a program that calls any function of the process by name (a custom call), that was exported
-            with safety checks of jax.export switched off, or that has no checksum because an earlier jfit wrote it. Such a
-            program can crash the process. So can one that somebody forged, with a right checksum, which is not noticed.
+            with safety checks of jax.export switched off, or that has no checksum. Such a program can crash the process. So can
+            one that somebody forged, with a right checksum, which is not noticed.
 
     Returns:
         The `Program`.
@@ -172,7 +172,7 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
     content, digest = data[start + length :], header.get("sha256")
     if digest is not None and digest != _digest(kind, outputs, content):
         raise FormatError(name, "header field 'sha256'", "the bytes of the file changed: they have another checksum", _REMEDY)
-    unsafe = "" if trust or digest else "the program has no checksum, as those that an earlier jfit wrote"
+    unsafe = "" if trust or digest else "the program has no checksum"
     try:
         program = Program(export.deserialize(bytearray(content)), kind, outputs)
         unsafe = unsafe or ("" if trust else _unsafe(program.exported))

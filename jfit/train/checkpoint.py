@@ -41,7 +41,6 @@ from jfit.train.writing import Prepared, write
 State = TypeVar("State")
 
 
-
 def save(
     directory: str | os.PathLike[str],
     state: Any,
@@ -486,9 +485,6 @@ def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str]
         array: Any = arrays[name]
         if name in keys:
             array = _key(folder, name, array, keys[name])
-        if name.startswith("metrics/") and array.shape == (3,) and np.shape(leaf) == (2, 2):
-            # earlier versions: (sum, rounding error to subtract, sum of weights)
-            array = np.stack([array[[0, 2]], [-array[1], 0]]).astype(leaf.dtype)
         if (shape := tuple(np.shape(leaf))) != array.shape:
             problems.append(f"{name} has shape {array.shape} in the checkpoint, expected {shape}")
         elif (dtype := leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype) != array.dtype:
