@@ -170,7 +170,7 @@ def _say() -> None:
 
 def _slow_saves() -> None:
     """Let the first write of a checkpoint take a second, in whose middle the signal comes."""
-    import jfit.train.callbacks.saving as saving
+    import jfit.callbacks.saving as saving
 
     write, done = saving.write, []
 

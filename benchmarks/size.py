@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jfit", "tests", "benchmarks", "examples", "notebooks")
 # The core: the code that turns a graph into a function, and trains it.
-CORE = ("jfit/graph/", "jfit/lowering/", "jfit/step/", "jfit/parallel/", "jfit/train/loop.py", "jfit/train/run.py")
+CORE = ("jfit/graph/", "jfit/lowering/", "jfit/step/", "jfit/parallel/", "jfit/loop/loop.py", "jfit/run.py")
 # Drawing graphs, counting their costs, and reading old file formats are not core.
 NOT_CORE = ("jfit/graph/costs.py", "jfit/graph/drawing.py", "jfit/graph/serial.py", "jfit/graph/upgrade.py")
 LONG_FILE = 400  # longer files are listed; not a limit

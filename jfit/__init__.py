@@ -48,9 +48,12 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     )
     from jfit.data import Batch, NDArrayIter
     from jfit.disk_cache import compile_cache
+    from jfit.evaluate.scorer import predict, score
+    from jfit.fit import fit
     from jfit.graph import Symbol
     from jfit.interrupts import graceful_stop
     from jfit.load import Loaded, load
+    from jfit.loop.replayed import Replay
     from jfit.lowering import lower, summary
     from jfit.lowering.model import Model, Policy
     from jfit.mxnet import callback
@@ -61,17 +64,14 @@ if TYPE_CHECKING:  # these names, each of which is imported when it is first use
     from jfit.mxnet.monitor import Monitor
     from jfit.parallel import Context, cpu, data_parallel, gpu, tpu
     from jfit.programs import clear_programs
+    from jfit.run import Run, last_run
     from jfit.step import BatchCheck, StepOut, eval_step, gradients, predict_step, regularizers, totals, train_step
     from jfit.step.state import TrainState, init_state
-    from jfit.train.cost import Cost, cost
-    from jfit.train.evaluate import predict, score
-    from jfit.train.fit import fit
-    from jfit.train.lr_find import lr_find
-    from jfit.train.replay import replay
-    from jfit.train.replayed import Replay
-    from jfit.train.run import Run, last_run
-    from jfit.train.sweep import Sweep, choice, log_uniform, sweep, uniform
-    from jfit.train.verify import Verification, verify
+    from jfit.tools.cost import Cost, cost
+    from jfit.tools.lr_find import lr_find
+    from jfit.tools.replay import replay
+    from jfit.tools.sweep import Sweep, choice, log_uniform, sweep, uniform
+    from jfit.tools.verify import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -173,15 +173,15 @@ _HOMES = {
     "jfit.programs": "clear_programs",
     "jfit.step": "BatchCheck StepOut eval_step gradients predict_step regularizers totals train_step",
     "jfit.step.state": "TrainState init_state",
-    "jfit.train.cost": "Cost cost",
-    "jfit.train.evaluate": "predict score",
-    "jfit.train.fit": "fit",
-    "jfit.train.lr_find": "lr_find",
-    "jfit.train.replay": "replay",
-    "jfit.train.replayed": "Replay",
-    "jfit.train.run": "Run last_run",
-    "jfit.train.sweep": "Sweep choice log_uniform sweep uniform",
-    "jfit.train.verify": "Verification verify",
+    "jfit.tools.cost": "Cost cost",
+    "jfit.evaluate.scorer": "predict score",
+    "jfit.fit": "fit",
+    "jfit.tools.lr_find": "lr_find",
+    "jfit.tools.replay": "replay",
+    "jfit.loop.replayed": "Replay",
+    "jfit.run": "Run last_run",
+    "jfit.tools.sweep": "Sweep choice log_uniform sweep uniform",
+    "jfit.tools.verify": "Verification verify",
 }
 
 _lazy.attributes(

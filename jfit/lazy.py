@@ -62,7 +62,7 @@ def attributes(package: ModuleType, homes: Mapping[str, str], missing: Callable[
 
 
 def modules(package: str) -> None:
-    """Let the modules of a package be its attributes without an import statement: `jfit.train.loop` after `import jfit`.
+    """Let the modules of a package be its attributes without an import statement: `jfit.loop.loop` after `import jfit`.
 
     Args:
         package: name of the package, `__name__` in its own code.

@@ -5,9 +5,9 @@ import numpy as np
 
 import jfit
 from jfit.data import NDArrayIter, Rows, as_data, shard
+from jfit.feed.host_batches import HostBatches
 from jfit.parallel.contexts import job_devices, own_slices_of
 from jfit.parallel.whole import host_state
-from jfit.train.host_batches import HostBatches
 
 ROWS, BATCH = 53, 16
 IDS = np.arange(ROWS, dtype="float32")

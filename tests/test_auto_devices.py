@@ -12,9 +12,9 @@ import pytest
 from engine_nets import conv_net, mlp
 
 import jfit
+from jfit.feed import auto_devices as auto
 from jfit.lowering.model import Plan
 from jfit.step.reduce import get as get_reduce
-from jfit.train import auto_devices as auto
 
 PADDABLE, UNPADDABLE = Plan((), (), True), Plan((), (), False, "sorted over the batch axis")
 
@@ -119,7 +119,7 @@ def test_auto_needs_a_model():
 def test_devices_are_those_configured_before_jax_starts(flags):
     script = """
 import logging, jax, jfit, sys
-from jfit.train import auto_devices as auto
+from jfit.feed import auto_devices as auto
 logging.basicConfig(stream=sys.stdout)
 auto.cores = lambda: 2
 print(len(auto.auto_devices(True)))

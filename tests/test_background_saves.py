@@ -21,13 +21,13 @@ from fit_support import same, train
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jfit
-import jfit.train.writing
+import jfit.checkpoints.writing
 from jfit import checkpoint, counters
 from jfit.callbacks import Callback, Event, checkpointing, lambda_callback
+from jfit.checkpoints import locks
+from jfit.history.table import History
 from jfit.lowering.function import from_function
 from jfit.step.sharded import sharded_state, whole_state
-from jfit.train import locks
-from jfit.train.history import History
 
 WAIT = 20.0  # seconds after which a gate opens in any case
 
@@ -38,7 +38,7 @@ class Disk:
     def __init__(self, monkeypatch):
         self.gate, self.started, self.writes, self.ended = threading.Event(), threading.Event(), 0, 0
         self.during = lambda number: None
-        write = jfit.train.writing.save_tensors
+        write = jfit.checkpoints.writing.save_tensors
 
         def save_tensors(*arguments, **options):
             self.writes += 1
@@ -49,7 +49,7 @@ class Disk:
             finally:
                 self.ended += 1
 
-        monkeypatch.setattr(jfit.train.writing, "save_tensors", save_tensors)
+        monkeypatch.setattr(jfit.checkpoints.writing, "save_tensors", save_tensors)
 
     def full(self, *numbers: int) -> None:
         def during(number):
@@ -190,10 +190,10 @@ def test_training_goes_on_during_a_save_and_the_next_save_waits_for_it(disk, tmp
 
 def test_small_states_are_written_at_once_and_large_ones_in_the_background(monkeypatch, tmp_path):
     threads: list[bool] = []
-    write = jfit.train.writing.save_tensors
+    write = jfit.checkpoints.writing.save_tensors
     main = threading.main_thread()
     record = lambda *a, **k: (threads.append(threading.current_thread() is main), write(*a, **k))[1]  # noqa: E731
-    monkeypatch.setattr(jfit.train.writing, "save_tensors", record)
+    monkeypatch.setattr(jfit.checkpoints.writing, "save_tensors", record)
     run = train(checkpoint=tmp_path / "a", num_epoch=1)
     nbytes = sum(x.nbytes for x in checkpoint.load_arrays(tmp_path / "a").values())
     for limit in (nbytes, nbytes + 1, None):
@@ -265,7 +265,7 @@ def test_another_process_that_took_the_folder_over_ends_training(tmp_path, monke
     def in_use(directory):
         raise checkpoint.FolderInUse("process 7 saves in this folder")
 
-    monkeypatch.setattr(jfit.train.writing, "check_lock", in_use)
+    monkeypatch.setattr(jfit.checkpoints.writing, "check_lock", in_use)
     with pytest.raises(checkpoint.FolderInUse, match="process 7"):
         train(callbacks=[saves(tmp_path)])
 
@@ -331,8 +331,8 @@ def test_an_exception_of_another_callback_does_not_lose_the_save(disk, tmp_path,
 
 
 CHILD = """
-import sys, time, numpy as np, jfit, jfit.train.writing
-write, count = jfit.train.writing.save_tensors, 0
+import sys, time, numpy as np, jfit, jfit.checkpoints.writing
+write, count = jfit.checkpoints.writing.save_tensors, 0
 def slow(*arguments, **options):
     global count
     count += 1
@@ -341,7 +341,7 @@ def slow(*arguments, **options):
         print("saving", flush=True)
         time.sleep(60)
     return path
-jfit.train.writing.save_tensors = slow
+jfit.checkpoints.writing.save_tensors = slow
 net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
 saves = jfit.callbacks.checkpointing(sys.argv[1], background_bytes=0)
 x = np.zeros((40, 4), "float32")

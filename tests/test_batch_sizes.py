@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
-from jfit.train.batch_sizes import FEW, SPREAD, BatchSizes, depends_on_parts
-from jfit.train.batches import data_of
-from jfit.train.host_batches import HostBatches
+from jfit.feed.batch_sizes import FEW, SPREAD, BatchSizes, depends_on_parts
+from jfit.feed.batches import data_of
+from jfit.feed.host_batches import HostBatches
 
 SIZES = [9, 5, 12, 6, 13, 7, 14, 8, 15, 10, 16, 11, 17, 1, 18, 2, 19, 3, 20, 4]
 X, Y = blobs(sum(SIZES))

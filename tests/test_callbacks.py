@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jfit.train import checkpoint
-from jfit.train.callbacks import (
+from jfit.callbacks import (
     Callback,
     Event,
     as_callback,
@@ -22,7 +21,8 @@ from jfit.train.callbacks import (
     progress,
     speedometer,
 )
-from jfit.train.history import History
+from jfit.checkpoints import checkpoint
+from jfit.history.table import History
 
 
 class FakeRun(SimpleNamespace):

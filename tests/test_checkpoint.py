@@ -15,8 +15,8 @@ import optax
 import pytest
 import safetensors.numpy
 
+from jfit.checkpoints import checkpoint
 from jfit.formats import FormatError, dump_sealed, sweep
-from jfit.train import checkpoint
 
 
 class State(NamedTuple):

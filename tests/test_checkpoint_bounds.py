@@ -21,10 +21,10 @@ from fit_support import blobs, mlp, same, train
 
 import jfit
 from jfit import checkpoint
+from jfit.checkpoints import locks
 from jfit.data.positions import decode, encode
 from jfit.formats import FormatError, atomic, dump_sealed
 from jfit.formats.manifest import MAX_LEVELS
-from jfit.train import locks
 
 LEVELS = (199, 201, 990, 5_000, 100_000)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit import checkpoint
+from jfit.checkpoints import saved
 from jfit.formats import FormatError, atomic, dump_sealed
-from jfit.train import saved
 
 STATE = {"step": 3, "w": np.arange(6.0, dtype="float32"), "key": np.zeros(2, "uint32")}
 META = {"position": {"epoch": 1, "batch": 2, "step": 3}, "symbol": '{"op": "tanh"}', "history": "{}", "callbacks": []}

@@ -11,8 +11,8 @@ import pytest
 
 import jfit
 from jfit import counters, sym
+from jfit.loop import ahead
 from jfit.programs import Program, clear_programs
-from jfit.train import ahead
 
 x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 y = (x[:, 0] > 0).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 import jfit
 from jfit import counters
-from jfit.train.callbacks import progress
+from jfit.callbacks import progress
 
 
 @pytest.fixture

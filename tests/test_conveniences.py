@@ -13,7 +13,7 @@ import pytest
 from fit_support import bits, blobs, mlp, same, train
 
 import jfit
-from jfit.train.plotting import is_score
+from jfit.history.plots import is_score
 
 
 def linear_model(params: dict[str, Any] | None = None) -> jfit.Model:
@@ -178,7 +178,7 @@ def test_log_every_third_step():
     steps = train(shuffle=False, log_every=1, steps_per_call=5).history.steps
     third = train(shuffle=False, log_every=3, steps_per_call=5).history
     assert third.steps == [row for row in steps if row["step"] % 3 == 0]
-    assert jfit.train.history.History.from_json(third.to_json()) == third
+    assert jfit.history.table.History.from_json(third.to_json()) == third
     assert third.columns("steps") == ["epoch", "batch", "step", "lr", "loss", "accuracy"]
 
 

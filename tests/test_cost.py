@@ -7,7 +7,7 @@ import pytest
 
 import jfit
 from jfit import sym
-from jfit.train.flops import count_flops
+from jfit.tools.flops import count_flops
 
 
 def mlp():

@@ -8,9 +8,9 @@ import pytest
 import jfit
 from jfit import counters, sym
 from jfit.data import NDArrayIter
+from jfit.feed import train_data
+from jfit.feed.labels import check_indices
 from jfit.lowering.lookups import Lookup, lookups_of_function
-from jfit.train import train_data
-from jfit.train.labels import check_indices
 
 ROWS, BATCH = 32, 8
 RNG = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
+from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter
 from jfit.data.csr import pick_rows
 from jfit.data.files import text
@@ -26,7 +27,6 @@ from jfit.data.files.numbers import decimals, parse_libsvm, parse_table
 from jfit.data.files.text import TextFiles, WrongText
 from jfit.data.positions import decode, encode
 from jfit.formats import FormatError, SparseArray
-from jfit.train.callbacks import lambda_callback
 
 F32 = np.dtype("float32")
 

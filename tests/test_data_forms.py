@@ -21,8 +21,8 @@ from jfit.data import arrays as arrays_module
 from jfit.data import as_data as any_data
 from jfit.data.shuffle import block_permutation, permutation
 from jfit.data.weights import ClassWeights
+from jfit.feed.batches import DeviceBatches
 from jfit.lowering.function import from_function
-from jfit.train.batches import DeviceBatches
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype("float32")

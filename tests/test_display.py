@@ -15,9 +15,9 @@ import pytest
 
 import jfit
 from jfit.graph import stub
+from jfit.history.display import best_epoch, hyperparameters
+from jfit.history.table import History
 from jfit.ops import ALIASES, lookup
-from jfit.train.display import best_epoch, hyperparameters
-from jfit.train.history import History
 
 ROOT = Path(__file__).parent.parent
 ODD = '<b>"x"&y'  # a name that HTML must escape
@@ -223,7 +223,7 @@ class Notebook:
         vars(ipython.display).update(display=self.display)
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
-        monkeypatch.setattr("jfit.train.callbacks.live.time", SimpleNamespace(monotonic=lambda: self.time))
+        monkeypatch.setattr("jfit.callbacks.live.time", SimpleNamespace(monotonic=lambda: self.time))
 
     def display(self, data, *, raw, display_id):
         assert raw and display_id
@@ -475,7 +475,7 @@ def test_every_kth_batch_is_logged_in_the_order_of_steps(monkeypatch):
 def test_log_points_are_logged_and_values_that_are_no_numbers_left_out(monkeypatch):
     calls = mlflow_calls(monkeypatch)
     callback = jfit.callbacks.mlflow()
-    run = SimpleNamespace(base_lr=None, settings=jfit.train.batches.settings_of(), state=SimpleNamespace(params={}))
+    run = SimpleNamespace(base_lr=None, settings=jfit.feed.batches.settings_of(), state=SimpleNamespace(params={}))
 
     def event(kind, step=0, **logs):
         return jfit.callbacks.Event(kind, 0, step, step, 10, logs, run)
@@ -576,7 +576,7 @@ def outputs_of(cells, tmp_path, monkeypatch):
 
 SETUP = """
 import jfit, numpy as np
-from jfit.train.history import History
+from jfit.history.table import History
 from IPython.display import display
 history = History([{"epoch": i, "loss": 1.0 / (i + 1)} for i in range(3)])
 """
@@ -594,7 +594,7 @@ def test_a_notebook_shows_a_plot_exactly_once_each_time_it_should(tmp_path, monk
         ("from matplotlib import pyplot\npyplot.figure().subplots()\nfigure", 2),
         ("display(history.plot())\n1", 1),
         ("axes = pyplot.subplots(1, 1)[1]\nhistory.plot(axes=axes)", 1),
-        ("jfit.train.lr_find.RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0]).plot()", 1),
+        ("jfit.tools.lr_find.RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0]).plot()", 1),
     ]
     results = outputs_of([SETUP, *(cell for cell, _ in cells)], tmp_path, monkeypatch)[1:]
     pictures = [sum("image/png" in output.get("data", {}) for output in outputs) for outputs in results]

@@ -25,7 +25,7 @@ PAGES = [
     "docs/files.md",
     "docs/from_mxnet.md",
     "docs/images.md",
-    pytest.param("docs/runs.md", marks=pytest.mark.filterwarnings("ignore::jfit.train.nonfinite.NonFiniteLoss")),
+    pytest.param("docs/runs.md", marks=pytest.mark.filterwarnings("ignore::jfit.loop.nonfinite.NonFiniteLoss")),
     "docs/scaling.md",
     "docs/training.md",
 ]

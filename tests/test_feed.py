@@ -13,10 +13,10 @@ from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 import jfit
 from jfit import counters
 from jfit.data import ArrayData
+from jfit.feed.batches import DeviceBatches, data_of
+from jfit.feed.host_batches import HostBatches
+from jfit.loop.dispatch import auto_steps_per_call
 from jfit.parallel import Window, resolve
-from jfit.train.batches import DeviceBatches, data_of
-from jfit.train.dispatch import auto_steps_per_call
-from jfit.train.host_batches import HostBatches
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {

@@ -15,8 +15,8 @@ import pytest
 from fit_support import blobs, same, train
 
 import jfit
+from jfit.checkpoints import fingerprint
 from jfit.formats import dump_sealed
-from jfit.train import fingerprint
 
 
 @pytest.fixture(scope="module")

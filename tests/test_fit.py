@@ -13,7 +13,7 @@ from fit_support import bits, blobs, convnet, mlp, same, train
 
 import jfit
 from jfit import counters
-from jfit.train.batches import fits_on_device
+from jfit.feed.batches import fits_on_device
 
 sym = jfit.sym
 X, Y = blobs()

@@ -11,9 +11,9 @@ import pytest
 import jfit
 import jfit.mx as mx
 from jfit import sym
+from jfit.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
+from jfit.loop import loop
 from jfit.optim import epochs, fraction
-from jfit.train import loop
-from jfit.train.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
 
 
 def net():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfit.train.history import History
+from jfit.history.table import History
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from engine_nets import CLASSES, batch_of, mlp
 
 import jfit
 from jfit import counters, metrics
+from jfit.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
+from jfit.evaluate.host_metrics import HostMetrics, MetricInputs, _row_array
+from jfit.history.plots import _groups
+from jfit.history.table import History
 from jfit.ops.rows import RowLayout
-from jfit.train.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
-from jfit.train.history import History
-from jfit.train.host_metrics import HostMetrics, MetricInputs, _row_array
-from jfit.train.plotting import _groups
 
 DATA = batch_of(45)
 X, Y = DATA["data"], DATA["softmax_label"]
@@ -66,7 +66,7 @@ def test_an_evaluation_and_a_score_run_functions_too():
 
 
 def test_the_dispatch_queue_stays_filled_without_additional_waits(monkeypatch):
-    monkeypatch.setattr("jfit.train.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
+    monkeypatch.setattr("jfit.loop.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
     for name, metric in (("device", "acc"), ("host", Look())):

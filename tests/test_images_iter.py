@@ -17,6 +17,7 @@ from record_images import FOLDER, pictures, png
 
 import jfit
 import jfit.mx as mx
+from jfit.callbacks import lambda_callback
 from jfit.data import ImageRecords
 from jfit.data.images.pack import pack_list
 from jfit.data.images.pool import Pool
@@ -25,7 +26,6 @@ from jfit.data.images.source import Job, read_list
 from jfit.formats import FormatError
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack
 from jfit.interrupts import StopFlag
-from jfit.train.callbacks import lambda_callback
 
 pytest.importorskip("PIL.Image")
 TEN = FOLDER / "images.rec"

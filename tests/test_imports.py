@@ -53,11 +53,11 @@ import sys, jfit
 assert not [m for m in sys.modules if m.startswith("jfit.") and m not in ("jfit.lazy", "jfit.disk_cache")], sys.modules
 assert "optax" not in sys.modules
 from jfit import Run as run_class
-assert jfit.load.__name__ == "load" and jfit.fit.__module__ == "jfit.train.fit" and jfit.Run is run_class
+assert jfit.load.__name__ == "load" and jfit.fit.__module__ == "jfit.fit" and jfit.Run is run_class
 import jfit.load.loaded  # its import sets the attribute `load` of jfit, which stays the function
 assert callable(jfit.load) and "jfit.mxnet.module" not in sys.modules
 assert "jfit.data.images" not in sys.modules
-assert jfit.train.loop.Loop and jfit.lowering.model.Model is jfit.Model
+assert jfit.loop.loop.Loop and jfit.lowering.model.Model is jfit.Model
 import jfit.mx as mx
 assert not {"onnx", "PIL", "pandas", "torch", "flax", "matplotlib"} & set(sys.modules)
 from jfit.mx import nd, sym as symbols, gluon
@@ -138,9 +138,9 @@ def test_every_package_has_its_modules_as_attributes():
 
 
 def test_tab_completion_shows_names_and_modules():
-    assert {"mx", "train", "graph", "fit", "programs"} <= set(dir(jfit))
+    assert {"mx", "loop", "graph", "fit", "programs"} <= set(dir(jfit))
     assert {"files", "images", "arrays", "stream", "adapters", "weights", "NDArrayIter", "CSVIter"} <= set(dir(jfit.data))
-    assert {"lr_find", "fit", "run"} <= set(dir(jfit.train)) and {"csv_iter", "mnist_iter"} <= set(dir(jfit.data.files))
+    assert {"lr_find", "cost"} <= set(dir(jfit.tools)) and {"csv_iter", "mnist_iter"} <= set(dir(jfit.data.files))
     assert "_module" not in dir(jfit) and not hasattr(jfit, "a.b") and not hasattr(jfit.ops, "__nothing__")
 
 

@@ -11,15 +11,16 @@ from job_fit_work import X, Y, arrays, by_hand, network, parts_read, reduced, st
 from jobs import run_job
 
 import jfit
+from jfit.callbacks import saving
+from jfit.checkpoints.checkpoint import path_of
+from jfit.checkpoints.saved import folders_of
 from jfit.data import Batch, DataTimeout, NDArrayIter, as_data, prefetch, shard
 from jfit.data.prefetch import Patience
-from jfit.train import job_batches, loop
-from jfit.train.callbacks import saving
-from jfit.train.checkpoint import path_of
-from jfit.train.host_batches import HostBatches
-from jfit.train.job_batches import StreamAgreement
-from jfit.train.nonfinite import NanPolicy
-from jfit.train.saved import folders_of
+from jfit.feed import job_batches
+from jfit.feed.host_batches import HostBatches
+from jfit.feed.job_batches import StreamAgreement
+from jfit.loop import loop
+from jfit.loop.nonfinite import NanPolicy
 
 SCRIPT = """
 import jfit, jobs

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import jfit
+from jfit.callbacks import replicas
+from jfit.checkpoints import same_run
+from jfit.checkpoints.fingerprint import describe_data
+from jfit.checkpoints.saved import folders_of, read, record_of
 from jfit.data import ArrayData
-from jfit.train import same_run
-from jfit.train.callbacks import replicas
-from jfit.train.fingerprint import describe_data
-from jfit.train.saved import folders_of, read, record_of
 
 pytestmark = pytest.mark.timeout(600) if importlib.util.find_spec("pytest_timeout") else []
 
@@ -116,7 +116,7 @@ def full(*arguments):
     raise OSError(28, "No space left on device")
 
 
-jfit.train.callbacks.saving.write = full
+jfit.callbacks.saving.write = full
 try:
     train(checkpoint="full", num_epoch=1, reduce="sharded")
 except (OSError, jfit.distributed.JobError) as error:

@@ -18,8 +18,8 @@ from fit_support import same, train
 
 import jfit
 from jfit import checkpoint
-from jfit.train import locks
-from jfit.train.callbacks import Callback, lambda_callback
+from jfit.callbacks import Callback, lambda_callback
+from jfit.checkpoints import locks
 
 
 class Owner:

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 import jfit
 from jfit import counters, sym
-from jfit.train.lr_find import RateRange, smooth
+from jfit.tools.lr_find import RateRange, smooth
 
 SHORT = {"batch_size": 8, "steps": 40}
 

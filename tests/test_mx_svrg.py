@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import svrg as cases
-
-import jfit.mx as mx
 from jfit.mx.contrib.svrg_optimization.svrg_module import SVRGModule
 from jfit.mx.contrib.svrg_optimization.svrg_optimizer import _SVRGOptimizer
+
+import jfit.mx as mx
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "svrg.json").read_text())
 SLOW = {"one", "padded", "two", "two_zeros"}

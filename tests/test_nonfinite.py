@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.train.nonfinite import NonFiniteLoss
+from jfit.loop.nonfinite import NonFiniteLoss
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 Y = (X[:, 0] > 0).astype("float32")

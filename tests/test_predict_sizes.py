@@ -7,7 +7,7 @@ import pytest
 
 import jfit
 from jfit import counters, sym
-from jfit.train import host_batches
+from jfit.feed import host_batches
 
 W = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
 X = np.random.default_rng(1).normal(size=(70, 6)).astype("float32")
@@ -19,7 +19,7 @@ def net():
 
 def predictor(batch_size=16, devices=1, function=None):
     model, params = (net(), {"fc_weight": W.T}) if function is None else (function, {"w": W})
-    return jfit.train.evaluate.InferenceModel(model, params, None, batch_size=batch_size, devices=jax.devices()[:devices])
+    return jfit.evaluate.scorer.InferenceModel(model, params, None, batch_size=batch_size, devices=jax.devices()[:devices])
 
 
 @pytest.mark.parametrize("devices", [1, 3])

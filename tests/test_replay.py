@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.train.nonfinite import NonFiniteLoss
-from jfit.train.replayed import NodeValues, ParameterValues, find_first_bad
+from jfit.loop.nonfinite import NonFiniteLoss
+from jfit.loop.replayed import NodeValues, ParameterValues, find_first_bad
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 4)).astype("float32")

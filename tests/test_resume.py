@@ -17,8 +17,8 @@ import pytest
 from fit_support import bits, blobs, mlp, same, train
 
 import jfit
-from jfit.train import writing
-from jfit.train.callbacks import Callback, csv_logger, early_stopping, lambda_callback, saving
+from jfit.callbacks import Callback, csv_logger, early_stopping, lambda_callback, saving
+from jfit.checkpoints import writing
 
 HARD = {
     "schedule": jfit.optim.cosine(base_lr=0.1, max_update=28),

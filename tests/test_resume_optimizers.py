@@ -9,7 +9,7 @@ import pytest
 
 import jfit
 from jfit import optim
-from jfit.train import checkpoint
+from jfit.checkpoints import checkpoint
 
 NAMES = sorted({entry: name for name, entry in reversed(optim.OPTIMIZERS.items())}.values())
 SETTINGS = {

@@ -11,10 +11,10 @@ import pytest
 from fit_support import blobs, mlp, train
 
 import jfit
+from jfit.checkpoints import locks
+from jfit.checkpoints.checkpoint import load_arrays
+from jfit.checkpoints.saved import read
 from jfit.runs.__main__ import main
-from jfit.train import locks
-from jfit.train.checkpoint import load_arrays
-from jfit.train.saved import read
 
 x, y = blobs()
 ARGUMENTS = """

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jfit
+import jfit.checkpoints.writing
+import jfit.evaluate.scorer
+import jfit.loop.loop
 import jfit.programs.tables
-import jfit.train.evaluate
-import jfit.train.loop
-import jfit.train.writing
 from jfit import interrupts
 from jfit.callbacks import lambda_callback
 from jfit.data import DataTimeout, prefetch
@@ -77,11 +77,11 @@ def test_sigterm_at_other_moments_loses_nothing(moment, tmp_path, monkeypatch):
     whole = train(eval_data=(X, Y))
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         if moment == "evaluation":
-            zeros = jfit.train.evaluate.ResidentScorer._zeros
-            patch.setattr(jfit.train.evaluate.ResidentScorer, "_zeros", lambda self: press(signal.SIGTERM) or zeros(self))
+            zeros = jfit.evaluate.scorer.ResidentScorer._zeros
+            patch.setattr(jfit.evaluate.scorer.ResidentScorer, "_zeros", lambda self: press(signal.SIGTERM) or zeros(self))
         elif moment == "save":
-            write = jfit.train.writing.save_tensors
-            patch.setattr(jfit.train.writing, "save_tensors", lambda *a, **k: press(signal.SIGTERM) or write(*a, **k))
+            write = jfit.checkpoints.writing.save_tensors
+            patch.setattr(jfit.checkpoints.writing, "save_tensors", lambda *a, **k: press(signal.SIGTERM) or write(*a, **k))
         train(
             **options, callbacks=[lambda_callback(fit_start=lambda e: press(signal.SIGTERM))] if moment == "fit_start" else []
         )
@@ -277,7 +277,7 @@ def test_a_second_ctrl_c_ends_at_once_with_the_state_of_the_last_step():
 
 
 def test_two_ctrl_c_during_a_dispatch_lose_no_state(monkeypatch):
-    dispatches = jfit.train.loop.ResidentDispatcher.dispatches
+    dispatches = jfit.loop.loop.ResidentDispatcher.dispatches
 
     def pressed(self, *args):
         for number, dispatch in enumerate(dispatches(self, *args)):
@@ -292,7 +292,7 @@ def test_two_ctrl_c_during_a_dispatch_lose_no_state(monkeypatch):
             yield dispatch._replace(run=run)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(jfit.train.loop.ResidentDispatcher, "dispatches", pressed)
+        patch.setattr(jfit.loop.loop.ResidentDispatcher, "dispatches", pressed)
         train()
     run = jfit.last_run()
     assert run is not None and run.position["step"] == int(run.state.step) == 3
@@ -326,9 +326,9 @@ def test_ctrl_c_in_a_module_that_waits_for_its_iterator():
 # ------------------------------------------------------------------------------------------------ processes
 CHILD = """
 import itertools, sys, time, numpy as np, jfit
-import jfit.train.writing
+import jfit.checkpoints.writing
 if {slow_save}:
-    jfit.train.writing.save_tensors = lambda *a, **k: (print("saving", flush=True), time.sleep(60))
+    jfit.checkpoints.writing.save_tensors = lambda *a, **k: (print("saving", flush=True), time.sleep(60))
 x = np.zeros((8, 4), "float32")
 def batches():
     for i in itertools.count():

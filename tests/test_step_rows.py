@@ -12,10 +12,10 @@ from record_rows import DATA, LABEL, fitted, network
 
 import jfit
 import jfit.mx as mx
+from jfit.feed.batches import data_of
+from jfit.loop.dispatch import DispatchSpec
+from jfit.loop.loop import ResidentDispatcher
 from jfit.optim import SparseRows
-from jfit.train.batches import data_of
-from jfit.train.dispatch import DispatchSpec
-from jfit.train.loop import ResidentDispatcher
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]
 BATCH = {"data": DATA, "softmax_label": LABEL}

@@ -16,9 +16,11 @@ ROOT = Path(__file__).parent.parent / "jfit"
 # A value passes down this list; a stage imports only from stages above it.
 # fmt: off
 STAGES = [
-    "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph",
-    "init", "lowering", "optim", "metrics", "data", "step", "distributed", "parallel", "train", "load", "export", "mxnet",
-    "callbacks", "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
+    "lazy", "checks", "disk_cache", "forks", "activity", "interrupts", "counters", "programs", "formats", "ops", "graph", "init",
+    "lowering", "optim", "metrics", "data", "step", "distributed", "parallel",
+    "history", "checkpoints", "callbacks", "feed", "evaluate", "prepare", "loop", "run", "fit", "tools",
+    "load", "export", "mxnet",
+    "checkpoint", "losses", "mx", "sym",  # re-exports only: short paths
     "bench", "runs",  # commands
 ]
 # fmt: on
@@ -167,11 +169,11 @@ def test_every_stage_can_be_imported_by_its_name():
 
 def test_scoring_and_prediction_do_not_need_the_training_loop():
     imports = {s.path: {name for _, name in s.imports} for s in sources()}
-    seen, todo = set(), ["train/evaluate.py"]
+    seen, todo = set(), ["evaluate/scorer.py"]
     while todo:
         path = todo.pop()
         seen.add(path)
         modules = {"/".join(name.split(".")[1:k]) + ".py" for name in imports[path] for k in (3, 4)}
         todo += [m for m in modules if m.startswith("train/") and m in imports and m not in seen]
-    assert "train/batches.py" in seen
-    assert not seen & {"train/fit.py", "train/loop.py", "train/run.py"}
+    assert "feed/batches.py" in seen
+    assert not seen & {"fit.py", "loop/loop.py", "run.py"}

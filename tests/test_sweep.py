@@ -15,9 +15,9 @@ from sklearn.model_selection import KFold
 
 import jfit
 from jfit import counters
-from jfit.train.history import History
-from jfit.train.sweep import chunk, problem, rules, spaces
-from jfit.train.sweep.result import Member
+from jfit.history.table import History
+from jfit.tools.sweep import chunk, problem, rules, spaces
+from jfit.tools.sweep.result import Member
 from tests.fit_support import blobs, convnet, mlp
 
 HIDDEN = {"time", "compile_time", "samples_per_second"}
@@ -296,7 +296,7 @@ def test_unsupported_settings_raise_sentences(settings, text):
 
 
 def test_states_of_members_that_do_not_fit_in_memory_raise_a_sentence(monkeypatch):
-    monkeypatch.setattr("jfit.train.sweep.api._memory_of_host", lambda: 10_000.0)
+    monkeypatch.setattr("jfit.tools.sweep.api._memory_of_host", lambda: 10_000.0)
     with pytest.raises(ValueError, match=r"the states of the 900 members .* have 0.0 GB, more than the memory of"):
         swept(over={"seed": range(900)})
     drawn = spaces.combinations({"seed": range(10**12)}, 3, 0)  # no list is made of the range

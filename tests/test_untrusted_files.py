@@ -13,6 +13,7 @@ import pytest
 
 import jfit
 from jfit import mx
+from jfit.checkpoints import locks
 from jfit.data import CSVIter, ImageRecords, LibSVMIter
 from jfit.data.files import text
 from jfit.data.files.mnist_iter import read_idx
@@ -21,7 +22,6 @@ from jfit.data.images.source import read_list
 from jfit.formats.atomic import FormatError
 from jfit.formats.manifest import load_sealed
 from jfit.formats.records import RecordReader, read_index
-from jfit.train import locks
 
 TEN = Path(__file__).parent / "golden" / "images" / "images.rec"
 

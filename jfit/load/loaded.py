@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit.evaluate.scorer import InferenceModel
 from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
@@ -19,7 +20,6 @@ from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, default_inputs, lower, lower_with_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
-from jfit.train.evaluate import InferenceModel
 
 # A variable without values in the file is an error if an operator has it as an input with one of these names, else it is data.
 _PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}

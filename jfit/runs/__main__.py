@@ -14,7 +14,7 @@ from typing import Any
 from jfit.formats.atomic import FormatError, printable
 from jfit.runs.folders import find, open_run
 from jfit.runs.text import diff_text, list_text, show_text
-from jfit.train.verify import verify
+from jfit.tools.verify import verify
 
 _WITH = (
     "verify trains again, so it needs the data of the run: --with FILE.py:FUNCTION or --with MODULE:FUNCTION, a function "

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import FormatError
-from jfit.train.display import best_epoch
-from jfit.train.history import History
-from jfit.train.locks import holder_of
-from jfit.train.saved import STEP, folders_of, record_of
+from jfit.history.display import best_epoch
+from jfit.history.table import History
+from jfit.checkpoints.locks import holder_of
+from jfit.checkpoints.saved import STEP, folders_of, record_of
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ from jax import Array, lax
 
 from jfit import counters
 from jfit.data import ArrayData, Batch, NDArrayIter
+from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
+from jfit.loop.dispatch import auto_steps_per_call, repeat_steps
+from jfit.loop.step_log import report
 from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import Window, place, place_split
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
-from jfit.train.batches import fits_on_device, gather, place_order
-from jfit.train.dispatch import auto_steps_per_call, repeat_steps
-from jfit.train.step_log import report
 
 
 class EpochRunner:

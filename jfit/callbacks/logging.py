@@ -1,0 +1,234 @@
+"""Callbacks that log the values of a run: to a CSV file, to a JSON lines file, or with `logging` in MXNet's format."""
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jfit.callbacks.base import Callback, Event, scalars
+from jfit.formats.atomic import atomic_write
+from jfit.history.plots import TIMES
+from jfit.history.table import to_json_value
+
+_TIMING = ("loss", "lr", *TIMES)
+
+
+def csv_logger(path: str | os.PathLike[str]) -> Callback:
+    """Append a row with epoch, step, loss and metrics to a CSV file after each epoch.
+
+    A value that is first logged in a later epoch adds a column, and earlier rows get an empty cell.  Arrays are left out.
+
+    Args:
+        path: the file.  A run that starts at step 0 deletes its rows; a resumed run deletes only the rows after its step.
+
+    Returns:
+        A `Callback`.
+
+    Example:
+        >>> csv_logger("runs/a/history.csv").events
+        ('fit_start', 'epoch_end')
+    """
+    path = Path(path)
+
+    def on(event: Event, state: Any) -> Any:
+        if event.kind == "fit_start":
+            _rewind(path, event.step, _csv_rows, _write_csv)
+            return state
+        row = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}
+        header = _csv_header(path)
+        if header and set(row) <= set(header):
+            _append(path, _csv_line([row.get(name, "") for name in header]))
+        else:
+            _write_csv(path, [*_csv_rows(path), row])
+        return state
+
+    return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger", main_only=True)
+
+
+def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback:
+    """Append a JSON object with epoch, step, batch, loss and metrics to a file, one per line (JSON lines).
+
+    nan and infinities are written as the strings "nan", "inf", "-inf", because JSON has no such numbers.
+
+    Args:
+        path: the file.  A run that starts at step 0 deletes its lines; a resumed run deletes only the lines after its step.
+        every: "epoch" (a line after each epoch) or "log" (a line per "log" event, at most about two per second).
+
+    Returns:
+        A `Callback`.
+
+    Raises:
+        ValueError: `every` is neither "epoch" nor "log".
+
+    Example:
+        >>> jsonl_logger("runs/a/log.jsonl", every="log").events
+        ('fit_start', 'log')
+    """
+    if every not in ("epoch", "log"):
+        raise ValueError(f"jsonl_logger: every is {every!r}, expected 'epoch' or 'log'.")
+    path = Path(path)
+
+    def on(event: Event, state: Any) -> Any:
+        if event.kind == "fit_start":
+            _rewind(path, event.step, _json_rows, _write_json)
+        else:
+            row = {"epoch": event.epoch, "step": event.step, "batch": event.batch, **event.logs}
+            _append(path, _json_line(row))
+        return state
+
+    events = ("fit_start", "epoch_end" if every == "epoch" else "log")
+    return Callback(on=on, events=events, name="jsonl_logger", main_only=True)
+
+
+def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
+    """Log speed and running metrics every `frequent` batches, and metrics and time after each epoch, in MXNet's format.
+
+    The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last "log" event (up to
+    about half a second old), because reading newer ones would make the host wait for the devices.
+
+    Args:
+        batch_size: number of rows per batch, for the samples per second.  None: that of the run.
+        frequent: number of batches between two lines.
+
+    Returns:
+        A `Callback`.
+
+    Raises:
+        ValueError: `frequent` is below 1.
+
+    Example:
+        >>> speedometer(frequent=100).every
+        100
+
+    Source: MXNet 1.9.1, callback.Speedometer and Module.fit (the lines' format).
+    """
+    if frequent < 1:
+        raise ValueError(f"speedometer: frequent is {frequent}, expected a number of batches of at least 1.")
+    clock = {"time": 0.0, "batch": 0}
+    latest: dict[str, float] = {}
+
+    def on(event: Event, state: Any) -> Any:
+        if event.kind == "epoch_start":
+            latest.clear()
+        elif event.kind == "log":
+            latest.update(scalars(event.logs))
+            return state
+        elif event.kind == "step":
+            size = event.run.batch_size if batch_size is None else batch_size
+            _speed_line(event, clock, size, latest | event.logs)
+        else:
+            _epoch_lines(event)
+        clock.update(time=time.perf_counter(), batch=event.batch)
+        return state
+
+    events = ("epoch_start", "log", "step", "epoch_end")
+    return Callback(on=on, events=events, every=frequent, name="speedometer", main_only=True)
+
+
+def _speed_line(event: Event, clock: dict[str, Any], batch_size: int, logs: dict[str, float]) -> None:
+    elapsed = time.perf_counter() - clock["time"]
+    speed = (event.batch - clock["batch"]) * batch_size / elapsed if elapsed > 0 else math.inf
+    metrics = "".join(
+        f"\t{name}={value:f}" for name, value in logs.items() if name not in _TIMING and not name.startswith("val_")
+    )
+    logging.getLogger("jfit").info(
+        "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s", event.epoch, clock["batch"], event.batch, speed, metrics
+    )
+
+
+def _epoch_lines(event: Event) -> None:
+    log = logging.getLogger("jfit")
+    metrics = {name: value for name, value in scalars(event.logs).items() if name not in _TIMING and value is not None}
+    for name, value in metrics.items():
+        if not name.startswith("val_"):
+            log.info("Epoch[%d] Train-%s=%f", event.epoch, name, value)
+    if "time" in event.logs:
+        log.info("Epoch[%d] Time cost=%.3f", event.epoch, event.logs["time"])
+    for name, value in metrics.items():
+        if name.startswith("val_"):
+            log.info("Epoch[%d] Validation-%s=%f", event.epoch, name.removeprefix("val_"), value)
+
+
+def _rewind(
+    path: Path, step: int, read: Callable[[Path], list[dict[str, Any]]], write: Callable[[Path, list[dict[str, Any]]], None]
+) -> None:
+    """Delete the rows of a log file that a run starting at update `step` logs again: those after `step`, all if it is 0.
+
+    Args:
+        path: the file; it need not exist.
+        step: number of updates done when the run starts; above 0 for a resumed run.
+        read: returns the rows of the file.
+        write: replaces the file by rows.
+    """
+    if not path.exists():
+        return
+    rows = read(path)
+    earlier = [row for row in rows if step > 0 and _step_of(row) <= step]
+    if len(earlier) != len(rows):
+        write(path, earlier)
+
+
+def _step_of(row: dict[str, Any]) -> float:
+    try:
+        return float(row["step"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        file.write(line)
+
+
+def _csv_line(cells: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def _csv_header(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), [])
+
+
+def _csv_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        # If a process was killed while it wrote, DictReader yields None for missing cells and a None key for surplus cells.
+        return [{name: cell or "" for name, cell in row.items() if name is not None} for row in csv.DictReader(file)]
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [_csv_line([row.get(name, "") for name in names]) for row in rows]
+    atomic_write(path, "".join([_csv_line(names), *lines] if names else []))
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    return json.dumps({name: to_json_value(value) for name, value in row.items()}, allow_nan=False) + "\n"
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # an incomplete line: the process was killed while it wrote
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _write_json(path: Path, rows: list[dict[str, Any]]) -> None:
+    atomic_write(path, "".join(_json_line(row) for row in rows))

@@ -1,0 +1,49 @@
+"""What callbacks that monitor a logged value share: reading it from an event, and whether larger values are better."""
+
+from typing import Any
+
+from jfit.callbacks.base import Event, scalars, suggest_name
+from jfit.history.plots import is_score
+
+
+def maximizes(owner: str, monitor: str, mode: str) -> bool:
+    """Return whether larger values are better.
+
+    Args:
+        owner: name of the callback, with which error messages begin.
+        monitor: name of the monitored value.
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
+
+    Raises:
+        ValueError: `mode` is another value.
+    """
+    if mode not in ("auto", "min", "max"):
+        raise ValueError(f"{owner}: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
+    return mode == "max" or (mode == "auto" and is_score(monitor))
+
+
+def monitored(owner: str, event: Event, monitor: str, required: bool) -> float | None:
+    """Return the monitored value of an epoch.
+
+    Args:
+        owner: name of the callback, with which error messages begin.
+        event: "epoch_end" event.
+        monitor: name of the value in its logs.
+        required: whether a missing value is an error; otherwise it is None, because evaluation may be skipped in some epochs.
+
+    Raises:
+        ValueError: the value is an array, or it is required and missing.
+    """
+    value: Any = event.logs.get(monitor)
+    if getattr(value, "ndim", 0):
+        raise ValueError(
+            f"{owner}: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
+        )
+    if value is not None:
+        return float(value)
+    every = getattr(getattr(event.run, "settings", None), "eval_every", 1)
+    if not required or (monitor.startswith("val_") and (event.epoch + 1) % every):
+        return None  # there may be no evaluation in this epoch
+    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
+    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")

@@ -1,0 +1,397 @@
+"""Callback that saves checkpoints during training."""
+
+import functools
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jfit import activity
+from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.monitor import maximizes, monitored
+from jfit.checkpoints import checkpoint, locks
+from jfit.checkpoints.agreement import from_main
+from jfit.checkpoints.finite import is_finite, last_finite
+from jfit.checkpoints.saved import check_name
+from jfit.checkpoints.writing import BackgroundWrite, Prepared, write
+from jfit.distributed import is_main, num_processes
+from jfit.formats.atomic import atomic_dir
+from jfit.formats.manifest import dump_sealed
+
+BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
+
+
+def checkpointing(
+    directory: str | os.PathLike[str],
+    every: str | int = "epoch",
+    keep: int | None = 3,
+    *,
+    keep_best: int = 0,
+    monitor: str = "val_loss",
+    mode: str = "auto",
+    background_bytes: int | None = BACKGROUND_BYTES,
+) -> Callback:
+    """Save a checkpoint after each epoch, or every N steps, and at the end.  Optionally keep those of the best epochs too.
+
+    The state at the end of training is always saved, also after an early stop or Ctrl-C, but not after an exception.
+
+    It saves the state of the run and `run.meta()` (position, history, callback states and graph), which
+    `fit(resume=directory)` needs.  `jfit.Run.load(directory, which="best")` loads the best checkpoint, and
+    `jfit.checkpoint.best(directory)` is its path.
+
+    Args:
+        directory: checkpoint directory of the run.
+        every: "epoch", or a number of steps.
+        keep: number of checkpoints to keep, those with the highest steps; None keeps all.
+        keep_best: number of checkpoints to keep in addition: those of the epochs with the best values of `monitor`.  With a
+            number of steps as `every`, the end of an epoch is saved if it is one of these.
+        monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
+        mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
+            "mse", "error" or the like, else minimize).
+        background_bytes: states of at least so many bytes are written on another thread, while training goes on: only the copy
+            of the state to the host interrupts training.  The host needs memory for this copy.  The next save waits until the
+            files of the one before are on the disk, and so does the end of training.  A second Ctrl-C abandons the save, and
+            the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
+
+    Returns:
+        A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
+        "best": list of [value, step], best first}, so a resumed run continues with the best epochs of the run before.
+
+    During training the folder is locked, so that no other run saves checkpoints in it.  If a checkpoint cannot be written, for
+    example because the disk is full, training continues with a warning, and the next one is tried; after the last step the
+    failed one is tried again, and raises OSError if it fails.
+
+    Raises:
+        ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, `keep_best` or
+            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: the
+            first epoch logs no value called `monitor`, or an array.
+        FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
+        OSError: at the start of training, files cannot be written in `directory`.
+        TypeError: at the start of training, the state of a callback is not JSON-serializable.
+
+    Example:
+        >>> checkpointing("runs/a/checkpoints", every=100).every
+        100
+    """
+    steps = _steps(every)
+    check_name(directory, "checkpoint")
+    if keep is not None and keep < 1:
+        raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
+    if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
+        raise ValueError(f"checkpointing: keep_best is {keep_best!r}, expected a number of checkpoints of at least 0.")
+    if background_bytes is not None and (isinstance(background_bytes, bool) or background_bytes < 0):
+        raise ValueError(
+            f"checkpointing: background_bytes is {background_bytes!r}, expected a number of bytes of at least 0, or None to "
+            "let training wait for every save."
+        )
+    events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
+    if keep_best:
+        best = _BestKept(
+            *(directory, keep, background_bytes),
+            number=keep_best,
+            monitor=monitor,
+            maximize=maximizes("checkpointing", monitor, mode),
+            per_epoch=steps is None,
+        )
+        events = tuple(dict.fromkeys((*events, "epoch_end")))
+        return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})")
+    return Callback(on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing")
+
+
+class _InFlight(NamedTuple):
+    """A checkpoint that is written in the background: its step, the state of the callback before it, and the write."""
+
+    step: int
+    before: Any
+    write: BackgroundWrite
+
+
+class Saver:
+    """The function `on` of `checkpointing`.
+
+    At most one checkpoint is written in the background.  Each event at which one is saved first waits for the one before, so
+    that checkpoints are written in the order of their steps, and what an event finds on the disk is what it would find if
+    nothing were written in the background.
+
+    Attributes:
+        failed: whether the last state to save could not be saved; it is tried again at the next one, and at the end of the run.
+        alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None) -> None:
+        self._passed, self.keep, self.background_bytes, self.failed = directory, keep, background_bytes, False
+        self.alone = False
+        self._home: str | None = None  # current directory when training began
+        self._in_flight: _InFlight | None = None
+        self._state_of_run: Any = None
+        self._outer: BaseException | None = None  # the exception that was being handled when training began
+        self._together = False  # whether all processes of a job wait for the write and raise its error
+
+    @property
+    def directory(self) -> str | os.PathLike[str]:
+        """The folder as it was passed; its absolute path if the current directory has changed since training began."""
+        if self._home is None or os.path.isabs(self._passed):
+            return self._passed
+        with suppress(OSError):
+            if os.getcwd() == self._home:
+                return self._passed
+        return os.path.join(self._home, self._passed)
+
+    def on(self, event: Event, state: Any) -> Any:
+        with activity.Doing(activity.SAVING, f"saving a checkpoint in {self._passed}"):
+            return self._on(event, state)
+
+    def _on(self, event: Event, state: Any) -> Any:
+        self._state_of_run = state
+        if event.kind == "fit_start":
+            self.failed, self.alone, self._home, self._outer = False, False, os.getcwd(), sys.exception()
+            from_main(lambda: locks.acquire(self.directory, event.run), "locking the folder of checkpoints")
+            _check_states(event)
+            return state
+        if event.kind == "log":  # several times per second: a failure is reported soon
+            return state if self._in_flight is None or not self._in_flight.write.done else self.finish(state)
+        if event.kind != "fit_end":
+            return self.update(event, self.finish(state))
+        state = self.finish(state, "it is tried again")
+        if sys.exception() is not self._outer:  # training failed: the other processes of a job may not come here
+            return self.write(event, state) if self.failed and self.can_save_alone(event.run) else state
+        # A state that the run restores at its end is marked in the checkpoint, for `Run.load`.
+        self.failed = self.failed or event.run.restores_best or not self._has(event.step, state)
+        state = self.agree(state)
+        if not self.failed:
+            return state
+        self._together = True
+        try:
+            return self.write(event, state)
+        finally:
+            self._together = False
+
+    def _has(self, step: int, state: Any) -> bool:
+        """Whether the last checkpoint of this run is that of a step, and exists."""
+        last, path = state["last"] if isinstance(state, dict) else state, checkpoint.path_of(self.directory, step)
+        return last is not None and Path(last).name == path.name and path.is_dir()
+
+    def can_save_alone(self, run: Any) -> bool:
+        """Whether this process writes the checkpoints, and does not need the other processes of the job for that."""
+        return is_main() and not _needs_all(run)
+
+    def agree(self, state: Any) -> Any:
+        """In a job, return the state of the callback in rank 0, which knows whether the last save failed."""
+        state, self.failed = from_main(lambda: [state, self.failed], "whether the last checkpoint was saved")
+        return state
+
+    def finish(self, state: Any, then: str = "training continues, and the next checkpoint is tried again") -> Any:
+        """Wait for the checkpoint that is written in the background, and return the state of the callback.
+
+        Args:
+            state: the state of the callback.
+            then: last words of the warning, if the files could not be written (OSError).
+
+        Returns:
+            `state`, or, if the files could not be written, the state before that save.
+
+        Raises:
+            Exception: what the save raised, but for an OSError.
+        """
+        if self._in_flight is None:
+            return state
+        error = self._in_flight.write.error()  # the host waits for the disk
+        step, before, _ = self._in_flight
+        self._in_flight, self.failed = None, error is not None
+        if isinstance(error, OSError):
+            warnings.warn(f"{self._problem(step, error)}; {then}", stacklevel=3)
+        elif error is not None:
+            raise error
+        return before if self.failed else state
+
+    def abandon(self, state: Any) -> Any:
+        """Stop the save in the background, if its checkpoint has no name yet, and return the state of the callback."""
+        if self._in_flight is None:
+            return state
+        is_named, before = self._in_flight.write.abandon(), self._in_flight.before
+        self._in_flight = None
+        return state if is_named else before
+
+    def update(self, event: Event, state: Any) -> Any:
+        """Save a checkpoint, and return the new state of the callback."""
+        return self.write(event, state)
+
+    def write(self, event: Event, state: Any) -> Any:
+        """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
+        return self.save(event, self.meta(event, state), state, str(checkpoint.path_of(self.directory, event.step)))
+
+    def meta(self, event: Event, state: Any) -> dict[str, Any]:
+        """Return the meta of the run with `state` as state of this callback; the run still has that before the event."""
+        meta = _meta(event)
+        if state is not self._state_of_run:
+            states = meta.get("callbacks", [])
+            meta["callbacks"] = [[name, state if old is self._state_of_run else old] for name, old in states]
+        return meta
+
+    def save(self, event: Event, meta: dict[str, Any], before: Any, after: Any, protect: Collection[int] = ()) -> Any:
+        """Save a checkpoint, a large one in the background, and return the state of the callback: `after`, or `before`.
+
+        Raises:
+            OSError: the files cannot be written at the end of the run, when there is no later attempt.
+        """
+        if not is_main() and not self._together and not _needs_all(event.run):
+            return after
+        # sync: the host waits until the devices have computed the state of this step, and copies it
+        state = event.run.snapshot()
+        goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
+        if goes_back and not is_finite(state):  # training stops soon, or continues with an earlier state
+            logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
+            return before
+        if not is_main() and not self._together:
+            return after
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
+        prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
+        limit = self.background_bytes
+        if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
+            prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
+            prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
+            self._in_flight = _InFlight(event.step, before, BackgroundWrite(functools.partial(_write, prepared, state)))
+            self._in_flight.write.start()
+            return after
+        try:
+            if self._together:
+                from_main(lambda: _write(prepared, state), "saving the last checkpoint")
+            else:
+                _write(prepared, state)
+        except OSError as error:
+            self.failed, problem = True, self._problem(event.step, error)
+            if event.kind == "fit_end":
+                hint = "jfit.last_run() has it: free some space and call jfit.last_run().save(folder)"
+                raise OSError(error.errno, f"{problem}, and training has ended; {hint}") from error
+            warnings.warn(f"{problem}; training continues, and the next checkpoint is tried again", stacklevel=2)
+            return before
+        self.failed = False
+        return after
+
+    def _problem(self, step: int, error: OSError) -> str:
+        return f"checkpoint: the state of step {step} could not be saved in {self.directory} ({error})"
+
+
+class _BestKept(Saver):
+    """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
+
+    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
+        super().__init__(*options)
+        self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
+
+    def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
+        best = self._existing(state, alone=self.alone)
+        due = event.kind == "step" or self.per_epoch
+        if event.kind == "epoch_end":
+            value = monitored("checkpointing", event, self.monitor, required=not best)
+            # the checkpoint of this step is overwritten if the last "step" event saved it
+            best = [entry for entry in best if entry[1] != event.step]
+            if value is not None and not math.isnan(value):
+                best = sorted([*best, [value, event.step]], key=self._rank)[: self.number]
+            due |= any(step == event.step for _, step in best)
+        return self.write(event, state, best) if due else state
+
+    def _existing(self, state: dict[str, Any], *, alone: bool) -> list[list[Any]]:
+        return self._present(state) if alone else from_main(lambda: self._present(state), "which of the best checkpoints exist")
+
+    def _present(self, state: dict[str, Any]) -> list[list[Any]]:
+        """Return the entries whose checkpoints exist, after copying those of the folder from which the run was resumed."""
+        present = []
+        for entry in state["best"]:
+            path = checkpoint.path_of(self.directory, entry[1])
+            if not path.is_dir():
+                source = Path(state["last"]).parent / path.name
+                if not source.is_dir():
+                    logging.getLogger("jfit").warning(
+                        "%s, one of the best checkpoints of this run, was deleted; it is not among its best ones any more",
+                        source,
+                    )
+                    continue
+                try:
+                    with atomic_dir(path) as folder:
+                        shutil.copytree(source, folder, dirs_exist_ok=True)
+                except OSError as error:
+                    logging.getLogger("jfit").warning(
+                        "%s, one of the best checkpoints of this run, could not be copied to %s (%s); it is not among its best "
+                        "ones any more",
+                        source,
+                        self.directory,
+                        error,
+                    )
+                    continue
+            present.append(entry)
+        return present
+
+    def _rank(self, entry: list[Any]) -> tuple[float, int]:
+        return (-entry[0] if self.maximize else entry[0]), entry[1]
+
+    def write(self, event: Event, state: dict[str, Any], best: list[list[Any]] | None = None) -> dict[str, Any]:
+        entries = self._existing(state, alone=not self._together) if best is None else best  # None: the end of training
+        new = {"last": str(checkpoint.path_of(self.directory, event.step)), "best": entries}
+        meta = self.meta(event, new)
+        meta["best"] = {"monitor": self.monitor, "mode": "max" if self.maximize else "min", "checkpoints": entries}
+        return self.save(event, meta, state, new, [step for _, step in entries])
+
+
+def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Write a checkpoint of the pytree `state`; the last checkpoint without nan and infinities is not deleted.
+
+    If the state is not finite, "finite": False is added to its meta.
+    """
+    if not is_finite(state):
+        prepared.record["meta"]["finite"] = False
+        prepared = prepared._replace(protect=[*prepared.protect, *last_finite(prepared.path.parent)])
+    write(prepared, is_wanted)
+
+
+def _needs_all(run: Any) -> bool:
+    """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
+    nan = getattr(getattr(run, "_loop", None), "nan", None)
+    return num_processes() > 1 and (getattr(run, "saves_together", False) or getattr(nan, "keeps", False))
+
+
+def _no_best() -> dict[str, Any]:
+    return {"last": None, "best": []}
+
+
+def _steps(every: str | int) -> int | None:
+    if every == "epoch":
+        return None
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"checkpointing: every is {every!r}, expected 'epoch' or a number of steps of at least 1.")
+    return every
+
+
+def _check_states(event: Event) -> None:
+    """Check before training that the states of all callbacks can be saved.
+
+    Raises:
+        TypeError: the state of a callback is not JSON-serializable.
+    """
+    for name, state in _meta(event).get("callbacks", []):
+        try:
+            dump_sealed({"state": state})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"callback {name}: its state is not JSON-serializable ({error}), so it could not be saved in a checkpoint; use "
+                "numbers, strings, lists and dicts"
+            ) from error
+
+
+def _meta(event: Event) -> dict[str, Any]:
+    run_meta: Any = getattr(event.run, "meta", None)
+    if run_meta is not None:
+        return dict(run_meta())
+    return {"position": dict(event.run.position), "history": event.run.history.to_json()}
+
+
+def _extra(event: Event) -> dict[str, Any]:
+    run_extra: Any = getattr(event.run, "extra", None)
+    return {} if run_extra is None else run_extra()

@@ -1,0 +1,105 @@
+"""Before a job of several processes trains, scores or predicts: an error if their code, settings or data differ."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jfit.checkpoints.fingerprint import describe_data
+from jfit.data import ArrayData, StreamData
+from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
+
+_MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
+_LOGGED = ("numpy", "optax", "python")  # versions that can differ without other numbers
+_MOST = 4  # differences of one process in a message
+
+
+def check_same_run(run: Any, more: Callable[[], dict[str, Any]]) -> None:
+    """Compare what the processes of a job are about to train; do nothing without a job.
+
+    Args:
+        run: the `Run`, with its fingerprint.
+        more: function that returns other arguments of `fit` that must be equal, JSON-serializable.
+
+    Raises:
+        RanksDiffer: in all processes, if two differ.
+    """
+    if num_processes() == 1:
+        return
+    _check({**run._fingerprint(), **run._arguments(), **more()}, "train")
+
+
+def check_same_data(data: ArrayData | StreamData, batch_size: int, verb: str) -> None:
+    """Compare the arrays that the processes of a job score or predict, once per call; do nothing without a job.
+
+    Args:
+        data: the data set.  Of streams, each process reads a part of its own, so that their batches are not compared.
+        batch_size: number of rows per batch.
+        verb: "score" or "predict", for messages.
+
+    Raises:
+        RanksDiffer: in all processes, if two differ.
+    """
+    if num_processes() > 1:
+        _check({**describe_data(data), "batch_size": batch_size}, verb)
+
+
+def _check(description: Mapping[str, Any], verb: str) -> None:
+    descriptions = exchange(description, f"what the processes {verb}")
+    problems, logged = differences(descriptions)
+    if logged and is_main():
+        logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))
+    if problems:
+        raise RanksDiffer(
+            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. Start all of them with the same "
+            "script, arguments, data and versions"
+        )
+
+
+def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Compare descriptions by rank with the most frequent one, or with that of rank 0 if there are several of these.
+
+    Returns:
+        (texts of differences that are errors, one per process; texts of those that are only logged).
+    """
+    flat = [dict(_flat(description)) for description in descriptions]
+    keys = [json.dumps(values, sort_keys=True) for values in flat]
+    counts = Counter(keys)
+    usual = max(range(len(keys)), key=lambda i: (counts[keys[i]], -i))
+    problems, logged = [], []
+    for rank, values in enumerate(flat):
+        names = [name for name in {**flat[usual], **values} if values.get(name) != flat[usual].get(name)]
+        texts = {k: f"{k} {_short(values.get(k))} (rank {usual}: {_short(flat[usual].get(k))})" for k in names}
+        if "learning_rate" in texts or any(name.startswith(("optimizer_params", "schedule_params")) for name in texts):
+            texts = {k: text for k, text in texts.items() if k not in ("optimizer", "schedule")}  # their digests
+        for name in [name for name in texts if name.removeprefix("versions ") in _LOGGED]:
+            logged.append(f"{_who(rank)} has {texts.pop(name)}")
+        if texts:
+            more = f", and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+            problems.append(f"{_who(rank)} has {', '.join(list(texts.values())[:_MOST])}{more}")
+    return problems[:8] + ([f"and {len(problems) - 8} more processes"] if len(problems) > 8 else []), logged
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dicts, named by the keys on the way to them."""
+    for key, item in value.items():
+        if key in _MAY_DIFFER and not name:
+            continue
+        path = f"{name} {key}".strip()
+        if isinstance(item, Mapping):
+            yield from _flat(item, path)
+        else:
+            yield path, item
+
+
+def _who(rank: int) -> str:
+    current = job.current()
+    return f"rank {rank}" + ("" if current is None else f" (process {current.peers[rank].pid} on {current.peers[rank].host})")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

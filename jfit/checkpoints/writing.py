@@ -1,0 +1,146 @@
+"""Write checkpoints that are complete in memory, on the calling thread or in the background while training goes on.
+
+`jfit.checkpoints.checkpoint` describes the files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jfit.checkpoints.locks import check as check_lock
+from jfit.checkpoints.saved import META, TENSORS, folders_of, path_of
+from jfit.formats.atomic import atomic_dir, sweep, trash
+from jfit.formats.manifest import dump_sealed
+from jfit.formats.tensors import checksum, save_tensors
+from jfit.interrupts import in_thread
+
+# Held while a checkpoint gets its name and older ones are deleted: threads of this process do that one after the other.
+_renaming = threading.Lock()
+
+
+class Prepared(NamedTuple):
+    """A checkpoint in memory, complete and checked, that `write` writes.
+
+    Attributes:
+        path: its folder.
+        record: the fields of meta.json without "files".
+        trees: pytrees by name, as (arrays by name, names of typed PRNG keys with their implementations); "state" is the state.
+        keep, protect, sync: arguments of `jfit.checkpoint.save`.
+    """
+
+    path: Path
+    record: dict[str, Any]
+    trees: dict[str, tuple[dict[str, np.ndarray], dict[str, str]]]
+    keep: int | None
+    protect: Collection[int]
+    sync: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all arrays."""
+        return sum(array.nbytes for arrays, _ in self.trees.values() for array in arrays.values())
+
+
+class Abandoned(Exception):
+    """Raised in `write` if its checkpoint is not wanted any more."""
+
+
+def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Path:
+    """Write a checkpoint, and delete older ones.
+
+    Args:
+        prepared: the checkpoint.
+        is_wanted: called when all files are written, before the folder gets its name.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        FolderInUse: another process saves its checkpoints in the same directory.
+        OSError: the files cannot be written.
+        Abandoned: `is_wanted` returned False.
+    """
+    path, directory = prepared.path, prepared.path.parent
+    is_locked = check_lock(directory)
+    with suppress(OSError):
+        sweep(directory, exclusive=is_locked)
+    with ExitStack() as stack:
+
+        def before_rename() -> None:
+            stack.enter_context(_renaming)
+            if not is_wanted():
+                raise Abandoned
+
+        with atomic_dir(path, sync=prepared.sync, before_rename=before_rename) as folder:
+            files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
+            (folder / META).write_bytes(dump_sealed({**prepared.record, "files": files}))
+        if prepared.keep is not None:
+            _delete(path, prepared.keep, prepared.protect)
+    return path
+
+
+def _delete(path: Path, keep: int, protect: Collection[int]) -> None:
+    """Delete all checkpoints but `path`, the `keep` - 1 others with the highest steps, and those of the steps in `protect`."""
+    others = [other for other in reversed(folders_of(path.parent)) if other != path]
+    protected = {path_of(path.parent, number) for number in protect}
+    for other in others[keep - 1 :]:
+        if other not in protected:
+            trash(other)
+
+
+def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[str, str]) -> dict[str, Any]:
+    """Write the arrays of a pytree, and return the entry of the file in meta.json."""
+    file = folder / f"{name}.safetensors"
+    save_tensors(file, arrays, sync=False)
+    # The checksum is that of the arrays in memory, not of the file, so that `verify` also detects an error of the write.
+    crc, size = checksum(file, arrays)
+    return {"bytes": size, "crc32": crc} | ({} if file.name == TENSORS else {"keys": keys})
+
+
+class BackgroundWrite:
+    """A function that writes a checkpoint on a new thread.
+
+    Hashing, writing and fsync leave the interpreter to other threads.  The process may end before the function returns; then
+    the temporary folder of `write` is left over, and the next save deletes it.
+
+    Args:
+        function: called with a function without arguments, the argument `is_wanted` of `write`.
+    """
+
+    def __init__(self, function: Callable[[Callable[[], bool]], Any]) -> None:
+        self._function: Callable[[Callable[[], bool]], Any] | None = function
+        self._future: Future[Any] = Future()
+        self._wanted, self._named = True, False
+
+    def start(self) -> None:
+        """Start the thread."""
+        function, self._function = self._function, None  # so that the arrays are freed when the function returns
+        assert function is not None
+        self._future = in_thread(function, self._is_wanted)
+
+    @property
+    def done(self) -> bool:
+        """Whether the function has returned or raised an exception."""
+        return self._future.done()
+
+    def error(self) -> BaseException | None:
+        """Wait for the function, and return its exception; None if there is none.  Ctrl-C may end the wait."""
+        wait([self._future])
+        return self._future.exception()
+
+    def abandon(self) -> bool:
+        """Do not wait for the function.  If the checkpoint has no name yet, it never gets one, and the result is False."""
+        with _renaming:
+            self._wanted = False
+        return self._named
+
+    def _is_wanted(self) -> bool:
+        self._named = self._wanted  # `write` has locked `_renaming`
+        return self._wanted

@@ -1,0 +1,5 @@
+"""Batches for the devices: gathered from arrays there, or prepared on the host; padding, order, agreement of the processes of a job."""
+
+from jfit import lazy
+
+lazy.modules(__name__)

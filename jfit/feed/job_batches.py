@@ -1,0 +1,321 @@
+"""Batches in jobs of several processes: which rows of arrays a process reads, and agreement about the batches of streams.
+
+Every process has the same arrays, and reads the rows of its own devices of each global batch.  A stream yields the rows of its
+own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream is used, the processes tell
+each other its number of rows, shapes and dtypes, on the threads that prepare batches: a message per batch, ahead of training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jfit import counters
+from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.batch import rows, wrapped_rows
+from jfit.data.positions import Exhausted
+from jfit.distributed import exchange, job, rank
+from jfit.distributed.channel import JobError
+from jfit.feed.batch_sizes import MIXED_ROWS
+from jfit.lowering.model import Plan
+
+_numbers = itertools.count()  # of the passes over streams, which all processes read in the same order
+
+
+class OwnRows(NamedTuple):
+    """Rows that this process reads of a global batch of arrays.
+
+    Attributes:
+        indices: row indices in the arrays; a slice for consecutive rows of arrays that are not shuffled.
+        counted: (rows,) whether a row is one of the batch; others are padding.
+        padded: whether any process has padding rows.
+    """
+
+    indices: Any
+    counted: np.ndarray
+    padded: bool
+
+
+def own_rows(wanted: np.ndarray | slice, size: int, unit: int, devices: int, own: slice) -> OwnRows:
+    """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
+
+    Args:
+        wanted: row indices of the global batch in the arrays.
+        size: number of rows to which the batch is padded; padding rows repeat the batch.
+        unit: number by which the number of rows is then made divisible.
+        devices: number of devices of all processes.
+        own: positions of the devices of this process.
+
+    Example:
+        >>> own_rows(np.array([5, 3, 4]), 4, 4, 4, slice(2, 4))
+        OwnRows(indices=array([4, 5]), counted=array([ True, False]), padded=True)
+    """
+    count = wanted.stop - wanted.start if isinstance(wanted, slice) else len(wanted)
+    total = -(-size // unit) * unit
+    each = total // devices
+    positions = np.arange(own.start * each, own.stop * each)
+    counted = positions < count
+    if isinstance(wanted, slice) and counted.all():
+        return OwnRows(slice(wanted.start + own.start * each, wanted.start + own.stop * each), counted, total > count)
+    at = positions % size % count
+    return OwnRows(wanted.start + at if isinstance(wanted, slice) else wanted[at], counted, total > count)
+
+
+def own_batch(data: ArrayData, own: OwnRows, weighted: bool) -> Batch:
+    """Read the rows of a global batch that belong to this process.
+
+    Args:
+        data: the arrays.
+        own: which rows.
+        weighted: whether the batch has row weights even if it is full and the data has none.
+    """
+    inputs, weight, _ = data.take(own.indices)
+    if weighted or own.padded or weight is not None:
+        weight = own.counted.astype(np.float32) * (1 if weight is None else weight)
+    return Batch(inputs, weight, weight)
+
+
+def global_batches(data: ArrayData, epoch: int, batch_size: int, start: int, in_order: bool) -> Iterator[np.ndarray | slice]:
+    """Yield the row indices of each global batch of an epoch, in the order of `ArrayData.batches`.
+
+    Args:
+        data: the arrays.
+        epoch: number of the epoch.
+        batch_size: number of rows per batch.
+        start: number of the first batch.
+        in_order: whether to read all rows unshuffled.
+    """
+    order = data.order(epoch) if data.shuffle and not in_order else None
+    end = data.num_rows if in_order else data.epoch_rows(batch_size)
+    for low in range(start * batch_size, end, batch_size):
+        part = slice(low, min(low + batch_size, end))
+        yield part if order is None else order[part]
+
+
+class Agreed(NamedTuple):
+    """A batch of a stream, after the processes have agreed about it.
+
+    Attributes:
+        batch: as many rows as the largest batch of the processes; rows that this process did not have have weight 0.
+        own: number of rows that this process had, 0 after its stream has ended.
+        count: number of rows of all processes.
+        padded: rank of a process that had fewer rows than others, or None.
+        filled: number of the last of the `own` rows with which a data iterator filled its last batch, see `wrapped_rows`.
+    """
+
+    batch: Batch
+    own: int
+    count: int
+    padded: int | None
+    filled: int = 0
+
+
+class StreamAgreement:
+    """Agreement of the processes of a job about the batches of one pass over their streams.
+
+    The pass ends when the streams of all processes have ended: a process whose stream has ended before goes on with rows of
+    weight 0.
+
+    Args:
+        axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        what: what the batches are for, such as "training".
+    """
+
+    def __init__(self, axes: Mapping[str, int], what: str) -> None:
+        self._axes, self._name = axes, f"batches of {what}, pass {next(_numbers)}"
+        self._last: Batch | None = None  # a batch whose rows are repeated after the end of the stream
+        self._waits = False  # whether this process waits for the others
+        self._since: float | None = None  # when it last did
+
+    def batches(self, source: Iterator[Batch]) -> Generator[Agreed]:
+        """Yield the batches of this process until the streams of all have ended.
+
+        Raises:
+            ValueError: the batches of two processes differ in names, shapes or dtypes.
+            JobError: another process reads no further, because it failed.
+        """
+        batches = self._batches(source)
+        next(batches)  # goes into its `try`: the others are also told if it is closed before the first batch
+        return batches
+
+    def _batches(self, source: Iterator[Batch]) -> Generator[Any]:
+        ended = False
+        try:
+            yield None
+            while True:
+                batch = None if ended else self._next(source)
+                ended = batch is None
+                answers = self._exchange(self._described(batch), self._name)
+                if stopped := [r for r, answer in enumerate(answers) if answer["closed"]]:
+                    raise JobError(f"rank {stopped[0]} has stopped to read its data")
+                if all(answer["rows"] is None for answer in answers):
+                    return
+                self._check(answers)
+                yield self._padded(batch, answers)
+        except GeneratorExit:
+            # Training ended early, in all processes at the same step; some have read one batch more than others, and wait.
+            if (current := job.current()) is not None:
+                with contextlib.suppress(JobError):
+                    current.channel.begin_exchange(self._name, {"closed": True, "rows": None})
+            raise
+
+    def agree_on_plan(self, plan: Plan) -> Plan:
+        """Combine the plans of all processes, which may have tested them with different rows: padding needs all of them."""
+        mine = [bool(plan.paddable), plan.coupled]
+        answers = self._exchange(mine, f"{self._name}: plan")
+        return agreed_plan(plan, answers)
+
+    def own_seconds(self) -> float:
+        """Seconds since this process last waited for the others; 0 while it waits for them."""
+        if self._waits:
+            return 0.0
+        return math.inf if self._since is None else time.monotonic() - self._since
+
+    def _exchange(self, value: Any, name: str) -> list[Any]:
+        self._waits = True
+        try:
+            return exchange(value, name)
+        finally:
+            self._since, self._waits = time.monotonic(), False
+
+    def _next(self, source: Iterator[Batch]) -> Batch | None:
+        try:
+            batch = next(source, None)
+        except Exhausted as error:  # a resumed run continues after the end of the stream of this process
+            if error.last is None:
+                raise
+            self._last, batch = error.last, None
+        if batch is not None:
+            self._last = batch
+        return batch
+
+    def _described(self, batch: Batch | None) -> dict[str, Any]:
+        if batch is None:
+            return {"closed": False, "rows": None}
+        specs = {}
+        for name, x in batch.inputs.items():
+            axis, shape = self._axes.get(name, 0), list(np.shape(x))
+            if axis is not None:
+                shape[axis] = None
+            specs[name] = [shape, str(x.dtype)]
+        weights = batch.weight is not None or batch.metric_weight is not None
+        return {"closed": False, "rows": rows(batch, self._axes), "specs": specs, "weights": weights}
+
+    def _check(self, answers: list[dict[str, Any]]) -> None:
+        first = next(r for r, answer in enumerate(answers) if answer["rows"] is not None)
+        for other, answer in enumerate(answers):
+            if answer["rows"] is None or answer["specs"] == answers[first]["specs"]:
+                continue
+            expected, actual = _text(answers[first]["specs"]), _text(answer["specs"])
+            raise ValueError(
+                f"{self._name}: rank {other} of the job has a batch of {actual}, but rank {first} one of {expected}; the "
+                "streams of all processes must yield the same inputs, with rows of the same shapes and dtypes"
+            )
+
+    def _padded(self, batch: Batch | None, answers: list[dict[str, Any]]) -> Agreed:
+        counts = [answer["rows"] or 0 for answer in answers]
+        size, own, last = max(counts), counts[rank()], self._last
+        fewer = next((r for r, count in enumerate(counts) if count < size), None)
+        weighted = fewer is not None or any(answer.get("weights") for answer in answers)
+        if batch is None or last is None:
+            if last is None:
+                raise ValueError(
+                    f"{self._name}: rank {rank()} has no batch; the stream of every process must yield at least one"
+                )
+            batch = Batch(last.inputs)
+        filled = wrapped_rows(batch)  # before the batch gets row weights
+        if weighted:
+            batch = self._with_rows(batch, own, size)
+        return Agreed(batch, own, sum(counts), fewer, filled)
+
+    def _with_rows(self, batch: Batch, own: int, size: int) -> Batch:
+        """Repeat rows up to `size` of them; those from number `own` on have weight 0."""
+        have = rows(batch, self._axes)
+        index, inputs = np.arange(size) % have, batch.inputs
+        if size != have:
+            taken = {k: np.asarray(v) for k, v in inputs.items()}
+            axis_of = {k: self._axes.get(k, 0) for k in taken}
+            inputs = {k: v if axis_of[k] is None else v.take(index, axis=axis_of[k]) for k, v in taken.items()}
+        weight, metric_weight = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        weight[:own] = 1.0 if batch.weight is None else batch.weight
+        metric_weight[:own] = weight[:own] if batch.metric_weight is None else batch.metric_weight
+        return Batch(inputs, weight, metric_weight)
+
+
+def fewer_message(agreed: Agreed, count: int, reason: str) -> str:
+    """Error message for a batch of a stream that cannot be padded, of which one process has fewer rows than `count`."""
+    return (
+        f"rank {agreed.padded} of the job has fewer rows of a batch than the {count} rows of another rank, or its stream has "
+        f"ended, and the batch cannot be padded: {reason or MIXED_ROWS}; let the streams of all processes yield as many "
+        "batches, with equal numbers of rows"
+    )
+
+
+def agreed_plan(plan: Plan, answers: list[Any] | None = None) -> Plan:
+    """Combine what the processes of a job found out about the rows of their first batches; without a job, nothing changes.
+
+    Args:
+        plan: the plan of this process.
+        answers: [paddable, coupled] of each process; None: they are exchanged now.
+    """
+    if job.current() is None:
+        return plan
+    answers = exchange([bool(plan.paddable), plan.coupled], "the plan of the model") if answers is None else answers
+    coupled = next((reason for paddable, reason in answers if not paddable), None)
+    if coupled is None or not plan.paddable:
+        return plan
+    return plan._replace(paddable=False, coupled=coupled)
+
+
+def check_alike(data: ArrayData | StreamData, what: str = "training data") -> None:
+    """In a job, check that all processes pass arrays, or all iterables, with the same names and shapes.
+
+    Raises:
+        ValueError: a process differs from rank 0; the message names its rank.
+    """
+    if job.current() is None:
+        return
+    mine: Any = "an iterable"
+    if isinstance(data, ArrayData):
+        mine = ", ".join(f"{name!r} {array.shape} {array.dtype}" for name, array in data.arrays.items())
+        mine = f"arrays {mine}{'' if data.weight is None else ' with row weights'}"
+    answers = exchange(mine, what)
+    other = next((r for r, answer in enumerate(answers) if answer != answers[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"the {what} of rank {other} of the job is {answers[other]}, but that of rank 0 is {answers[0]}; all processes "
+            "pass the same arrays, of which each reads the rows of its own devices, or each passes an iterable of its own rows"
+        )
+
+
+def num_batches_of(data: ArrayData | StreamData, batch_size: int) -> int | None:
+    """Return the number of batches per epoch; of the streams of a job, the largest, or None if one is not known."""
+    count = data.num_batches(batch_size)
+    if job.current() is None or isinstance(data, ArrayData):
+        return count
+    counts = exchange(count, "the number of batches per epoch")
+    return None if any(c is None for c in counts) else max(counts)
+
+
+def on_host(batch: Batch) -> Batch:
+    """Copy the JAX arrays of a batch to the host, where their values can be checked before they are used."""
+    leaves, tree = jax.tree.flatten(batch)
+    numbers = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    if not numbers:
+        return batch
+    values = counters.read([leaves[i] for i in numbers])  # sync: on the thread of the batches
+    for i, x in zip(numbers, values, strict=True):
+        leaves[i] = x
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _text(specs: Mapping[str, Any]) -> str:
+    sized = {name: tuple("rows" if n is None else n for n in shape) for name, (shape, _) in specs.items()}
+    return ", ".join(f"{name!r} ({', '.join(map(str, sized[name]))}) {dtype}" for name, (_, dtype) in specs.items())

@@ -1,0 +1,248 @@
+"""The training data of `fit`: row weights by class, rows for `validation_split`, and positions of iterators in checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jfit.checkpoints.fingerprint import sample
+from jfit.checks import positive_integer
+from jfit.data import ArrayData, StreamData
+from jfit.data.weights import ClassWeights
+from jfit.distributed import exchange, num_processes, rank
+from jfit.feed.batch_sizes import restore_sizes, saved_sizes
+from jfit.lowering.model import Model
+
+_BY_RANK = "__by_rank__"  # key of a position: the positions of the streams of all processes of a job
+COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+def check_options(
+    steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any, data_timeout: Any = None
+) -> None:
+    """Check arguments of `fit`, described there.
+
+    Raises:
+        ValueError: an argument is out of range, or `validation_split` is combined with `eval_data`.
+    """
+    positive_integer(steps_per_epoch=1 if steps_per_epoch is None else steps_per_epoch, eval_every=eval_every)
+    if data_timeout is not None and (
+        isinstance(data_timeout, bool) or not isinstance(data_timeout, _NUMBERS) or not data_timeout > 0
+    ):
+        raise ValueError(f"data_timeout is {data_timeout!r}; expected a number of seconds above 0, or None")
+    if validation_split is None:
+        return
+    if isinstance(validation_split, bool) or not isinstance(validation_split, _NUMBERS) or not 0 < validation_split < 1:
+        raise ValueError(f"validation_split is {validation_split!r}; expected a fraction between 0 and 1, such as 0.1")
+    if eval_data is not None:
+        raise ValueError(
+            "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
+        )
+
+
+def set_timeout(data: ArrayData | StreamData, seconds: float | None) -> None:
+    """Limit the time to wait for a batch of a stream; arrays do not wait.  None: no limit."""
+    if isinstance(data, StreamData):
+        data.timeout = seconds
+
+
+def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[ArrayData | StreamData, ArrayData | None]:
+    """Split arrays into training data and the last rows, as Keras does: rows - floor(rows * (1 - fraction)) of them.
+
+    Args:
+        data: the training data of `fit`.
+        fraction: the argument `validation_split` of `fit`; None: no evaluation rows.
+
+    Returns:
+        (training data, evaluation data or None), views of the arrays.
+
+    Raises:
+        ValueError: the data is not in arrays, or one of the parts has no rows.
+    """
+    if fraction is None:
+        return data, None
+    if not isinstance(data, ArrayData):
+        raise ValueError(
+            "validation_split= takes the last rows of arrays, but the training data is an iterable, whose rows are not known "
+            "before it is read; pass other rows as eval_data="
+        )
+    count = math.floor(data.num_rows * (1 - fraction))
+    if not 0 < count < data.num_rows:
+        raise ValueError(
+            f"validation_split={fraction} of {data.num_rows} rows leaves {count} rows to train and {data.num_rows - count} to "
+            "evaluate; expected at least one of each"
+        )
+    held_back = data.part(slice(count, None))
+    held_back.steps_per_epoch = None  # all of its rows are evaluated
+    return data.part(slice(0, count)), held_back
+
+
+def unshared(data: ArrayData | StreamData) -> ArrayData | StreamData:
+    """Copy the arrays that a run reads batch by batch while the user may write to them, if they have at most 64 MiB in all.
+
+    Returns:
+        A shallow copy of `ArrayData` with copies of its arrays; other data, and larger arrays, unchanged (see `ArrayWatch`).
+    """
+    shared = _shared(data)
+    if not isinstance(data, ArrayData) or not shared or sum(data.arrays[name].nbytes for name in shared) > COPY_BYTES:
+        return data
+    result = copy.copy(data)
+    result.arrays = {name: array.copy() if name in shared else array for name, array in data.arrays.items()}
+    result.private = {*data.private, *shared}
+    return result
+
+
+def _shared(data: ArrayData | StreamData | None) -> list[str]:
+    return [name for name in data.arrays if name not in data.private] if isinstance(data, ArrayData) else []
+
+
+class ArrayWatch:
+    """Warn if arrays that a run reads batch by batch are changed during the training, by digests of samples of their rows.
+
+    Args:
+        data: the training data, or None.  Arrays that nobody else writes to, memory maps and streams are not looked at.
+    """
+
+    def __init__(self, data: ArrayData | StreamData | None) -> None:
+        self._arrays = {name: data.arrays[name] for name in _shared(data)} if isinstance(data, ArrayData) else {}
+        self._digests = {name: sample(array) for name, array in self._arrays.items()}
+
+    def check(self, epoch: int | None) -> None:
+        """Warn of the arrays that were changed since the last call; `epoch` is the number of the epoch that has ended."""
+        for name, array in self._arrays.items():
+            now = sample(array)
+            if now != self._digests[name]:
+                self._digests[name] = now
+                warnings.warn(
+                    f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads its rows "
+                    "from this array, so the run depends on when it was changed and cannot be repeated; pass a copy "
+                    "(x.copy()), or keep the data on the devices (data_on_device=True)",
+                    UserWarning,
+                    stacklevel=2,
+                )
+
+
+def add_class_weights(
+    model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float] | None, passed: Any = None
+) -> ArrayData | StreamData:
+    """Multiply the row weights of training data by the weights of the classes of the rows.
+
+    Args:
+        model: the `Model`, which must have one label, a class.
+        data: the training data.
+        class_weight: the argument of `fit`; None: no change.
+        passed: the argument `train_data` of `fit`.
+
+    Returns:
+        The training data with these weights: arrays are a shallow copy, so that an `ArrayData` that the user passed stays the
+        same.
+
+    Raises:
+        ValueError: the label is not a class, a class has no weight, or the user passed a `StreamData`.
+    """
+    if class_weight is None:
+        return data
+    if isinstance(data, StreamData) and data is passed:
+        raise ValueError(
+            "class_weight= is passed with a StreamData, whose batches would keep these weights in later runs; pass the source "
+            "of the StreamData as train_data instead"
+        )
+    outputs = [o for o in model.outputs if o.label is not None]
+    if len({o.label for o in outputs}) != 1 or any(o.task == "values" for o in outputs):
+        labels = ", ".join(model.labels) or "none"
+        found = f"has the labels {labels}" if len(model.labels) != 1 else "estimates values (a regression)"
+        raise ValueError(
+            f"class_weight= needs one label per row that is a class, but the model {found}; pass row weights instead: "
+            "sample_weight=, or (x, y, weight)"
+        )
+    weights = ClassWeights(class_weight, outputs[0].label or "", outputs[0].ignore_label)
+    if isinstance(data, ArrayData):
+        data = copy.copy(data)
+        data.set_weight(weights.of_rows(data.whole(weights.label), data.weight))
+    else:
+        data.weight_classes(weights)
+    return data
+
+
+def data_meta(loop: Any) -> dict[str, Any]:
+    """Return what the meta of a checkpoint says about the data of a `Loop`, or of no loop (None).
+
+    Returns:
+        dict with "data", see `data_position`, and "batch_sizes", see `jfit.feed.batch_sizes.saved_sizes`.
+    """
+    if loop is None:
+        return {"data": None, "batch_sizes": None}
+    sizes = saved_sizes(loop.dispatcher, loop.epoch, loop.batch)
+    position = data_position(loop.dispatcher, loop.epoch)
+    if num_processes() > 1 and isinstance(loop.dispatcher.data, StreamData):  # each process has a stream of its own
+        positions = exchange(position, "the positions of the streams")
+        position = None if all(p is None for p in positions) else {_BY_RANK: positions}
+    return {"data": position, "batch_sizes": sizes}
+
+
+def restore_data(dispatcher: Any, epoch: int, batch: int, meta: Mapping[str, Any]) -> None:
+    """Restore what `data_meta` returned for a checkpoint at a position; arguments as in `set_data_position`."""
+    set_data_position(dispatcher, epoch, batch, meta["data"])
+    restore_sizes(dispatcher, meta["batch_sizes"])
+
+
+def data_position(dispatcher: Any, epoch: int) -> Any | None:
+    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
+
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the current epoch.
+
+    Returns:
+        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
+        its batch by the numbers of epoch and batch.
+    """
+    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
+
+
+def set_data_position(dispatcher: Any, epoch: int, batch: int, position: Any | None) -> None:
+    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
+
+    Args:
+        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
+        epoch: number of the epoch that is resumed.
+        batch: number of the batch at which it is resumed.
+        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved, and if it may
+            yield other batches than before, one line is logged.
+    """
+    if not isinstance(dispatcher.data, StreamData):
+        return
+    position = _own_position(position, batch)
+    if position is not None:
+        dispatcher.data.start_epoch(epoch, position)
+    elif dispatcher.data.resumes_by_counting and (batch or not dispatcher.data.repeats_passes):
+        logging.getLogger("jfit").warning(
+            "resume: a %s has no position that a checkpoint can save, so epoch %d reads it again and skips the batches that "
+            "were used; the results are those of an uninterrupted run only if it yields the same batches again (a shuffling "
+            "loader may not; one with state_dict and load_state_dict resumes exactly)",
+            type(dispatcher.data.source).__name__,
+            epoch,
+        )
+
+
+def _own_position(position: Any | None, batch: int) -> Any | None:
+    """Return the position of the stream of this process in a checkpoint; None if a job of another size has saved it."""
+    positions = position[_BY_RANK] if isinstance(position, Mapping) and _BY_RANK in position else [position]
+    if len(positions) == num_processes():
+        return positions[rank()]
+    if any(p is not None for p in positions):
+        logging.getLogger("jfit").warning(
+            "resume: the checkpoint has the positions of the streams of %d process(es), but this job has %d; each reads its "
+            "stream of the epoch from the start and skips %d batches, so that some rows of this epoch are trained twice or not",
+            len(positions),
+            num_processes(),
+            batch,
+        )
+    return None

@@ -1,0 +1,419 @@
+"""`History`: the losses and metrics of a run per epoch, log point and step, with CSV, JSON, text, pandas and plot output."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jfit.formats.atomic import atomic_write
+from jfit.graph.html import table
+from jfit.history.display import best_epoch
+from jfit.history.plots import draw
+
+# Order of the first columns; metrics follow in the order in which they were first logged, then validation values.
+_LEADING = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr", "loss")
+_TITLES = {"samples_per_second": "samples/s", "time": "time (s)", "compile_time": "compile (s)"}
+_WIDTH = 10
+_MOST_SHOWN = 60  # rows of the table in notebooks
+
+Row = dict[str, Any]
+
+
+class History:
+    """Losses and metrics of a run in three tables: `epochs`, `points` (one row per log point) and `steps`.
+
+    A row is a dict from column name to value.  Log points are times within an epoch, at most about two per second, at which the
+    running loss and metrics are read from the devices.  The table `steps` has the loss, learning rate and metrics of every k-th
+    batch, with `jfit.fit(..., log_every=k)`; otherwise it is empty.
+
+    Args:
+        epochs: initial rows of the epoch table.
+        points: initial rows of the log-point table, each with the columns "epoch" and "batch" (batches done in the epoch).
+        steps: initial rows of the step table, each with the columns "epoch", "batch" and "step".
+
+    Example:
+        >>> history = History()
+        >>> history.add_epoch(epoch=0, step=10, loss=0.5, accuracy=0.8, val_loss=0.6)
+        >>> history.column("loss")
+        [0.5]
+    """
+
+    def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = (), steps: Iterable[Row] = ()):
+        self._epochs: list[Row] = [dict(row) for row in epochs]
+        self._points: list[Row] = [dict(row) for row in points]
+        self._steps: list[Row] = [dict(row) for row in steps]
+
+    @property
+    def epochs(self) -> list[Row]:
+        """Rows of the epoch table (one row per epoch), oldest first, as a new list of copies."""
+        return [dict(row) for row in self._epochs]
+
+    @property
+    def points(self) -> list[Row]:
+        """Rows of the log-point table (one row per log point within an epoch), oldest first, as a new list of copies."""
+        return [dict(row) for row in self._points]
+
+    @property
+    def steps(self) -> list[Row]:
+        """Rows of the step table (one row per recorded step, see `log_every` of `fit`), oldest first, as a list of copies."""
+        return [dict(row) for row in self._steps]
+
+    def add_epoch(self, **values: Any) -> None:
+        """Append a row to the epoch table.
+
+        Args:
+            **values: column name -> number or array.  Values on a device are copied to the host.  Arrays, such as a confusion
+                matrix, are stored as nested lists; only `column`, `epochs` and `to_json` return them.
+
+        Example:
+            >>> history = History()
+            >>> history.add_epoch(epoch=0, loss=1.0)
+            >>> len(history)
+            1
+        """
+        self._epochs.append({name: to_python(value) for name, value in values.items()})
+
+    def add_point(self, **values: Any) -> None:
+        """Append a row to the log-point table.
+
+        Args:
+            **values: column name -> number or array, including `epoch` and `batch` (batches done in the epoch).
+
+        Example:
+            >>> history = History()
+            >>> history.add_point(epoch=0, batch=5, loss=1.0)
+            >>> history.column("batch", "points")
+            [5]
+        """
+        self._points.append({name: to_python(value) for name, value in values.items()})
+
+    def add_step(self, **values: Any) -> None:
+        """Append a row to the step table.
+
+        Args:
+            **values: column name -> number, including `epoch`, `batch` (batches done in the epoch) and `step` (updates done).
+
+        Example:
+            >>> history = History()
+            >>> history.add_step(epoch=0, batch=1, step=1, loss=1.0)
+            >>> history.column("loss", "steps")
+            [1.0]
+        """
+        self._steps.append({name: to_python(value) for name, value in values.items()})
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._tables() == other._tables()
+
+    def _tables(self) -> dict[str, list[Row]]:
+        return {"epochs": self._epochs, "points": self._points, "steps": self._steps}
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def columns(self, table: str = "epochs") -> list[str]:
+        """Return the names of the columns that occur in a table.
+
+        Args:
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+
+        Returns:
+            List of the names that occur, in this order: epoch, batch, step, time (seconds of training), compile_time (seconds
+            in which programs were compiled, which `time` and samples_per_second leave out), samples_per_second, lr, loss, then
+            training metrics, then evaluation values ("val_" + name).
+
+        Example:
+            >>> History([{"val_loss": 2.0, "loss": 1.0, "epoch": 0}]).columns()
+            ['epoch', 'loss', 'val_loss']
+        """
+        names = list(dict.fromkeys(name for row in self._rows(table) for name in row))
+        rest = [name for name in names if name not in _LEADING]
+        return (
+            [name for name in _LEADING if name in names]
+            + [name for name in rest if not name.startswith("val_")]
+            + [name for name in rest if name.startswith("val_")]
+        )
+
+    def column(self, name: str, table: str = "epochs") -> list[Any]:
+        """Return the values of one column.
+
+        Args:
+            name: a name in `columns(table)`.
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+
+        Returns:
+            List with one value per row; None for rows without the column.
+
+        Raises:
+            KeyError: no row has the column.
+            ValueError: `table` is not one of these.
+
+        Example:
+            >>> History([{"loss": 1.0}, {"loss": 0.5}]).column("loss")
+            [1.0, 0.5]
+        """
+        rows = self._rows(table)
+        if not any(name in row for row in rows):
+            raise KeyError(
+                f"history: no column {name!r} in {table}; its columns are {', '.join(self.columns(table)) or '(none yet)'}."
+            )
+        return [row.get(name) for row in rows]
+
+    def to_csv(self, path: str | Path, table: str = "epochs") -> Path:
+        """Write a table to a CSV file with a header line.  Columns with arrays are left out.
+
+        Args:
+            path: the file; an existing one is replaced atomically.
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+
+        Returns:
+            `path` as a pathlib.Path.
+
+        Example:
+            >>> import tempfile
+            >>> path = History([{"epoch": 0, "loss": 1.0}]).to_csv(tempfile.mkdtemp() + "/history.csv")
+            >>> path.read_text().splitlines()
+            ['epoch,loss', '0,1.0']
+        """
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._scalar_columns(table), extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self._rows(table))
+        return atomic_write(path, text.getvalue())
+
+    def to_json(self) -> str:
+        """Return the tables as a JSON string, nan and infinities as the strings "nan", "inf", "-inf".
+
+        Returns:
+            The string, which `from_json` reads.
+
+        Example:
+            >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
+            [{'epoch': 0}]
+        """
+        tables = self._tables()
+        rows = {table: [{k: to_json_value(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
+        if not rows["steps"]:
+            del rows["steps"]
+        return json.dumps(rows, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> "History":
+        """Create a History from a result of `to_json`.
+
+        Args:
+            text: JSON object with the lists "epochs" and "points", and "steps" if single steps were recorded.
+
+        Returns:
+            A `History` with these tables.
+
+        Raises:
+            ValueError: `text` is not valid JSON, or lacks one of the lists "epochs" and "points".
+
+        Example:
+            >>> History.from_json('{"epochs": [{"loss": "nan"}], "points": []}').column("loss")
+            [nan]
+        """
+        try:
+            tables = json.loads(text)
+            rows = {
+                table: [{k: from_json_value(v) for k, v in row.items()} for row in tables[table]]
+                for table in ("epochs", "points", *(["steps"] if "steps" in tables else []))
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"history: the text is not a history ({type(error).__name__}: {error}); expected a JSON object with the lists "
+                "'epochs' and 'points', as returned by History.to_json."
+            ) from error
+        return History(**rows)
+
+    def header(self, names: Iterable[str] | None = None) -> str:
+        """Return the column titles of the epoch table as one line of text, aligned with the lines of `row`.
+
+        Args:
+            names: column names.  None: all columns except `step` and those with arrays.
+
+        Returns:
+            String without a newline.
+
+        Example:
+            >>> History([{"epoch": 0, "loss": 1.0}]).header()
+            'epoch        loss'
+        """
+        return _line((name, _TITLES.get(name, name)) for name in self._text_columns(names))
+
+    def row(self, index: int = -1, names: Iterable[str] | None = None) -> str:
+        """Return a row of the epoch table as one line of text.
+
+        Args:
+            index: index of the row; the last one by default.
+            names: column names.  None: all columns except `step` and those with arrays.
+
+        Returns:
+            String without a newline; "-" for missing values.
+
+        Example:
+            >>> History([{"epoch": 0, "loss": 1.0}]).row()
+            '    0      1.0000'
+        """
+        values = self._epochs[index]
+        return _line((name, _cell(name, values.get(name))) for name in self._text_columns(names))
+
+    def table(self) -> str:
+        """Return the epoch table as aligned text: the header, then one line per epoch.
+
+        Returns:
+            String of several lines.
+
+        Example:
+            >>> print(History([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 0.5}]).table())
+            epoch        loss
+                0      1.0000
+                1      0.5000
+        """
+        return self._text(len(self))
+
+    __str__ = table
+
+    def _text(self, count: int = _MOST_SHOWN) -> str:
+        """Return the table of the last `count` epochs as text; the line before them counts the earlier ones."""
+        if not self._epochs:
+            return "(no epochs yet)"
+        names, hidden = self._text_columns(None), len(self) - count
+        lines = [self.header(names)] + [f"... {hidden:,} more"] * (hidden > 0)
+        return "\n".join([*lines, *(self.row(i, names) for i in range(max(hidden, 0), len(self)))])
+
+    def __repr__(self) -> str:
+        return f"History({len(self._epochs)} epochs, {len(self._points)} log points)"
+
+    def _repr_html_(self) -> str:
+        names, rows = self._text_columns(None), list(enumerate(self._epochs))
+        # A notebook stores its outputs: of a long run, the first and the last epochs are enough.
+        hidden = len(rows) - _MOST_SHOWN
+        shown = rows if hidden <= 0 else [*rows[: _MOST_SHOWN // 3], *rows[-(_MOST_SHOWN - _MOST_SHOWN // 3) :]]
+        cells = [[_cell(name, row.get(name)) for name in names] for _, row in shown]
+        best = best_epoch(self) if len(rows) > 1 else None
+        strong = [i for i, (index, _) in enumerate(shown) if best is not None and index == best[0]]
+        if hidden > 0:
+            cells.insert(_MOST_SHOWN // 3, [f"... {hidden:,} more"] + [""] * (len(names) - 1))
+            strong = [i + (i >= _MOST_SHOWN // 3) for i in strong]
+        return table(cells, [_TITLES.get(name, name) for name in names], strong)
+
+    def to_frame(self, table: str = "epochs") -> Any:
+        """Return a table as a pandas DataFrame.
+
+        Args:
+            table: "epochs", "points" (one row per log point within an epoch) or "steps" (one row per recorded step).
+
+        Returns:
+            pandas.DataFrame with one row per epoch, log point or recorded step.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "history: to_frame needs pandas, which is not installed; install it (pip install pandas) or use to_csv."
+            ) from error
+        return pandas.DataFrame(self._rows(table), columns=self.columns(table))
+
+    def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:
+        """Plot the loss, the metrics and, if it changes, the learning rate over the epochs.
+
+        Training and validation values of a metric are in the same axes.  The losses of single outputs share the axes of loss.
+        Metrics of which 1 is the best value, such as accuracy and f1, share their axes; each other metric has separate axes.
+
+        Args:
+            path: image file to write in addition, or None; with a path no display is needed.
+            axes: sequence of matplotlib axes to draw into: for the loss, the metrics, the learning rate.  None: new ones.
+
+        Returns:
+            The matplotlib figure.  As the last value of a notebook cell it is displayed once, not twice.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: the epoch table has no loss or metric, or there are fewer axes than plots.
+
+        Example:
+            >>> import tempfile
+            >>> figure = History([{"epoch": 0, "loss": 1.0}]).plot(tempfile.mkdtemp() + "/curves.png")
+            >>> len(figure.axes)
+            1
+        """
+        return draw(self, path, axes)
+
+    def _rows(self, table: str) -> list[Row]:
+        if table not in self._tables():
+            raise ValueError(f"history: there is no table {table!r}; expected 'epochs', 'points' or 'steps'.")
+        return self._tables()[table]
+
+    def _text_columns(self, names: Iterable[str] | None) -> list[str]:
+        return [name for name in self._scalar_columns("epochs") if name != "step"] if names is None else list(names)
+
+    def _scalar_columns(self, table: str) -> list[str]:
+        arrays = {name for row in self._rows(table) for name, value in row.items() if isinstance(value, list)}
+        return [name for name in self.columns(table) if name not in arrays]
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    if name == "samples_per_second":
+        return f"{value:,.0f}"
+    if name == "time":
+        return f"{value:.2f}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
+
+
+def _line(cells: Iterable[tuple[str, str]]) -> str:
+    def width(name: str) -> int:
+        return 5 if name == "epoch" else max(_WIDTH, len(_TITLES.get(name, name)))
+
+    return "  ".join(text.rjust(width(name)) for name, text in cells)
+
+
+# ------------------------------------------------------------------------------------------------ numbers in JSON
+def to_python(value: Any) -> Any:
+    """Convert a NumPy or JAX scalar to a Python number and an array to nested lists; return other values unchanged.
+
+    Example:
+        >>> import numpy as np
+        >>> to_python(np.float32(0.5)), to_python(np.eye(2))
+        (0.5, [[1.0, 0.0], [0.0, 1.0]])
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert like `to_python`, and nan and infinities to "nan", "inf", "-inf", because JSON has no such numbers.
+
+    Example:
+        >>> to_json_value([1.0, float("nan")])
+        [1.0, 'nan']
+    """
+    value = to_python(value)
+    if isinstance(value, list):
+        return [to_json_value(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json_value(value: Any) -> Any:
+    """Convert the strings "nan", "inf", "-inf" back to floats, also inside lists: the inverse of `to_json_value`.
+
+    Example:
+        >>> from_json_value([1.0, "-inf"])
+        [1.0, -inf]
+    """
+    if isinstance(value, list):
+        return [from_json_value(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value

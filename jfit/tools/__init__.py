@@ -1,0 +1,5 @@
+"""Commands around `fit`: lr_find, cost, verify, replay, sweep."""
+
+from jfit import lazy
+
+lazy.modules(__name__)

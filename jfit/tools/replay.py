@@ -1,0 +1,92 @@
+"""`replay`: repeat a training step from the checkpoints of a run, in any process, and show it node by node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from jfit.callbacks.base import Callback, Event
+from jfit.checkpoints.saved import folders_of, record_of, step_of
+from jfit.fit import fit
+from jfit.graph import load_json
+from jfit.loop.replayed import Replay
+from jfit.loop.replaying import replay_step
+from jfit.run import Run
+from jfit.tools.verify import IGNORED, fit_arguments
+
+
+def replay(
+    directory: str | os.PathLike[str] | None, train_data: Any, model: Any = None, *, step: int, **options: Any
+) -> Replay:
+    """Repeat a training step of a run from its checkpoints, and return what it computes node by node.
+
+    Training continues from the nearest checkpoint at or before this step, or from the start.  Settings come from the checkpoint
+    where it has them.  Callbacks and evaluations are not run, and nothing is written to the folder.
+
+    Args:
+        directory: folder of checkpoints, such as `checkpoint=` of `fit`; None: train from the start, with `options`.
+        train_data: the training data of the run, as in `fit`.
+        model: model of the run.  Default: the graph in the checkpoint.  Functions and modules are not in checkpoints,
+            and are passed.
+        step: number of the step, from 0: the number of updates before it, as in the warning that a loss is not finite.
+        **options: other arguments of `fit`, such as `loss`, `params`, an optax `optimizer`, `devices`.  They replace those in
+            the checkpoint.
+
+    Returns:
+        Replay: statistics of each node and parameter, `first_bad`, `to_pandas()` and `plot()`; `print` shows it as tables.
+
+    Raises:
+        FileNotFoundError: the folder has no checkpoint at or before this step.
+        FormatError: the checkpoint is damaged.
+        ValueError: an argument is needed or does not match the checkpoint, or the data ends before this step.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, no_bias=True, name="fc")
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.log(net, name="log"), name="softmax")
+        >>> result = jfit.replay(None, (0 * x, y), net, step=0)
+        >>> print(result.first_bad.node.name, result.first_bad.inputs[0])
+        log 'fc' 0, 100% zeros
+    """
+    if directory is None:
+        return _replay_of(_run_at(None, train_data, model, options), step)
+    folders = [folder for folder in folders_of(Path(directory)) if step_of(folder) <= step]
+    if not folders:
+        exist = ", ".join(str(step_of(folder)) for folder in folders_of(Path(directory))) or "none"
+        raise FileNotFoundError(
+            f"replay: {directory} has no checkpoint at or before step {step}; the steps of its checkpoints are: {exist}; "
+            "replay a later step, or pass None as the folder to train from the start"
+        )
+    meta = record_of(folders[-1])["meta"]
+    if not meta.get("fingerprint") or "position" not in meta:
+        raise ValueError(
+            f"replay: the checkpoint {folders[-1]} has no fingerprint of its run, because jfit.checkpoint.save "
+            "wrote it; replay needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
+        )
+    if model is None and "symbol" not in meta:
+        raise ValueError(
+            "replay: the model of this run was a function or a module, which is not in its checkpoints; pass it, as in "
+            "jfit.replay(folder, data, model, step=..., loss=..., params=...)"
+        )
+    arguments = fit_arguments(meta, options, "replay")
+    model = load_json(meta["symbol"]) if model is None else model
+    return _replay_of(_run_at(folders[-1], train_data, model, arguments), step)
+
+
+def _replay_of(run: Run, step: int) -> Replay:
+    return replay_step(run._require_loop("replay"), step, True, unread=True)
+
+
+def _run_at(folder: Path | None, train_data: Any, model: Any, options: dict[str, Any]) -> Run:
+    """Return a run at the position of a checkpoint, or at the start, that has not trained."""
+    stop = Callback(on=_stop, events=("fit_start",), name="replay")
+    resume = {} if folder is None else {"resume": folder, "resume_with": "any"}
+    arguments = {name: value for name, value in options.items() if name not in IGNORED}
+    return fit(model, train_data, **arguments, **resume, callbacks=[stop], progress=False)
+
+
+def _stop(event: Event, state: Any) -> Any:
+    event.run.stop("replay")
+    return state

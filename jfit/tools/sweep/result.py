@@ -1,0 +1,305 @@
+"""`Sweep`, the result of `jfit.sweep`: a table of the members, the best one, ensembles and plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfit.graph import html
+from jfit.history.table import History
+from jfit.parallel import place
+from jfit.run import Run
+from jfit.step.state import TrainState
+from jfit.tools.sweep.coordinates import draw_coordinates
+from jfit.tools.sweep.rules import ranking
+
+_MOST_SHOWN = 30  # rows of the table as text or HTML
+
+
+class Member:
+    """One member of a sweep: its settings, its result and its trained values.
+
+    Attributes:
+        number: index in the table.
+        settings: the swept settings by name, with "fold" if there are folds.
+        score: value of `Sweep.monitor`; NaN if there is none.
+        status: "finished", "stopped" (patience), "dropped" (halving) or "interrupted" (Ctrl-C).
+        history: `History` with the losses and metrics of its epochs.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(8, axis=0)
+        >>> result = jfit.sweep(net, (x, x.argmax(1)), over={"learning_rate": [0.01, 1.0]}, num_epoch=2, progress=False)
+        >>> result[1].settings, result[1].run.predict(x).shape
+        ({'learning_rate': 1.0}, (16, 2))
+    """
+
+    def __init__(
+        self, number: int, settings: dict[str, Any], score: float, status: str, history: History, state: TrainState, make: Any
+    ) -> None:
+        self.number, self.settings, self.score, self.status, self.history = number, settings, score, status, history
+        self._state, self._make, self._run = state, make, None
+
+    @property
+    def run(self) -> Run:
+        """A `jfit.Run` with the state and history of this member, which can score, predict and save."""
+        if self._run is None:
+            model, settings = self._make
+            run = Run(model, settings, place(self._state, settings.devices), self.history)
+            run._position = {"epoch": len(self.history), "batch": 0, "step": int(self._state.step)}
+            self._run = run
+        return self._run
+
+    @property
+    def params(self) -> Any:
+        """The parameters, as `Run.params`."""
+        return self.run.params
+
+    @property
+    def first_bad_step(self) -> int | None:
+        """Number of the first step with a loss that is not finite; None if there is none."""
+        bad = [row["first_bad_step"] for row in self.history.epochs if row.get("first_bad_step") is not None]
+        return int(bad[0]) if bad else None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _not_pickled("Member")
+
+    def row(self) -> dict[str, Any]:
+        """The row of the table."""
+        last = self.history.epochs[-1] if len(self.history) else {}
+        logs = {k: v for k, v in last.items() if k not in ("epoch", "step", "first_bad_step", "lr") and not isinstance(v, list)}
+        done = {"score": self.score, "status": self.status, "epochs": len(self.history), "first_bad_step": self.first_bad_step}
+        clashes = {name: value for name, value in logs.items() if name not in self.settings}
+        return {"member": self.number, **self.settings, **done, **clashes}
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={_short(value)}" for name, value in self.settings.items())
+        return f"<Member {self.number}: {settings}; score {self.score:.4g}, {self.status}>"
+
+
+def _not_pickled(what: str) -> TypeError:
+    return TypeError(
+        f"a {what} cannot be pickled or copied deeply: it has the states of its members on their devices, and compiled "
+        "programs of the model; pickle result.table (dicts of numbers), and write members with member.run.save(folder), which "
+        "jfit.Run.load(folder, model) reads"
+    )
+
+
+class Sweep(Sequence[Member]):
+    """Result of `jfit.sweep`: a sequence of `Member`, with a table, the best member, ensembles and plots.
+
+    Args:
+        members: the members.
+        monitor: name of the value that is the score, such as "val_accuracy".
+        interrupted: whether Ctrl-C ended the sweep.
+
+    Attributes:
+        monitor: name of the value that is the score.
+        interrupted: whether Ctrl-C ended the sweep.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x = np.eye(2, dtype="float32").repeat(8, axis=0)
+        >>> result = jfit.sweep(net, (x, x.argmax(1)), over={"learning_rate": [0.01, 1.0]}, num_epoch=2, progress=False)
+        >>> len(result), result.best.settings, result.predict(x).shape
+        (2, {'learning_rate': 1.0}, (16, 2))
+    """
+
+    def __init__(self, members: Sequence[Member], monitor: str, interrupted: bool = False) -> None:
+        self._members, self.monitor, self.interrupted = list(members), monitor, interrupted
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _not_pickled("Sweep")
+
+    def __copy__(self) -> Sweep:
+        return Sweep(self._members, self.monitor, self.interrupted)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._members[at]
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """A dict per member: its number, settings, score, status, number of epochs, and the values of its last epoch."""
+        return [member.row() for member in self]
+
+    @property
+    def ranked(self) -> list[Member]:
+        """The members, the best first; with folds ordered by the mean score of their settings, then by their own."""
+        means = [row["score"] for row in self.summary for _ in row["members"]]
+        order = [i for row in self.summary for i in row["members"]]
+        scores = dict(zip(order, means, strict=True))
+        first = ranking([m.score for m in self], self.monitor)
+        by_mean = ranking([scores[i] for i in first], self.monitor)
+        return [self._members[first[i]] for i in by_mean]
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """A dict per combination of settings: mean "score" and standard deviation "std" over folds, numbers of "members"."""
+        groups: dict[str, list[Member]] = {}
+        for member in self:
+            settings = {name: value for name, value in member.settings.items() if name != "fold"}
+            groups.setdefault(f"{member.number if 'fold' not in member.settings else settings}", []).append(member)
+        rows = []
+        for members in groups.values():
+            scores = np.array([m.score for m in members])
+            settings = {name: value for name, value in members[0].settings.items() if name != "fold"}
+            numbers = [m.number for m in members]
+            rows.append({**settings, "score": float(scores.mean()), "std": float(scores.std()), "members": numbers})
+        return rows
+
+    @property
+    def best(self) -> Member:
+        """The member with the best score; with folds the best one of the settings with the best mean score.
+
+        Raises:
+            ValueError: no member has a score that is a number.
+        """
+        best = self.ranked[0]
+        if math.isnan(best.score):
+            raise ValueError(
+                f"sweep: no member has a finite {self.monitor}, so none is the best; lower the learning rates, or clip the "
+                "gradients (clip_norm=1.0); result.table has the first step of each member with a loss that is not finite"
+            )
+        return best
+
+    @property
+    def runs(self) -> list[Run]:
+        """A `jfit.Run` for each member, which can score, predict and save."""
+        return [member.run for member in self]
+
+    def predict(
+        self, data: Any, *, members: Sequence[Any] | int | None = None, weights: Any = None, batch_size: int | None = None
+    ) -> Any:
+        """Predict with an ensemble: the weighted mean of the outputs of several members.
+
+        Args:
+            data: inputs, in the forms of `Run.predict`.
+            members: the members: a number of best members, or a sequence of `Member` or of their numbers.  Default: all that
+                have a score that is a number.
+            weights: array (members,) of weights, at least 0 and not all 0.  Default: equal weights.
+            batch_size: number of rows per batch.  Default: that of training.
+
+        Returns:
+            NumPy array (rows, ...), or a pytree of arrays, as `Run.predict` returns.
+
+        Raises:
+            ValueError: no members, or weights that do not match them.
+
+        Example:
+            >>> import jfit, numpy as np
+            >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+            >>> x = np.eye(2, dtype="float32").repeat(8, axis=0)
+            >>> result = jfit.sweep(net, (x, x.argmax(1)), over={"seed": range(3)}, num_epoch=2, progress=False)
+            >>> result.predict(x, members=2).shape
+            (16, 2)
+        """
+        chosen = self._chosen(members)
+        if not chosen:
+            nans = sum(math.isnan(m.score) for m in self)
+            raise ValueError(
+                f"sweep: predict has no members to average: members is {members!r}, and the score of {nans} of {len(self)} "
+                "members is NaN; expected at least one member, by default those whose score is not NaN"
+            )
+        shares = np.ones(len(chosen)) if weights is None else np.asarray(weights, np.float64)
+        if shares.shape != (len(chosen),) or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+            raise ValueError(
+                f"sweep: weights is {weights!r}; expected {len(chosen)} finite numbers (one per member), at least 0, not all 0"
+            )
+        shares = shares / shares.sum()
+        total: Any = None
+        for member, share in zip(chosen, shares, strict=True):
+            part = jax.tree.map(lambda x, share=share: np.float32(share) * x, member.run.predict(data, batch_size=batch_size))
+            total = part if total is None else jax.tree.map(np.add, total, part)
+        return total
+
+    def _chosen(self, members: Any) -> list[Member]:
+        if members is None:
+            return [m for m in self if not math.isnan(m.score)]
+        if isinstance(members, int | np.integer) and not isinstance(members, bool) and members >= 0:
+            return [m for m in self.ranked if not math.isnan(m.score)][:members]
+        chosen = list(members) if isinstance(members, Iterable) and not isinstance(members, str) else [members]
+        for member in chosen:
+            number = member.number if isinstance(member, Member) else member
+            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < len(self):
+                raise ValueError(
+                    f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or "
+                    f"of their numbers, from 0 to {len(self) - 1}"
+                )
+        return [m if isinstance(m, Member) else self._members[int(m)] for m in chosen]
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame, which needs pandas.
+
+        Returns:
+            DataFrame with a row per member.
+
+        Example:
+            >>> import jfit
+            >>> list(jfit.Sweep([], "loss").to_pandas().columns)
+            []
+        """
+        import pandas
+
+        return pandas.DataFrame(self.table)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Plot parallel coordinates with matplotlib: a line per member through its settings and its score.
+
+        Args:
+            path: image file to write.  Default: no file.
+
+        Returns:
+            The matplotlib figure.  As the last value of a notebook cell it is displayed once, not twice.
+
+        Raises:
+            ValueError: there are no members.
+            ImportError: matplotlib is not installed.
+        """
+        return draw_coordinates([m.settings for m in self], [m.score for m in self], self.monitor, path)
+
+    # -------------------------------------------------------------------------------- display
+    def _columns(self) -> tuple[list[str], list[list[str]]]:
+        ranked = [m.row() for m in self.ranked[:_MOST_SHOWN]]
+        names = list(dict.fromkeys(name for row in ranked for name in row))
+        names = [n for n in names if n != "first_bad_step" or any(row.get(n) is not None for row in ranked)]
+        return names, [[_short(row.get(name)) for name in names] for row in ranked]
+
+    def __str__(self) -> str:
+        names, rows = self._columns()
+        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)]
+        more = len(self) - len(rows)
+        return "\n".join([repr(self), *lines] + ([f"{more:,} more members"] if more > 0 else []))
+
+    def __repr__(self) -> str:
+        scores = [m.score for m in self if not math.isnan(m.score)]
+        best = f", best {self.monitor} {self.best.score:.4g} ({_named(self.best.settings)})" if scores else ""
+        return f"<Sweep: {len(self)} members{best}>"
+
+    def _repr_html_(self) -> str:
+        names, rows = self._columns()
+        return html.title(repr(self)) + html.table(rows, names, strong=[0] if rows else [])
+
+
+def _named(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 24 else text[:21] + "..."
