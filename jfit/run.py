@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
-from jfit.callbacks import Callback
 from jfit.checkpoints import checkpoint as checkpoints
 from jfit.checkpoints import locks
-from jfit.checkpoints.agreement import find_checkpoint, shared_checkpoint
+from jfit.checkpoints.agreement import find_checkpoint, from_main, shared_checkpoint
+from jfit.checkpoints.fingerprint import allowed_names
 from jfit.checkpoints.fingerprint import check as check_fingerprint
 from jfit.checkpoints.matching import check_match, check_position
 from jfit.checkpoints.recovery import recovery_note
-from jfit.checkpoints.saved import Saved, newest, path_of, read
+from jfit.checkpoints.same_run import check_same_run
+from jfit.checkpoints.saved import Saved, check_name, newest, path_of, read
 from jfit.data import StreamData
 from jfit.data.columns import Columns
 from jfit.distributed import is_main, num_processes
@@ -35,15 +36,19 @@ from jfit.graph import Symbol, load_json
 from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
-from jfit.loop.loop import Loop, reported_lr
+from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.loop import Loop
+from jfit.loop.profiling import StepProfiler
 from jfit.loop.replaying import Replay, replay_step
+from jfit.loop.report import reported_lr
 from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
-from jfit.parallel import check_entry, place
+from jfit.parallel import check_entry, place, with_shards
 from jfit.parallel.mesh import mesh_devices, mesh_of
 from jfit.parallel.whole import evaluated_state, host_state, specs_of_all, with_chunks_of_all
+from jfit.prepare import Problem
 from jfit.step.sharded import sharded_like, whole_params
 from jfit.step.state import TrainState
 
@@ -86,8 +91,7 @@ class Run:
         self.interrupted, self.stop_reason = False, None
         self._state: TrainState | None = state
         self._best: TrainState | None = None
-        self._fingerprint: Callable[[], dict[str, Any]] | None = None  # of a run of `fit`
-        self._arguments: Callable[[], dict[str, Any]] | None = None
+        self._problem: Problem | None = None  # of a run of `fit`
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # of a run without a `Loop`, which `Run.load` returned
 
@@ -273,8 +277,8 @@ class Run:
         """
         if self._loop is not None:
             self._loop.read_steps()  # otherwise the checkpoint would lack the values of the last steps
-        names = [c.name for c in self._loop.callbacks] if self._loop else []
-        states = self._loop.callback_states if self._loop else []
+        names = [c.name for c in self._loop.events.callbacks] if self._loop else []
+        states = self._loop.events.states if self._loop else []
         return {
             "position": self.position,
             "history": self.history.to_json(),
@@ -284,8 +288,8 @@ class Run:
             "restores_best": self.restores_best,
             "ema": self._averages,
             "report": self._report(),
-            "fingerprint": None if self._fingerprint is None else self._fingerprint(),
-            "arguments": None if self._arguments is None else self._arguments(),
+            "fingerprint": None if self._problem is None else self._problem.fingerprint,
+            "arguments": None if self._problem is None else self._problem.repeated,
             "inputs": {k: [s.shape, str(s.dtype)] for k, s in (self.settings.inputs or {}).items()},
             "columns": None if self.settings.columns is None else self.settings.columns.to_json(),
             **data_meta(self._loop),
@@ -310,17 +314,17 @@ class Run:
         """
         extra: dict[str, Any] = {} if self._best is None else {"best": self._best}
         loop = self._loop
-        if loop is not None and loop.host_metrics is not None and loop.batch:
+        if loop is not None and loop.readings.host is not None and loop.batch:
             loop.read_steps()
-            extra["host_metrics"] = loop.host_metrics.packed()
+            extra["host_metrics"] = loop.readings.host.packed()
         return {name: tree for name, tree in extra.items() if tree}
 
     def _resume_extra(self, saved: Saved) -> None:
         loop = self._require_loop("resume_from")
         if "best.safetensors" in saved.arrays:
             self._best = checkpoints.unflatten(saved, specs_of_all(loop.state, self.settings.devices), "best")
-        if loop.host_metrics is not None and "host_metrics.safetensors" in saved.arrays:
-            loop.host_metrics.unpack(saved.arrays["host_metrics.safetensors"])
+        if loop.readings.host is not None and "host_metrics.safetensors" in saved.arrays:
+            loop.readings.host.unpack(saved.arrays["host_metrics.safetensors"])
         if saved.meta["report"] is not None:
             dtype = jax.dtypes.canonicalize_dtype(float)
             loop.report = np.asarray([from_json_value(value) for value in saved.meta["report"]], dtype)
@@ -349,53 +353,64 @@ class Run:
         return self._loop
 
     # -------------------------------------------------------------------------------- training
-    def attach(
-        self,
-        dispatcher: Any,
-        callbacks: Sequence[Callback] = (),
-        evaluate: Any = None,
-        log_every: int | None = None,
-        profiler: Any = None,
-        nan: str = "warn",
-    ) -> None:
-        """Prepare the run for training: create its training loop.  `fit` calls it.
+    @classmethod
+    def of(cls, problem: Problem) -> Run:
+        """Return a run that has not trained yet, with its state on the devices and a training loop.
 
         Args:
-            dispatcher: object from `jfit.loop.loop.make_dispatcher` that divides the batches of an epoch into dispatches
-                (calls of compiled programs).
-            callbacks: sequence of `Callback`.
-            evaluate: function `(state, epoch) -> dict of metrics` called after every epoch, or None.
-            log_every: number of steps between two rows of `history.steps`; None: no rows.
-            profiler: `StepProfiler`, or None.
-            nan: what to do if a loss is not finite, see `fit`.
+            problem: result of `jfit.prepare.prepare`; its state is taken.
         """
-        self._loop = Loop(
-            self.state,
+        settings, options = problem.settings, problem.options
+        dispatcher = dispatcher_of(problem)
+        state = with_shards(problem.take_state(), problem.step, len(settings.devices))
+        run = cls(problem.model, settings, place(state, settings.devices))
+        del state  # otherwise this reference would keep the initial parameters in memory
+        run._problem = problem
+        run._loop = Loop(
+            run.state,
             dispatcher,
-            devices=self.settings.devices,
-            metrics=self.settings.metrics,
-            callbacks=callbacks,
-            evaluate=evaluate,
-            history=self.history,
-            run=self,
-            log_every=log_every,
-            eval_every=self.settings.eval_every,
-            profiler=profiler,
-            nan=nan,
+            devices=settings.devices,
+            metrics=settings.metrics,
+            callbacks=options.callbacks,
+            evaluate=problem.evaluate,
+            history=run.history,
+            run=run,
+            log_every=options.log_every,
+            eval_every=options.eval_every,
+            profiler=StepProfiler.of(options.profile, options.directory),
+            nan=options.nan,
         )
-        self._state = None  # otherwise this reference would keep the initial parameters in memory
+        run._state = None  # as above
+        return run
 
-    def set_fingerprint(
-        self, compute: Callable[[], dict[str, Any]], arguments: Callable[[], dict[str, Any]] | None = None
-    ) -> None:
-        """Set the function that returns what decides the results of this run; see `jfit.checkpoints.fingerprint`.  `fit` calls it.
+    def check_same_in_job(self) -> None:
+        """Raise RanksDiffer if the processes of a job would not train the same."""
+        problem = self._problem
+        check_same_run(lambda: {} if problem is None else problem.description())
+
+    def open_folder(self, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
+        """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside.
 
         Args:
-            compute: function without arguments, called once, when the first checkpoint is saved or read.
-            arguments: as `compute`, for the other arguments of `fit` with which `jfit.verify` trains again.
+            checkpoint, resume, resume_with: the arguments of `fit`.
         """
-        self._fingerprint = functools.cache(compute)
-        self._arguments = None if arguments is None else functools.cache(arguments)
+        source = checkpoint if resume is True else None if resume is False else resume
+        if resume_with and self._problem is not None:
+            allowed_names(resume_with, self._problem.fingerprint)
+        try:
+            if checkpoint is not None:
+                from_main(lambda: locks.acquire(checkpoint, self), "locking the folder of checkpoints")  # `go` releases it
+            if source is not None:
+                check_name(source, "resume")
+            left_out = self.resume_from(source, resume_with) if resume else False
+            if checkpoint is not None and (source is None or Path(source).resolve() != Path(checkpoint).resolve()):
+                # otherwise those of an earlier run with more steps would be read as the newest
+                checkpoints.set_aside(checkpoint)
+            elif checkpoint is not None and left_out:
+                checkpoints.set_aside(checkpoint, after=self.position["step"])
+        except BaseException:
+            locks.release(self)
+            raise
 
     def resume_from(self, directory: str | Path | None, resume_with: str | Sequence[str] = ()) -> bool:
         """Restore state, position, history and callback states from the newest complete checkpoint of a folder.
@@ -434,17 +449,17 @@ class Run:
         loop.epoch, loop.batch, loop.step = (meta["position"][k] for k in ("epoch", "batch", "step"))
         loop.history = self.history = History.from_json(meta["history"])
         self._resume_rate(meta["learning_rate"], directory)
-        if self._fingerprint is not None and meta["fingerprint"]:
-            check_fingerprint(meta["fingerprint"], self._fingerprint(), resume_with, directory)
+        if self._problem is not None and meta["fingerprint"]:
+            check_fingerprint(meta["fingerprint"], self._problem.fingerprint, resume_with, directory)
         if difference:
             warnings.warn(difference, stacklevel=4)
         restore_data(loop.dispatcher, loop.epoch, loop.batch, meta)
         callback_states: dict[str, list[Any]] = {}
         for name, callback_state in meta["callbacks"]:
             callback_states.setdefault(name, []).append(callback_state)
-        for i, callback in enumerate(loop.callbacks):
+        for i, callback in enumerate(loop.events.callbacks):
             if callback_states.get(callback.name):
-                loop.callback_states[i] = callback_states[callback.name].pop(0)
+                loop.events.states[i] = callback_states[callback.name].pop(0)
         return is_older
 
     def _resume_rate(self, earlier: float | None, directory: str | Path) -> None:
@@ -507,6 +522,8 @@ class Run:
             raise
         finally:
             locks.release(self)
+            if self._problem is not None:
+                self._problem.described.end()
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
         if loop.exit_code is not None:
             raise SystemExit(loop.exit_code)

@@ -14,7 +14,7 @@ import jfit
 import jfit.mx as mx
 from jfit.feed.batches import data_of
 from jfit.loop.dispatch import DispatchSpec
-from jfit.loop.loop import ResidentDispatcher
+from jfit.loop.dispatchers import ResidentDispatcher
 from jfit.optim import SparseRows
 
 NETS = json.loads((Path(__file__).parent / "golden" / "rows.json").read_text())["nets"]

@@ -76,6 +76,8 @@ class Callback(NamedTuple):
         name: name of the callback in error messages and checkpoints.
         main_only: in a job of several processes, whether only rank 0 calls `on`, as for callbacks that print or write files.
             Otherwise all processes do, and `on` may run programs on the devices.
+        saves: whether it saves checkpoints.  It then gets each event after all others, so that a checkpoint has their states,
+            and its `on` is a method of a `jfit.callbacks.saving.Saver`.
 
     Example:
         >>> count = Callback(on=lambda event, state: state + 1, init=lambda: 0, name="count")
@@ -89,6 +91,7 @@ class Callback(NamedTuple):
     every: int | None = None
     name: str = "callback"
     main_only: bool = False
+    saves: bool = False
 
 
 def as_callback(callback: Any) -> Callback:

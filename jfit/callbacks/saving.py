@@ -101,8 +101,10 @@ def checkpointing(
             per_epoch=steps is None,
         )
         events = tuple(dict.fromkeys((*events, "epoch_end")))
-        return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})")
-    return Callback(on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing")
+        return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})", saves=True)
+    return Callback(
+        on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing", saves=True
+    )
 
 
 class _InFlight(NamedTuple):

@@ -98,14 +98,21 @@ class AtStart:
 
     Args:
         saved: whether the run saves or reads checkpoints.  Otherwise nothing is described, which takes milliseconds.
+
+    Attributes:
+        values: descriptions by name of the argument.
     """
 
     def __init__(self, saved: bool) -> None:
         self._saved = saved
+        self.values: dict[str, Any] = {}
         self._described: list[tuple[str, Any, Callable[[Any], Any], Any]] = []
 
-    def describe(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> Any:
-        """Return the description of an argument, or the argument itself if it is not or cannot be described now."""
+    def add(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> None:
+        """Put the description of an argument into `values`, or the argument itself if it is not or cannot be described now."""
+        self.values[name] = self._description(name, value, how)
+
+    def _description(self, name: str, value: Any, how: Callable[[Any], Any] | None) -> Any:
         how = describe if how is None else how
         if not self._saved or value is None or isinstance(value, (str, bool, int, float)):
             return value

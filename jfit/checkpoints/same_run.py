@@ -17,19 +17,18 @@ _LOGGED = ("numpy", "optax", "python")  # versions that can differ without other
 _MOST = 4  # differences of one process in a message
 
 
-def check_same_run(run: Any, more: Callable[[], dict[str, Any]]) -> None:
+def check_same_run(describe: Callable[[], dict[str, Any]]) -> None:
     """Compare what the processes of a job are about to train; do nothing without a job.
 
     Args:
-        run: the `Run`, with its fingerprint.
-        more: function that returns other arguments of `fit` that must be equal, JSON-serializable.
+        describe: function that returns what must be equal, JSON-serializable.
 
     Raises:
         RanksDiffer: in all processes, if two differ.
     """
     if num_processes() == 1:
         return
-    _check({**run._fingerprint(), **run._arguments(), **more()}, "train")
+    _check(describe(), "train")
 
 
 def check_same_data(data: ArrayData | StreamData, batch_size: int, verb: str) -> None:

@@ -1,4 +1,4 @@
-"""Batches for the devices: gathered from arrays there, or prepared on the host; padding, order, agreement of the processes of a job."""
+"""Batches for the devices: gathered from arrays there, or prepared on the host; padding, order, agreement in a job."""
 
 from jfit import lazy
 

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.data import Batch
+from jfit.data import ArrayData, Batch
 from jfit.evaluate.host_metrics import metric_inputs
-from jfit.loop.step_log import report, step_values
+from jfit.loop.report import report
+from jfit.loop.step_log import step_values
 from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import OrderedSteps
 from jfit.parallel.spmd import GATHERED
+from jfit.prepare import Problem
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.faults import Valid, first_fault
 from jfit.step.state import TrainState
@@ -26,6 +28,7 @@ MAX_STEPS_PER_CALL = 32
 # backend -> number of floating-point operations in a dispatch next to which its overhead is negligible
 AUTO_FLOPS = {"cpu": 1e9}
 AUTO_FLOPS_DEFAULT = 2e11  # for all other backends
+MAPPED_CALL_BYTES = 32 << 20  # maximum size of the batches of a dispatch if the data is on the disk, with steps_per_call="auto"
 
 
 class Dispatch(NamedTuple):
@@ -92,6 +95,20 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     work = 6.0 * count_parameters(params) * batch_size  # FLOP of a step if all layers are dense
     budget = AUTO_FLOPS.get(jax.default_backend(), AUTO_FLOPS_DEFAULT)
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
+
+
+def steps_per_call(problem: Problem) -> int:
+    """Return the maximum number of steps of a dispatch: `steps_per_call` of `fit`, or fewer between the events of callbacks."""
+    data, options, steps = problem.data, problem.options, problem.options.steps_per_call
+    if steps == "auto":
+        resident = isinstance(data, ArrayData)
+        maximum = auto_steps_per_call(problem.model, problem.shapes[0], options.batch_size) if resident else 1
+        if isinstance(data, ArrayData) and data.mapped:  # the host then reads the batches of one dispatch only
+            maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * options.batch_size), 1, maximum))
+    else:
+        maximum = int(steps)
+    # A dispatch must not contain more steps than there are between two "step" events of a callback.
+    return min([maximum, *(c.every for c in options.callbacks if c.every and "step" in c.events)])
 
 
 def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str | None) -> tuple[TrainState, Any]:

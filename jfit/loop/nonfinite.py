@@ -20,7 +20,6 @@ from jfit.feed.host_batches import HostBatches
 from jfit.loop.replaying import Replayer, Start, paddable_of
 from jfit.step.state import TrainState
 
-POLICIES = ("warn", "stop", "skip", "rollback")
 MAX_ROLLBACKS = 3  # to the same state; then training stops
 _HELP = "Lower the learning rate, clip gradients (clip_norm=1.0), or check the data of that step for nan"
 

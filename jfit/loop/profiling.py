@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfit import counters
 from jfit.distributed import is_main
@@ -19,44 +18,36 @@ class StepProfiler:
     Args:
         span: (start, stop), the numbers of updates done before the first traced step and after the last one.
         directory: argument `directory` of `fit`; the trace is written to its subfolder `profile`.
-
-    Raises:
-        ValueError: `span` is not a pair of integers 0 <= start < stop, or `directory` is None.
     """
 
-    def __init__(self, span: Any, directory: str | Path | None) -> None:
-        pair = isinstance(span, (tuple, list)) and len(span) == 2
-        if not pair or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in span):
-            raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps, such as (10, 20)")
-        if not 0 <= span[0] < span[1]:
-            raise ValueError(f"profile is {span!r}; expected (start, stop) with 0 <= start < stop")
-        if directory is None:
-            raise ValueError(
-                'profile= needs directory=, the folder of the run: the trace is written to its subfolder "profile", which '
-                "TensorBoard and https://ui.perfetto.dev read"
-            )
+    def __init__(self, span: tuple[int, int], directory: str | Path) -> None:
         self.start, self.stop = span
         self.folder = Path(directory) / "profile"
         self._running = self._started = False
+
+    @classmethod
+    def of(cls, span: tuple[int, int] | None, directory: str | Path | None) -> StepProfiler | None:
+        """Return the profiler of a run from the arguments of `fit`; None without `profile`."""
+        return None if span is None or directory is None else cls(span, directory)
 
     def gap(self, step: int) -> int:
         """Number of steps from `step` (updates done) to the next start or stop, where a dispatch must end."""
         return min((n - step for n in (self.start, self.stop) if n > step), default=1 << 30)
 
-    def before(self, step: int, report: Any) -> None:
-        """Start the profiler if the next dispatch is the first of the range; `report` is that of the dispatch before it."""
-        if self.start <= step < self.stop and not self._running and is_main():
-            if report is not None:
-                counters.wait(report)  # sync: once, so that the trace does not contain earlier steps
+    def before(self, loop: Any) -> None:
+        """Start the profiler if the next dispatch of a `Loop` is the first of the range."""
+        if self.start <= loop.step < self.stop and not self._running and is_main():
+            if loop.report is not None:
+                counters.wait(loop.report)  # sync: once, so that the trace does not contain earlier steps
             self.folder.mkdir(parents=True, exist_ok=True)
             jax.profiler.start_trace(str(self.folder))
             self._running = self._started = True
 
-    def after(self, step: int, report: Any) -> None:
-        """Stop the profiler if `step` updates are the end of the range; `report` is that of the last dispatch."""
-        if self._running and step >= self.stop:
-            counters.wait(report)  # sync: once, so that the trace contains all steps
-            self.close(step)
+    def after(self, loop: Any) -> None:
+        """Stop the profiler if the last dispatch of a `Loop` is the end of the range."""
+        if self._running and loop.step >= self.stop:
+            counters.wait(loop.report)  # sync: once, so that the trace contains all steps
+            self.close(loop.step)
 
     def close(self, step: int) -> None:
         """Stop the profiler and write the trace, if it is running; log if no step was traced until the update `step`."""

@@ -17,7 +17,7 @@ from jfit.interrupts import StopFlag
 
 def savers(loop: Any) -> list[int]:
     """Numbers of the callbacks of a `Loop` that save checkpoints."""
-    return [i for i, callback in enumerate(loop.callbacks) if callback.name.startswith("checkpointing")]
+    return [i for i, callback in enumerate(loop.events.callbacks) if callback.saves]
 
 
 def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
@@ -33,16 +33,16 @@ def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
     finish_saves(loop, "it is tried again")
     for i, saver in _writers(loop):
         if not alone:
-            loop.callback_states[i] = saver.agree(loop.callback_states[i])
+            loop.events.states[i] = saver.agree(loop.events.states[i])
         elif not saver.can_save_alone(loop.run):
             return
         saver.alone = alone
     for i in savers(loop):
-        state = loop.callback_states[i]
+        state = loop.events.states[i]
         last = state["last"] if isinstance(state, dict) else state
         if loop.step == first or last is None or Path(last).name != path_of("", loop.step).name:
             event = Event("step", num_batches=loop.dispatcher.num_batches, logs={}, run=loop.run, **loop.position)
-            loop.callback_states[i] = loop.callbacks[i].on(event, state)
+            loop.events.states[i] = loop.events.callbacks[i].on(event, state)
 
 
 def save_at_sigterm(loop: Any, flag: StopFlag, first: int) -> None:
@@ -78,13 +78,13 @@ def save_after_error(loop: Any, error: BaseException, first: int) -> None:
 def finish_saves(loop: Any, then: str) -> None:
     """Wait for the checkpoints of a `Loop` that are written in the background; `then` is the end of a warning if one failed."""
     for i, saver in _writers(loop):
-        loop.callback_states[i] = saver.finish(loop.callback_states[i], then)
+        loop.events.states[i] = saver.finish(loop.events.states[i], then)
 
 
 def abandon_saves(loop: Any) -> None:
     """Stop the saves of a `Loop` in the background; the checkpoints before them stay."""
     for i, saver in _writers(loop):
-        loop.callback_states[i] = saver.abandon(loop.callback_states[i])
+        loop.events.states[i] = saver.abandon(loop.events.states[i])
 
 
 @contextlib.contextmanager
@@ -107,6 +107,6 @@ def ending_saves(loop: Any) -> Iterator[None]:
 
 
 def _writers(loop: Any) -> Iterator[tuple[int, Saver]]:
-    for i, callback in enumerate(loop.callbacks):
+    for i, callback in enumerate(loop.events.callbacks):
         if isinstance(saver := getattr(callback.on, "__self__", None), Saver):
             yield i, saver

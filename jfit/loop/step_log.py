@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array
 
 from jfit.step import StepOut
-from jfit.step.totals import batch_metric_names
 
 
 class StepRow(NamedTuple):
@@ -36,19 +35,6 @@ class _Entry(NamedTuple):
     steps: int
     position: Mapping[str, int]  # before the first step
     dispatch: int  # number of the dispatch
-
-
-def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
-    """Names of the values of a step that `step_values` returns: "loss", "lr" and the scalar metrics."""
-    return ("loss", "lr", *batch_metric_names(metrics))
-
-
-def report(out: StepOut) -> Array:
-    """Return (loss, learning rate) of a step as one array of shape (2,); an unknown learning rate is nan.
-
-    One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
-    """
-    return jnp.stack([out.loss, jnp.nan if out.lr is None else out.lr]).astype(float)
 
 
 def step_values(out: StepOut, names: Sequence[str]) -> Array:

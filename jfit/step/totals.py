@@ -199,6 +199,11 @@ def batch_metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
+    """Names of the values of a step that are recorded: "loss", "lr" and the scalar metrics."""
+    return ("loss", "lr", *batch_metric_names(metrics))
+
+
 def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]:
     results: dict[str, Array] = {}
     for metric, total in zip(metrics, sums, strict=True):

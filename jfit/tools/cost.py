@@ -16,7 +16,6 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import Batch
-from jfit.fit import check_heads, resolve_optimizer
 from jfit.graph import Symbol
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, model_and_values, split_trained
@@ -28,6 +27,8 @@ from jfit.parallel.contexts import resolve
 from jfit.parallel.data_parallel import OUT_AXES
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.spmd import compile_spmd
+from jfit.prepare.checks import check_heads
+from jfit.prepare.optimizer import resolve_optimizer
 from jfit.step import train_step
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState, init_state, split_params

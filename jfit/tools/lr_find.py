@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import html
 import io
 import itertools
@@ -23,23 +24,18 @@ from jfit import counters
 from jfit.data import ArrayData, Rows
 from jfit.data.batch import is_mxnet_iter
 from jfit.data.stream import is_endless
-from jfit.feed.batches import data_of, first_batch, settings_of
-from jfit.feed.train_data import add_class_weights
-from jfit.fit import checked_plan, resolve_optimizer
-from jfit.graph import Symbol
 from jfit.history.plots import new_axes, save_figure
 from jfit.interrupts import StopFlag, Stopped
-from jfit.loop.dispatch import Dispatch, DispatchSpec
-from jfit.loop.loop import make_dispatcher
-from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
+from jfit.loop.dispatch import Dispatch
+from jfit.loop.dispatchers import dispatcher_of
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
-from jfit.parallel import Window, check_entry, check_unsharded, place
-from jfit.step import train_step
-from jfit.step.regularizers import by_exact_name
-from jfit.step.state import TrainState, init_state, split_params
+from jfit.parallel import Window, check_entry, place
+from jfit.prepare import FitOptions, prepare
+from jfit.step.state import TrainState
 
 Dispatches = Generator[Dispatch, None, None]
+_SHARED = frozenset(field.name for field in dataclasses.fields(FitOptions))  # arguments that mean the same in `fit`
 
 
 class RateRange:
@@ -256,59 +252,24 @@ def lr_find(
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, https://arxiv.org/abs/1506.01186.
     """
+    shared = {name: value for name, value in locals().items() if name in _SHARED}
     check_entry("jfit.lr_find")
     _check(start, end, steps, smoothing, diverge)
-    model, params, aux = split_trained(model, params, aux)
-    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
-        model = lower_with_inputs(model, train_data)
-    options = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
-    model, params, aux = model_and_values(model, loss, params, aux, **options)
-    settings = settings_of(model, devices=devices, batch_size=batch_size, eval_metric=None, policy=policy)
-    schedule = _exponential(start, end, steps)
-    resolved = _optimizer(optimizer, optimizer_params, model, schedule)
-    endless = is_endless(train_data.source if isinstance(train_data, Rows) else train_data)
-    data = data_of(
-        model,
-        train_data,
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        label=label,
-        sample_weight=sample_weight,
-        steps_per_epoch=steps if endless else None,
-    )
-    probe = first_batch(model, data, batch_size)
-    model = model.bound(probe)
-    data = add_class_weights(model, data, class_weight, train_data)
-    state = init_state(
-        model, resolved, probe, seed=seed, initializer=initializer, params=params, aux=aux, learning_rate=start, frozen=frozen
-    )
-    check_unsharded("params", state.params)
-    check_unsharded("aux", state.aux)
-    plan = checked_plan(model, data, probe, state)
-    regularizers = by_exact_name(regularizers, model, split_params(model, state.params, frozen)[0])
-    step = train_step(
-        model,
-        resolved,
-        schedule=schedule,
-        frozen=frozen,
-        micro_batches=micro_batches,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        policy=settings.policy,
-        sync_batch_stats=sync_batch_stats,
-        regularizers=regularizers,
-    )
-    spec = DispatchSpec(model, step, settings.devices, batch_size, micro_batches)
-    dispatcher = make_dispatcher(data, spec, paddable=plan.paddable, reason=plan.coupled, on_device=data_on_device)
+    _check_optimizer(optimizer)
+    source = train_data.source if isinstance(train_data, Rows) else train_data
+    shared |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
+    shared |= {"steps_per_epoch": steps} if is_endless(source) else {}
+    fixed: dict[str, Any] = {"eval_metric": None, "steps_per_call": 1, "progress": False}
+    options = FitOptions(**shared, schedule=_exponential(start, end, steps), **fixed).checked()
+    problem = prepare(model, train_data, None, options)
+    dispatcher, state = dispatcher_of(problem), problem.take_state()._replace(base_lr=jnp.array(start, jnp.float32))
     try:
-        dispatches = _dispatches(dispatcher, data, batch_size, steps)
-        trace, stopped = _train(place(state, settings.devices), dispatches, smoothing, diverge)
+        dispatches = _dispatches(dispatcher, problem.data, batch_size, steps)
+        trace, stopped = _train(place(state, problem.settings.devices), dispatches, smoothing, diverge)
     finally:
-        source: Any = train_data
         if is_mxnet_iter(source):
             source.reset()  # so that a following `fit` begins at the first batch
-    _check_first(trace, model)
+    _check_first(trace, problem.model)
     return RateRange(trace[:, 1], trace[:, 0], smoothing=smoothing, stopped=stopped)
 
 
@@ -318,14 +279,12 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
     return Schedule("lr_find", lambda count, base: base * jnp.exp(growth * (count - 1)), base_lr=start)
 
 
-def _optimizer(optimizer: Any, params: Mapping[str, Any] | None, model: Model, schedule: Schedule) -> Any:
-    others = {k: v for k, v in (params or {}).items() if k != "learning_rate"}
+def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
         raise ValueError(
             f"lr_find: the optimizer {optimizer!r} contains its learning rate, which lr_find must change in each step; pass "
             "the optimizer by name, such as optimizer='adam' (optimizers of jfit and optax have names)"
         )
-    return resolve_optimizer(optimizer, others, model, schedule)
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:

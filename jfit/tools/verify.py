@@ -21,14 +21,12 @@ from jfit.checkpoints.fingerprint import ENVIRONMENT, changes_of
 from jfit.checkpoints.saved import TENSORS, folders_of, read, record_of, step_of
 from jfit.fit import fit
 from jfit.graph import load_json
+from jfit.prepare.options import DECIDING
 
 _DESCRIBED = re.compile(r"\S+( [0-9a-f]{12})+")  # a value of which `fingerprint.describe` kept the name and a digest
 # Arguments of `fit` that do not change the parameters, or that `verify` decides.
 IGNORED = ("eval_data", "callbacks", "checkpoint", "checkpoint_every", "checkpoint_best", "resume", "resume_with", "progress")
 IGNORED += ("directory", "eval_every", "log_every", "profile", "eval_batch_size")
-_SETTINGS = ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "regularizers")
-_SETTINGS += ("steps_per_epoch", "class_weight", "sync_batch_stats", "reduce", "gather_outputs", "ema", "loss", "loss_weights")
-_SETTINGS += ("schedule", "schedule_params")
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,8 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: s
         ValueError: the checkpoint has only a digest of an argument that is not in `options`.
     """
     saved, missing = meta["fingerprint"], []
-    values = {name: saved.get(name) for name in _SETTINGS} | (meta.get("arguments") or {})
+    names = [name for name in DECIDING if not name.startswith("optimizer")]
+    values = {name: saved.get(name) for name in names} | (meta.get("arguments") or {})
     values = {name: value for name, value in values.items() if value is not None and name not in options}
     optimizer = str(saved.get("optimizer")).split(" ")[0]
     if optimizer in optim.OPTIMIZERS:

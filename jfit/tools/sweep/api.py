@@ -19,6 +19,7 @@ from jfit.history.table import History
 from jfit.interrupts import StopFlag, Stopped
 from jfit.loop.ahead import compiling_ahead
 from jfit.parallel import check_entry, resolve
+from jfit.prepare import FitOptions
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 from jfit.tools.sweep.chunk import Chunk
@@ -180,7 +181,7 @@ def _most_members(member: Prepared, devices: Sequence[Any], keep_best: bool) -> 
     if unrolls(member.problem.model):
         return len(devices)  # XLA runs batched convolutions on CPU many times slower
     state = _bytes(member.state)
-    batch = sum(x.nbytes for x in member.problem.probe.values())
+    batch = sum(x.nbytes for x in member.problem.task.probe.values())
     per_member = (4 + keep_best) * state + 8 * batch  # gradients, updates and a second state while a step runs; activations
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     memory = RESIDENT_SHARE * stats["bytes_limit"] if stats else MEMBER_BYTES_CPU / len(devices)
@@ -200,7 +201,7 @@ class _Trainer:
         self._shows = progress is True or (progress == "auto" and sys.stderr.isatty())
 
     def train(self) -> Sweep:
-        last = max(m.member.arguments["num_epoch"] for m in self.prepared)
+        last = max(m.member.options.num_epoch for m in self.prepared)
         rungs = [] if self.halving is None else self.halving.epochs(last)
         stop = StopFlag().watching()
         with stop as flag, compiling_ahead() as ahead, counters.explained(), contextlib.suppress(Stopped):
@@ -219,10 +220,10 @@ class _Trainer:
         return self._result()
 
     def _train_chunk(self, chunk: Chunk, end: int, stopped: Any, ahead: Any) -> None:
-        given = chunk.members[0].member.arguments if chunk.members else {}
-        last = given.get("num_epoch", 0)
+        given = chunk.members[0].member.options if chunk.members else FitOptions()
+        last = given.num_epoch
         while chunk.members and chunk.epoch < min(end, last) and not stopped():
-            evaluate = (chunk.epoch + 1) % given["eval_every"] == 0 or chunk.epoch + 1 == last
+            evaluate = (chunk.epoch + 1) % given.eval_every == 0 or chunk.epoch + 1 == last
             logs = chunk.train_epoch(stopped, evaluate, ahead)
             if logs is None:
                 return
@@ -247,7 +248,7 @@ class _Trainer:
         self._show(chunk)
 
     def _check_logged(self, chunk: Chunk, row: Mapping[str, Any], name: str) -> None:
-        every = chunk.members[0].member.arguments["eval_every"]
+        every = chunk.members[0].member.options.eval_every
         if name not in row and not (name.startswith("val_") and every > 1 and chunk.problem.evaluation is not None):
             hint = "; pass eval_data= or folds=: names with val_ are evaluation values" if name.startswith("val_") else ""
             raise ValueError(f"sweep: {name!r} is not logged; the values of an epoch are {sorted(row)}{hint}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.feed.batches import BatchLayout
-from jfit.loop.loop import reported_lr
+from jfit.loop.report import reported_lr
 from jfit.lowering.model import count_parameters
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import Window, compile_spmd
@@ -323,8 +323,8 @@ def in_turn(device: Any) -> bool:
 
 def token_of_order(member: Prepared) -> Any:
     """Members with equal tokens read the rows in the same order."""
-    given = member.member.arguments
-    return member.member.fold, given["seed"] if given["shuffle"] else None
+    given = member.member.options
+    return member.member.fold, given.seed if given.shuffle else None
 
 
 def order_table(order: np.ndarray, layout: BatchLayout) -> np.ndarray:
@@ -337,7 +337,7 @@ def order_table(order: np.ndarray, layout: BatchLayout) -> np.ndarray:
 
 def _dispatch_steps(member: Prepared, members: int) -> int:
     """Number of updates of a dispatch."""
-    steps, model = member.member.arguments["steps_per_call"], member.problem.model
+    steps, model = member.member.options.steps_per_call, member.problem.model
     if unrolls(model):
         return 1
     if steps == "auto":

@@ -12,24 +12,21 @@ import jax
 import numpy as np
 
 from jfit import optim
-from jfit.checks import positive_integer
-from jfit.data import ArrayData
+from jfit.data import ArrayData, StreamData
 from jfit.data.shuffle import permutation
-from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, data_of, first_batch, labels_of, settings_of
-from jfit.feed.train_data import add_class_weights, check_options, split_rows
-from jfit.fit import checked_plan, resolve_optimizer
-from jfit.graph import Symbol
-from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
-from jfit.lowering.model import Model, Plan, specs_of
+from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, first_batch
+from jfit.lowering.model import Model, Plan
 from jfit.metrics.core import on_host
 from jfit.optim import Optimizer
+from jfit.prepare.checks import checked_plan, in_eval_data
+from jfit.prepare.optimizer import Chosen, choose_optimizer
+from jfit.prepare.options import FitOptions
+from jfit.prepare.problem import Task, initial_state, make_step, match, run_settings, with_task
 from jfit.programs import Constants
 from jfit.programs.constants import is_argument, table_of
 from jfit.programs.keys import read_function
-from jfit.step import train_step
-from jfit.step.fitting import choose_metrics, paired
 from jfit.step.regularizers import by_exact_name
-from jfit.step.state import TrainState, init_state, split_params
+from jfit.step.state import TrainState, split_params
 from jfit.tools.sweep.settings import PER_MEMBER, MemberSettings, token
 
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (row indices to train with, row indices to evaluate) of each fold
@@ -64,32 +61,30 @@ class Problem:
     """What members with the same model, batch size and data share.
 
     Attributes:
-        model: the `Model`, bound to a batch.
-        values: initial (parameters, auxiliary states) of a trained model that was passed to `sweep`, or None each.
-        data: the training arrays.
-        probe: inputs of the first batch.
+        task: model and data, of arrays.
         settings: `Settings` of the runs of the members.
         folds: (training rows, evaluation rows) of each fold, or None.
-        eval_data: the evaluation arrays, or None.
         train, evaluation: the rows on the devices; None before the first member is prepared.
         plan: shapes and row layouts of the outputs, likewise.
-        unweighted: the training arrays without class weights.
         recipes, states: training steps and initial states that several members share, by token.
     """
 
-    model: Model
-    values: tuple[Any, Any]
-    data: ArrayData
-    probe: dict[str, Any]
+    task: Task
     settings: Settings
     folds: Folds | None
-    eval_data: ArrayData | None
-    unweighted: ArrayData
     train: RowSet | None = None
     evaluation: RowSet | None = None
     plan: Plan | None = None
     recipes: dict[Any, Recipe] = field(default_factory=dict)
     states: dict[Any, TrainState] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        return self.task.model
+
+    @property
+    def data(self) -> ArrayData:
+        return _arrays(self.task.data)
 
 
 @dataclass
@@ -116,14 +111,14 @@ class Prepared:
 
     def order(self, epoch: int) -> np.ndarray:
         """Row indices of an epoch in the order in which `fit` reads them, int32."""
-        arguments, train = self.member.arguments, self.problem.train
+        options, train = self.member.options, self.problem.train
         assert train is not None
         if self.member.fold is None:
             data = copy.copy(self.problem.data)
-            data.seed = int(arguments["seed"])
+            data.seed = int(options.seed)
             return data.order(epoch)
         rows = train.rows[self.member.fold]
-        return rows[permutation(len(rows), int(arguments["seed"]), epoch)] if arguments["shuffle"] else rows
+        return rows[permutation(len(rows), int(options.seed), epoch)] if options.shuffle else rows
 
 
 def make_problem(member: MemberSettings, train_data: Any, eval_data: Any, folds: Any, devices: Any) -> Problem:
@@ -138,50 +133,19 @@ def make_problem(member: MemberSettings, train_data: Any, eval_data: Any, folds:
     Raises:
         ValueError: the data is an iterable of batches, or a metric is a function of NumPy arrays.
     """
-    given = member.arguments
-    positive_integer(num_epoch=given["num_epoch"], micro_batches=given["micro_batches"])
-    check_options(given["steps_per_epoch"], given["validation_split"], given["eval_every"], eval_data)
-    settings = settings_of(
-        devices=devices[:1],
-        batch_size=given["batch_size"],
-        eval_batch_size=given["eval_batch_size"],
-        num_epoch=given["num_epoch"],
-        eval_metric=given["eval_metric"],
-        policy=given["policy"],
-        label=given["label"],
-        eval_every=given["eval_every"],
-    )
-    model, params, aux = split_trained(member.model, given["params"], given["aux"])
-    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
-        model = lower_with_inputs(model, train_data)
-    options = {name: given[name] for name in ("loss_weights", "loss_per_batch")}
-    model, params, aux = model_and_values(model, given["loss"], params, aux, **options)
-    data = data_of(
-        model,
-        train_data,
-        given["batch_size"],
-        shuffle=given["shuffle"],
-        label=given["label"],
-        sample_weight=given["sample_weight"],
-        steps_per_epoch=given["steps_per_epoch"],
-    )
-    data, evaluated = split_rows(_arrays("train_data", data), given["validation_split"])
-    probe = first_batch(model, data, given["batch_size"])
-    model = paired(model.bound(probe), settings.metrics, probe)
-    unweighted = _arrays("train_data", data)
-    data = _arrays("train_data", add_class_weights(model, unweighted, given["class_weight"], train_data))
-    metrics, choice = choose_metrics(settings.metrics, model, probe, labels_of(model, data))
-    if host := on_host(metrics):
+    options = member.options.checked(eval_data)
+    settings = replace(run_settings(options), devices=devices[:1])
+    task = match(member.model, train_data, eval_data, options, settings.metrics)
+    if host := on_host(task.metrics):
         raise ValueError(
             f"sweep: metric {host[0].name!r} is a function of NumPy arrays, which runs on the host, but the members train and "
             "are evaluated inside one program; write it as a jfit.metrics.Metric of JAX functions"
         )
-    columns = data.columns or settings.columns
-    settings = replace(settings, metrics=metrics, metric_choice=choice, inputs=specs_of(probe), columns=columns)
-    if eval_data is not None:
-        evaluated = _arrays("eval_data", data_of(model, eval_data, settings.eval_batch_size, label=settings.columns))
-    rows = None if folds is None else fold_rows(folds, data.num_rows)
-    return Problem(model, (params, aux), data, probe, settings, rows, evaluated, unweighted)
+    _check_arrays(train_data=task.data, eval_data=task.eval_data)
+    problem = Problem(task, replace(settings, metrics=task.metrics), None)
+    if folds is not None:
+        problem.folds = fold_rows(folds, problem.data.num_rows)
+    return problem
 
 
 def checked_folds(folds: Any) -> int | list[Any] | None:
@@ -231,25 +195,31 @@ def fold_rows(folds: Any, rows: int) -> Folds:
     return [(train.astype(np.int32), test.astype(np.int32)) for train, test in pairs]
 
 
-def _arrays(name: str, data: Any) -> ArrayData:
-    if not isinstance(data, ArrayData):
-        raise ValueError(
-            f"sweep: {name} is an iterable of batches, but the members read rows of arrays that stay on the devices; pass "
-            "arrays, such as (x, y), or train single runs with fit"
-        )
+def _arrays(data: ArrayData | StreamData) -> ArrayData:
+    assert isinstance(data, ArrayData)  # `make_problem` has checked it
     return data
+
+
+def _check_arrays(**data: Any) -> None:
+    for name, value in data.items():
+        if value is not None and not isinstance(value, ArrayData):
+            raise ValueError(
+                f"sweep: {name} is an iterable of batches, but the members read rows of arrays that stay on the devices; pass "
+                "arrays, such as (x, y), or train single runs with fit"
+            )
 
 
 def problem_key(member: MemberSettings) -> Any:
     """Members with equal keys share a `Problem`."""
-    return id(member.model), tuple((k, token(v)) for k, v in member.arguments.items() if k not in PER_MEMBER)
+    names = [field.name for field in dataclasses.fields(FitOptions) if field.name not in PER_MEMBER]
+    return id(member.model), tuple((name, token(getattr(member.options, name))) for name in names)
 
 
 class Recipe(NamedTuple):
     """The training step of members that differ in seed, initial values and learning rate only.
 
     Attributes:
-        optimizer: the optimizer of the first of them; the learning rate is in the state.
+        chosen: optimizer and schedule of the first of them; the learning rate is in the state.
         step: their training step.
         constants: the `Constants` that the step reads.
         numbers: their values, float array (numbers,).
@@ -257,7 +227,7 @@ class Recipe(NamedTuple):
         key: what `_program_key` returns.
     """
 
-    optimizer: Optimizer
+    chosen: Chosen
     step: Any
     constants: tuple[Constants, ...]
     numbers: np.ndarray
@@ -272,23 +242,22 @@ def prepare(member: MemberSettings, problem: Problem) -> Prepared:
         member: its settings.
         problem: what it shares with others; data and plan are completed by the first member.
     """
-    given = member.arguments
-    params = dict(given["optimizer_params"] or {})
-    rate, token_of_recipe = params.get("learning_rate"), _recipe_token(member, problem)
+    options = member.options
+    rate, token_of_recipe = (options.optimizer_params or {}).get("learning_rate"), _recipe_token(member, problem)
     recipe = problem.recipes.get(token_of_recipe)
     first = recipe is None
-    optimizer, schedule = _optimizer(member, problem) if recipe is None else (recipe.optimizer, None)
-    values = token_of_recipe, *(token(given[name]) for name in ("seed", "initializer", "params", "aux"))
+    chosen = choose_optimizer(options, problem.model, _num_batches(problem, member.fold)) if recipe is None else recipe.chosen
+    values = token_of_recipe, *(token(getattr(options, name)) for name in ("seed", "initializer", "params", "aux"))
     state = problem.states.get(values)
     if state is None:
-        state = problem.states[values] = _initial_state(member, problem, optimizer)
+        state = problem.states[values] = _initial_state(member, problem, chosen.optimizer)
     if problem.train is None:
-        _place(problem, state, given["micro_batches"])
+        _place(problem, state, options.micro_batches)
     if recipe is None:
-        recipe = problem.recipes[token_of_recipe] = _recipe(member, problem, optimizer, schedule, state)
+        recipe = problem.recipes[token_of_recipe] = _recipe(member, problem, chosen, state)
     assert problem.train is not None
     settings = recipe.settings
-    if not first and _is_rate(rate) and optimizer.state_spec is not None:  # as `init_state` does with another learning rate
+    if not first and _is_rate(rate) and chosen.optimizer.state_spec is not None:  # as `init_state` with another learning rate
         state = state._replace(base_lr=np.float32(rate))
         settings = replace(settings, learning_rate=float(rate))
     layout = problem.train.of_fold(member.fold)[1]
@@ -302,74 +271,35 @@ def _is_rate(rate: Any) -> TypeGuard[float]:
 
 def _recipe_token(member: MemberSettings, problem: Problem) -> Any:
     """Members with equal tokens have the same training step."""
-    given = member.arguments
-    params = dict(given["optimizer_params"] or {})
-    named = isinstance(given["optimizer"], str) and given["optimizer"].lower() in optim.OPTIMIZERS
-    if named and given["schedule"] is None and _is_rate(params.get("learning_rate")):
+    options = member.options
+    params = dict(options.optimizer_params or {})
+    named = isinstance(options.optimizer, str) and options.optimizer.lower() in optim.OPTIMIZERS
+    if named and options.schedule is None and _is_rate(params.get("learning_rate")):
         params["learning_rate"] = "in the state"
-    folds = None if problem.folds is None else _sizes(problem, member.fold)  # the length of an epoch, for schedules
-    return token(params), token(given["clip_norm"]), token(given["clip_value"]), folds
+    folds = None if problem.folds is None else _num_batches(problem, member.fold)  # the length of an epoch, for schedules
+    return token(params), token(options.clip_norm), token(options.clip_value), folds
 
 
-def _optimizer(member: MemberSettings, problem: Problem) -> tuple[Optimizer, Any]:
-    """Return (optimizer, schedule)."""
-    given, batches = member.arguments, _sizes(problem, member.fold)
-    params, schedule = given["optimizer_params"] or {}, given["schedule"]
-    if schedule is not None:
-        rate, updates = params.get("learning_rate"), batches * given["num_epoch"]
-        schedule = optim.run_schedule(schedule, given["schedule_params"], rate, updates, batches)
-    optimizer = resolve_optimizer(given["optimizer"], params, problem.model, schedule)
-    if given["ema"] is not None:
-        ema = given["ema"] if isinstance(given["ema"], Mapping) else {"decay": given["ema"]}
-        optimizer = optim.ema(optimizer, **ema)
-    return optimizer, schedule
-
-
-def _recipe(member: MemberSettings, problem: Problem, optimizer: Optimizer, schedule: Any, state: TrainState) -> Recipe:
-    given, model = member.arguments, problem.model
-    trainable, _ = split_params(model, state.params, given["frozen"])
-    regularizers = by_exact_name(given["regularizers"], model, trainable)
-    step = train_step(
-        model,
-        optimizer,
-        metrics=problem.settings.metrics,
-        schedule=schedule,
-        frozen=given["frozen"],
-        micro_batches=given["micro_batches"],
-        clip_norm=given["clip_norm"],
-        clip_value=given["clip_value"],
-        policy=problem.settings.policy,
-        regularizers=regularizers,
-    )
+def _recipe(member: MemberSettings, problem: Problem, chosen: Chosen, state: TrainState) -> Recipe:
+    options, model = member.options, problem.model
+    trainable, _ = split_params(model, state.params, options.frozen)
+    settings = with_task(problem.settings, problem.task, chosen)
+    settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
+    if settings.learning_rate is None:
+        settings = replace(settings, learning_rate=chosen.resolved.learning_rate)
+    step = make_step(options, model, chosen, settings)
     constants = tuple(read_function(step, True)[1])
-    rate = (given["optimizer_params"] or {}).get("learning_rate")
-    settings = replace(
-        problem.settings,
-        learning_rate=float(rate) if _is_rate(rate) else optimizer.learning_rate,
-        optimizer=optimizer.name,
-        regularizers=regularizers,
-        ignores_base_lr=schedule is not None and schedule.absolute,
-    )
-    key = _program_key(member, optimizer, schedule)
-    return Recipe(optimizer, step, constants, table_of(constants), settings, key)
+    key = _program_key(member, chosen)
+    return Recipe(chosen, step, constants, table_of(constants), settings, key)
 
 
 def _initial_state(member: MemberSettings, problem: Problem, optimizer: Optimizer) -> TrainState:
-    given, (params, aux) = member.arguments, problem.values
-    return init_state(
-        problem.model,
-        optimizer,
-        problem.probe,
-        seed=given["seed"],
-        initializer=given["initializer"],
-        params=given["params"] if given["params"] is not None else params,
-        aux=given["aux"] if given["aux"] is not None else aux,
-        metrics=problem.settings.metrics,
-        frozen=given["frozen"],
-    )
+    options, task = member.options, problem.task
+    params = task.params if options.params is None else options.params
+    return initial_state(options, task._replace(params=params, aux=task.aux if options.aux is None else options.aux), optimizer)
 
 
-def _sizes(problem: Problem, fold: int | None) -> int:
+def _num_batches(problem: Problem, fold: int | None) -> int:
     """Number of training batches per epoch."""
     size = problem.settings.batch_size
     if fold is None or problem.folds is None:
@@ -380,7 +310,7 @@ def _sizes(problem: Problem, fold: int | None) -> int:
 def _place(problem: Problem, state: TrainState, micro_batches: int) -> None:
     """Check the model for the data, and copy the arrays to the devices."""
     model, data, settings = problem.model, problem.data, problem.settings
-    problem.plan = plan = checked_plan(model, data, problem.probe, state)
+    problem.plan = plan = checked_plan(model, data, problem.task.probe, state)
     options: dict[str, Any] = {"micro_batches": micro_batches, "paddable": plan.paddable, "reason": plan.coupled}
     if problem.folds is None:
         batches = DeviceBatches(model, data, settings.devices, settings.batch_size, **options)
@@ -399,14 +329,12 @@ def _place(problem: Problem, state: TrainState, micro_batches: int) -> None:
 
 def _evaluation(problem: Problem, state: TrainState) -> RowSet | None:
     model, size, folds = problem.model, problem.settings.eval_batch_size, problem.folds
-    data = problem.unweighted if folds is not None else problem.eval_data
+    data = problem.task.unweighted if folds is not None else problem.task.eval_data
     if data is None:
         return None
-    try:
+    data = _arrays(data)
+    with in_eval_data():
         plan = checked_plan(model, data, first_batch(model, data, size), state).in_evaluation
-    except ValueError as error:
-        error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
-        raise
     rows = [np.arange(data.num_rows, dtype=np.int32)] if folds is None else [test for _, test in folds]
     if not plan.paddable and any(len(r) % size for r in rows):
         raise ValueError(
@@ -423,15 +351,15 @@ def _evaluation(problem: Problem, state: TrainState) -> RowSet | None:
     return RowSet(batches.arrays, batches.weight, rows, batches.layout._replace(paddable=plan.paddable))
 
 
-def _program_key(member: MemberSettings, optimizer: Optimizer, schedule: Any) -> Any:
+def _program_key(member: MemberSettings, chosen: Chosen) -> Any:
     """Equal for steps that differ only in the numbers that a program takes as arguments."""
-    given, plain = member.arguments, None
+    options, schedule, plain = member.options, chosen.schedule, None
     if schedule is not None:  # without its base learning rate, which is in the state
         plain = [getattr(schedule, f.name) for f in dataclasses.fields(schedule) if f.name != "base_lr"]
-    key = read_function((optimizer, plain), True)[0]
+    key = read_function((chosen.optimizer, plain), True)[0]
     if key is None:  # the numbers of an optimizer of the user are not known to be arguments
-        key = token(given["optimizer_params"]), token(given["optimizer"]), token(given["schedule_params"])
-    return key, _argument(given["clip_norm"]), _argument(given["clip_value"])
+        key = token(options.optimizer_params), token(options.optimizer), token(options.schedule_params)
+    return key, _argument(options.clip_norm), _argument(options.clip_value)
 
 
 def _group(member: MemberSettings, problem: Problem, recipe: Recipe, state: TrainState, layout: BatchLayout) -> Any:

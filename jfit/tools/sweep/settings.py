@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jfit import optim
-from jfit.fit import fit
 from jfit.ops import nearest
 from jfit.optim.core import check_numbers
+from jfit.prepare import FitOptions
 from jfit.step.train import check_limits
 
 # arguments of `fit` that `sweep` accepts, as keyword arguments for all members or as names in over= for each member
@@ -42,14 +43,14 @@ class MemberSettings(NamedTuple):
         number: index of the member in the table.
         values: the swept settings by name, as in the table, with "fold" if there are folds.
         model: the argument `model` of `fit`; a result of the factory, if there is one.
-        arguments: all arguments of `fit` in `FIT`, by name.
+        options: the arguments of `fit`.
         fold: index of the fold, or None.
     """
 
     number: int
     values: dict[str, Any]
     model: Any
-    arguments: dict[str, Any]
+    options: FitOptions
     fold: int | None
 
 
@@ -68,7 +69,7 @@ def member_settings(
         ValueError: a name is neither an argument of `fit` that sweeps support, nor one of the optimizer or factory; or a rate,
             a decay or a limit of gradients of a member is a number that no training needs.
     """
-    defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
+    defaults = {field.name: field.default for field in dataclasses.fields(FitOptions)}
     for name in common:
         if name not in FIT:
             raise ValueError(f"sweep: found {_unknown(name, defaults)}")
@@ -77,26 +78,27 @@ def member_settings(
     for values in members:
         names = [name for name in values if name not in FIT and name in _parameters(model)]
         net, extra = _made(model, {name: values[name] for name in names}, made) if names else (model, {})
-        arguments = {name: defaults[name] for name in FIT} | dict(common) | extra
+        arguments = dict(common) | extra
         arguments |= {name: value for name, value in values.items() if name in FIT}
         params = dict(common.get("optimizer_params") or {}) | dict(values.get("optimizer_params") or {})
         rest = [name for name in values if name not in FIT and name not in names]
-        accepted = _optimizer_parameters(arguments["optimizer"])
+        accepted = _optimizer_parameters(arguments.get("optimizer", "sgd"))
         for name in rest:
-            params[_accepted_name(name, accepted, arguments["optimizer"], defaults)] = values[name]
+            params[_accepted_name(name, accepted, arguments.get("optimizer", "sgd"), defaults)] = values[name]
         arguments["optimizer_params"] = params or None
-        _check_numbers(len(result), values, arguments)
+        options = FitOptions(**arguments, progress=False)
+        _check_numbers(len(result), values, options)
         for fold in range(folds) if folds else (None,):
             shown = dict(values) if fold is None else {**values, "fold": fold}
-            result.append(MemberSettings(len(result), shown, net, arguments, fold))
+            result.append(MemberSettings(len(result), shown, net, options, fold))
     return result
 
 
-def _check_numbers(member: int, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+def _check_numbers(member: int, values: Mapping[str, Any], options: FitOptions) -> None:
     """Raise a ValueError that names the member if a limit of gradients or a number of its optimizer is out of range."""
     try:
-        check_limits(clip_norm=arguments["clip_norm"], clip_value=arguments["clip_value"])
-        check_numbers(arguments["optimizer_params"] or {})
+        check_limits(clip_norm=options.clip_norm, clip_value=options.clip_value)
+        check_numbers(options.optimizer_params or {})
     except ValueError as error:
         settings = ", ".join(f"{k}={v}" for k, v in values.items())
         raise ValueError(

@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from jfit import counters
 from jfit.feed.batches import BatchLayout
-from jfit.loop.step_log import report
+from jfit.loop.report import report
 from jfit.parallel.devices import place, place_split
 from jfit.programs import Constants
 from jfit.programs.constants import bound

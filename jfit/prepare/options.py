@@ -1,0 +1,158 @@
+"""`FitOptions`: the arguments of `fit` besides the model and the data, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
+from jfit.callbacks import progress as progress_bar
+from jfit.checks import integer, one_of, positive_integer
+from jfit.data.adapters import MOST_ROWS
+from jfit.distributed import num_processes
+from jfit.optim.core import check_numbers
+
+NAN_POLICIES = ("warn", "stop", "skip", "rollback")
+# Options that decide what is learned: a resumed run has the same, or says so.
+DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
+DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs")
+# Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
+REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
+REPEATED += ("steps_per_call", "data_on_device", "nan")
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The keyword arguments of `jfit.fit`, which documents them, with its defaults.
+
+    Example:
+        >>> FitOptions(num_epoch=2).checked().batch_size
+        32
+        >>> FitOptions(num_epoch=0).checked()
+        Traceback (most recent call last):
+        ValueError: num_epoch is 0; expected an integer of at least 1
+    """
+
+    batch_size: int = 32
+    num_epoch: int = 10
+    optimizer: Any = "sgd"
+    optimizer_params: Mapping[str, Any] | None = None
+    eval_metric: Any = "auto"
+    initializer: Any = None
+    devices: Any = None
+    label: str | Sequence[str] | None = None
+    sample_weight: Any = None
+    class_weight: Mapping[int, float] | None = None
+    steps_per_epoch: int | None = None
+    validation_split: float | None = None
+    eval_every: int = 1
+    shuffle: bool = True
+    seed: int = 0
+    steps_per_call: int | str = "auto"
+    callbacks: Sequence[Any] = ()
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | str = "epoch"
+    checkpoint_best: str | None = None
+    resume: bool | str | Path | None = None
+    resume_with: str | Sequence[str] = ()
+    schedule: Any = None
+    schedule_params: Mapping[str, Any] | None = None
+    frozen: Sequence[str] = ()
+    micro_batches: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    policy: Any = None
+    params: Any = None
+    aux: Any = None
+    loss: Any = None
+    loss_weights: Any = None
+    loss_per_batch: bool = False
+    gather_outputs: bool = False
+    eval_batch_size: int | None = None
+    directory: str | Path | None = None
+    progress: bool | str = "auto"
+    data_on_device: bool | str = "auto"
+    sync_batch_stats: bool = False
+    ema: Any = None
+    log_every: int | None = None
+    profile: tuple[int, int] | None = None
+    regularizers: Mapping[str, Callable[[Any], Any]] | None = None
+    reduce: Any = None
+    shard: Mapping[str, Any] | None = None
+    mesh: Any = None
+    data_timeout: float | None = None
+    nan: str = "warn"
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run saves or reads checkpoints."""
+        return bool(self.resume) or any(callback.saves for callback in self.callbacks)
+
+    def checked(self, eval_data: Any = None) -> FitOptions:
+        """Return these options after checks that need neither model nor data, with all callbacks as `Callback`s.
+
+        Args:
+            eval_data: the argument of `fit`.
+
+        Raises:
+            ValueError: an option is out of range, or two of them exclude each other.
+            TypeError: a callback is neither a `Callback` nor a function.
+        """
+        positive_integer(batch_size=self.batch_size, micro_batches=self.micro_batches, most=MOST_ROWS)
+        optional = {name: getattr(self, name) for name in ("eval_batch_size", "steps_per_epoch", "log_every")}
+        positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every)
+        positive_integer(**{name: value for name, value in optional.items() if value is not None})
+        integer(seed=self.seed)
+        check_numbers({k: v for k, v in (self.optimizer_params or {}).items() if k == "learning_rate"})
+        timeout, fraction = self.data_timeout, self.validation_split
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBERS) or not timeout > 0):
+            raise ValueError(f"data_timeout is {timeout!r}; expected a number of seconds above 0, or None")
+        if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, _NUMBERS) or not 0 < fraction < 1):
+            raise ValueError(f"validation_split is {fraction!r}; expected a fraction between 0 and 1, such as 0.1")
+        if fraction is not None and eval_data is not None:
+            raise ValueError(
+                "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
+            )
+        steps = self.steps_per_call
+        if steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
+            raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
+        one_of(NAN_POLICIES, nan=self.nan)
+        if self.checkpoint is None and self.checkpoint_best is not None:
+            raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
+        _check_profile(self.profile, self.directory)
+        return replace(self, callbacks=self._all_callbacks())
+
+    def _all_callbacks(self) -> list[Callback]:
+        """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""
+        passed = [self.callbacks] if callable(self.callbacks) or isinstance(self.callbacks, Callback) else self.callbacks
+        callbacks = [as_callback(callback) for callback in passed]
+        if self.checkpoint is not None:
+            best = {} if self.checkpoint_best is None else {"keep_best": 1, "monitor": self.checkpoint_best}
+            callbacks.append(checkpointing(self.checkpoint, every=self.checkpoint_every, **best))
+        if self.progress:
+            callbacks.insert(0, progress_bar(force=self.progress is True))
+        if num_processes() > 1 and not any(callback.name == "check_replicas" for callback in callbacks):
+            callbacks.append(check_replicas())
+        # Those that save come last, so that a checkpoint has the states of the others after the same event.
+        return sorted(callbacks, key=lambda callback: callback.saves)
+
+
+def _check_profile(span: Any, directory: Any) -> None:
+    if span is None:
+        return
+    pair = isinstance(span, (tuple, list)) and len(span) == 2
+    if not pair or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in span):
+        raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps, such as (10, 20)")
+    if not 0 <= span[0] < span[1]:
+        raise ValueError(f"profile is {span!r}; expected (start, stop) with 0 <= start < stop")
+    if directory is None:
+        raise ValueError(
+            'profile= needs directory=, the folder of the run: the trace is written to its subfolder "profile", which '
+            "TensorBoard and https://ui.perfetto.dev read"
+        )

@@ -1,0 +1,353 @@
+"""`prepare`: from a model, data and options to a `Problem`, which has all that a training needs.
+
+    match             model and data that fit each other                  Task
+      |
+    choose_optimizer  the optimizer and the schedule                      Chosen
+      |
+    initial_state     parameters, optimizer state, running sums           TrainState
+      |
+    make_step         the training step                                   step(state, batch) -> (state, out)
+
+`fit` and `lr_find` call `prepare`; `sweep` calls its parts, because its members share some of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+
+from jfit.checkpoints.fingerprint import AtStart, describe, describe_data, describe_optimizer, fingerprint
+from jfit.data import ArrayData, StreamData
+from jfit.data.columns import Columns
+from jfit.evaluate.scorer import Scorer, make_evaluate
+from jfit.feed.auto_devices import batch_sizes, is_auto, training_devices
+from jfit.feed.batch_sizes import unpaddable_message
+from jfit.feed.batches import Settings, data_of, first_batch, labels_of, settings_of
+from jfit.feed.job_batches import agreed_plan, check_alike, num_batches_of
+from jfit.feed.train_data import add_class_weights, set_timeout, split_rows
+from jfit.graph import Symbol
+from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
+from jfit.lowering.coupling import warn_per_device
+from jfit.lowering.model import Model, Plan, specs_of
+from jfit.metrics.core import on_devices, on_host
+from jfit.optim import Optimizer
+from jfit.parallel import check_unsharded, with_local
+from jfit.parallel.contexts import across, own_positions
+from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
+from jfit.prepare.checks import check_host_metrics, check_trainable, checked_plan, in_eval_data, may_be_labels, rows_of_parts
+from jfit.prepare.optimizer import Chosen, choose_optimizer
+from jfit.prepare.options import DECIDING, REPEATED, FitOptions
+from jfit.programs import check_shapes
+from jfit.step import train_step
+from jfit.step.fitting import choose_metrics, paired
+from jfit.step.reduce import get as get_reduce
+from jfit.step.regularizers import by_exact_name
+from jfit.step.state import TrainState, init_state, split_params
+from jfit.step.totals import step_names, zero_totals
+
+Data = ArrayData | StreamData
+
+
+class Task(NamedTuple):
+    """A model, and the data that it is trained and evaluated with.
+
+    Attributes:
+        model: the `Model`, bound to the structure of a batch.
+        params, aux: initial values that were passed, or those of a trained model; None: drawn by the initializer.
+        data: the training data, with class weights.
+        unweighted: the training data without class weights.
+        eval_data: the evaluation data, or None.
+        probe: inputs of the first batch by name.
+        metrics: metrics of training and evaluation.
+        metric_choice: which metric eval_metric="auto" is for a model of a function, and why; else "".
+        columns: label and feature columns of the training data, if it has named columns; else None.
+    """
+
+    model: Model
+    params: Any
+    aux: Any
+    data: Data
+    unweighted: Data
+    eval_data: Data | None
+    probe: dict[str, Any]
+    metrics: tuple[Any, ...]
+    metric_choice: str
+    columns: Columns | None
+
+
+@dataclass
+class Problem:
+    """All that a training needs, decided before its first step.
+
+    Attributes:
+        options: the arguments of `fit`.
+        settings: devices, batch sizes, metrics and folders of the run.
+        model: the `Model`, bound to the structure of a batch.
+        data: the training data.
+        step: the training step, `step(state, batch, axis_name=...) -> (state, StepOut)`.
+        state: initial `TrainState`, on the host; None once a run has taken it (`take_state`).
+        shapes: (parameters, auxiliary states) of that state, pytrees of `jax.ShapeDtypeStruct`.
+        plan: shapes and row layouts of the outputs.
+        eval_data: the evaluation data, or None.
+        evaluate: `evaluate(state, epoch) -> {name: value}`, or None without evaluation data.
+        step_names: names of the values of each step that are recorded or sent to callbacks; empty: none.
+        described: descriptions of the user's objects before training, for the fingerprint of the run.
+    """
+
+    options: FitOptions
+    settings: Settings
+    model: Model
+    data: Data
+    step: Any
+    state: TrainState | None
+    shapes: tuple[Any, Any]
+    plan: Plan
+    eval_data: Data | None
+    evaluate: Callable[[TrainState, int], Mapping[str, float]] | None
+    step_names: tuple[str, ...]
+    described: AtStart
+
+    def take_state(self) -> TrainState:
+        """Return the initial state, and forget it: a reference to it would keep the initial parameters in memory."""
+        state, self.state = self.state, None
+        assert state is not None
+        return state
+
+    @property
+    def on_host(self) -> bool:
+        """Whether metrics run on the host, which needs the outputs of every step."""
+        return bool(on_host(self.settings.metrics))
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what decides the results of the run, JSON-serializable; see `jfit.checkpoints.fingerprint`."""
+        values = {name: getattr(self.options, name) for name in DECIDING} | self.described.values
+        values |= {"learning_rate": self.settings.learning_rate, "reduce": self.options.reduce or "psum"}
+        return fingerprint(self.model, self.data, self.shapes, self.settings.inputs, self.settings.devices, values)
+
+    @functools.cached_property
+    def repeated(self) -> dict[str, Any]:
+        """The other options with which `jfit.verify` trains again, JSON-serializable."""
+        return describe({name: getattr(self.options, name) for name in REPEATED})
+
+    def description(self) -> dict[str, Any]:
+        """Return what all processes of a job must have in common, JSON-serializable."""
+        options = self.options
+        more = {"eval_every": options.eval_every, "eval_batch_size": self.settings.eval_batch_size}
+        more |= {"values of steps": list(self.step_names), "own devices": own_positions(self.settings.devices)}
+        more |= {"steps between events": sorted(c.every for c in options.callbacks if c.every and "step" in c.events)}
+        more |= {"checkpoint": options.checkpoint is not None, "resume": bool(options.resume)}
+        return {
+            **self.fingerprint,
+            **self.repeated,
+            **more,
+            "eval_data": None if self.eval_data is None else describe_data(self.eval_data),
+        }
+
+
+def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) -> Problem:
+    """Decide everything that a training needs before its first step.
+
+    Args:
+        model, train_data, eval_data: the arguments of `fit`.
+        options: the other arguments, checked; its `callbacks` are `Callback`s.
+
+    Returns:
+        `Problem`.
+
+    Raises:
+        ValueError: the data does not match the model, is empty, or has invalid labels, row weights or row indices; the model
+            has no loss or no parameters to train; or an option does not fit them.
+    """
+    rule, described = get_reduce(options.reduce), AtStart(options.saves)
+    described.add("loss", options.loss)
+    described.add("schedule", options.schedule)
+    settings = run_settings(options)
+    mesh = None
+    if options.mesh is not None or options.shard is not None:
+        mesh = mesh_of(options.mesh, options.shard, options.devices, options.reduce)
+    task = match(model, train_data, eval_data, options, settings.metrics)
+    model, data, probe, metrics = task.model, task.data, task.probe, on_devices(task.metrics)
+    chosen = choose_optimizer(options, model, num_batches_of(data, options.batch_size))
+    described.add("optimizer", chosen.resolved, describe_optimizer)
+    state = initial_state(options, task, chosen.optimizer)
+    settings = with_task(settings, task, chosen)
+    if mesh is not None:
+        parts = rows_of_parts(model, data, probe, options)
+        settings = replace(settings, devices=mesh_devices(mesh, options.shard, state, parts))
+    else:
+        check_unsharded("params", state.params)
+        check_unsharded("aux", state.aux)
+    trainable, _ = split_params(model, state.params, options.frozen)
+    settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
+    described.add("regularizers", dict(settings.regularizers))
+    plan = agreed_plan(checked_plan(model, data, probe, state))
+    if is_auto(options.devices):
+        sizes = batch_sizes(data, options.batch_size)
+        devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, options.micro_batches, rule)
+        settings = replace(settings, devices=across(devices))
+    warn_per_device(plan, len(settings.devices), synced=options.sync_batch_stats, slices=rule.slices)
+    host_metrics = on_host(task.metrics)
+    check_host_metrics(host_metrics, options.micro_batches)
+    logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
+    names = step_names(metrics) if logs_steps else ()
+    step = make_step(
+        options, on_mesh(model, settings.devices), chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names)
+    )
+    evaluate = _evaluation(task, options, settings, state)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
+    state = with_local(state, rule, trainable, len(settings.devices))
+    options = replace(options, params=None, aux=None, sample_weight=None)  # a run does not keep the arrays of the user
+    return Problem(options, settings, model, data, step, state, shapes, plan, task.eval_data, evaluate, names, described)
+
+
+def run_settings(options: FitOptions) -> Settings:
+    """Convert the options that a run keeps to `Settings`; devices="auto" is decided later, when the model is known."""
+    return settings_of(
+        devices=None if is_auto(options.devices) else options.devices,
+        batch_size=options.batch_size,
+        eval_batch_size=options.eval_batch_size,
+        num_epoch=options.num_epoch,
+        eval_metric=options.eval_metric,
+        policy=options.policy,
+        directory=options.directory,
+        checkpoint=options.checkpoint,
+        label=options.label,
+        eval_every=options.eval_every,
+        data_timeout=options.data_timeout,
+    )
+
+
+def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
+    """Convert model and data, and adapt the model and the metrics to the data.
+
+    Args:
+        model, train_data, eval_data: the arguments of `fit`.
+        options: the other arguments.
+        metrics: the metrics, as `jfit.metrics.get` returns them.
+    """
+    model, params, aux = split_trained(model, options.params, options.aux)
+    if isinstance(model, Symbol) and isinstance(train_data, Mapping):
+        model = lower_with_inputs(model, train_data)
+    of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+    model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
+    try:
+        data = data_of(
+            model,
+            train_data,
+            options.batch_size,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            label=options.label,
+            sample_weight=options.sample_weight,
+            steps_per_epoch=options.steps_per_epoch,
+        )
+    except ValueError as error:
+        if may_be_labels(eval_data, train_data):
+            raise ValueError(
+                f"{error} The third argument of fit is evaluation data, but it has as many rows as the second; if they are x "
+                "and y, pass them as a pair: fit(model, (x, y))"
+            ) from None
+        raise
+    set_timeout(data, options.data_timeout)
+    data, held_back = split_rows(data, options.validation_split)
+    check_alike(data)
+    probe = first_batch(model, data, options.batch_size)
+    model = paired(model.bound(probe), metrics, probe)
+    unweighted, data = data, add_class_weights(model, data, options.class_weight, train_data)
+    metrics, choice = choose_metrics(metrics, model, probe, labels_of(model, data))
+    columns = data.columns or Columns.of(options.label)
+    evaluated = eval_data if held_back is None else held_back
+    if evaluated is not None:
+        evaluated = data_of(model, evaluated, options.eval_batch_size or options.batch_size, label=columns)
+        set_timeout(evaluated, options.data_timeout)
+        check_alike(evaluated, "evaluation data")
+    return Task(model, params, aux, data, unweighted, evaluated, probe, metrics, choice, columns)
+
+
+def initial_state(options: FitOptions, task: Task, optimizer: Optimizer) -> TrainState:
+    """Draw or take the initial parameters, and initialize the optimizer and the running sums."""
+    state = init_state(
+        task.model,
+        optimizer,
+        task.probe,
+        seed=options.seed,
+        initializer=options.initializer,
+        params=task.params,
+        aux=task.aux,
+        metrics=on_devices(task.metrics),
+        frozen=options.frozen,
+    )
+    check_trainable(task.model, state)
+    return state
+
+
+def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Settings, **more: Any) -> Any:
+    """Make the training step, `jfit.train_step`, with all options that it has.
+
+    Args:
+        options: the arguments of `fit`.
+        model: the `Model`, on the mesh of the run if there is one.
+        chosen: optimizer and schedule.
+        settings: with metrics, policy and regularizers.
+        **more: other arguments of `train_step`.
+    """
+    return train_step(
+        model,
+        chosen.optimizer,
+        metrics=on_devices(settings.metrics),
+        schedule=chosen.schedule,
+        frozen=options.frozen,
+        micro_batches=options.micro_batches,
+        clip_norm=options.clip_norm,
+        clip_value=options.clip_value,
+        policy=settings.policy,
+        sync_batch_stats=options.sync_batch_stats,
+        regularizers=settings.regularizers,
+        reduce=get_reduce(options.reduce),
+        skip_nonfinite=options.nan == "skip",
+        **more,
+    )
+
+
+def with_task(settings: Settings, task: Task, chosen: Chosen) -> Settings:
+    """Return settings with what the data, the metrics and the optimizer decided."""
+    return replace(
+        settings,
+        metrics=task.metrics,
+        metric_choice=task.metric_choice,
+        learning_rate=chosen.learning_rate,
+        inputs=specs_of(task.probe),
+        optimizer=chosen.resolved.name,
+        ignores_base_lr=chosen.schedule is not None and chosen.schedule.absolute,
+        columns=task.columns,
+    )
+
+
+def _evaluation(task: Task, options: FitOptions, settings: Settings, state: TrainState) -> Any:
+    """Return `evaluate(state, epoch) -> {name: value}`, or None.  Shapes are checked now, before training.
+
+    Args:
+        task: model and data.
+        options: the arguments of `fit`.
+        settings: devices, metrics, batch size and mixed-precision policy.
+        state: initial state; only its shapes and dtypes are used.
+    """
+    data, size, model = task.eval_data, settings.eval_batch_size, task.model
+    if data is None:
+        return None
+    scorer = Scorer(model, settings.metrics, settings.devices, size, settings.policy, settings.regularizers)
+    probe = first_batch(model, data, size)
+    with in_eval_data():
+        plan = checked_plan(model, data, probe, state).in_evaluation
+        totals = zero_totals(scorer.metrics, model.logged, model.num_losses)
+        check_shapes(scorer.step, state.params, state.aux, totals, dict(probe))
+    devices, last = len(settings.devices), data.num_rows % size if isinstance(data, ArrayData) else 0
+    if isinstance(data, ArrayData) and not plan.paddable and last % devices:  # otherwise raised by the first evaluation
+        raise ValueError(f"eval_data: {unpaddable_message(last, devices, plan.coupled)}")
+    resident = task.data.nbytes if isinstance(task.data, ArrayData) else 0
+    return make_evaluate(scorer, data, paddable=plan.paddable, on_device=options.data_on_device, resident=resident)
