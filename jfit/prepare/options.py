@@ -29,7 +29,10 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The keyword arguments of `jfit.fit`, which documents them, with its defaults.
+    """The keyword arguments of `jfit.fit` as one value.
+
+    Attributes:
+        batch_size: and all others: see `jfit.fit`, which has the same names and defaults.
 
     Example:
         >>> FitOptions(num_epoch=2).checked().batch_size

@@ -96,6 +96,14 @@ class Problem:
         evaluate: `evaluate(state, epoch) -> {name: value}`, or None without evaluation data.
         step_names: names of the values of each step that are recorded or sent to callbacks; empty: none.
         described: descriptions of the user's objects before training, for the fingerprint of the run.
+
+    Example:
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> data = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+        >>> problem = prepare(net, data, None, FitOptions(batch_size=4).checked())
+        >>> problem.take_state().params["fullyconnected0_weight"].shape, problem.fingerprint["batch_size"]
+        ((2, 2), 4)
     """
 
     options: FitOptions
@@ -162,6 +170,15 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     Raises:
         ValueError: the data does not match the model, is empty, or has invalid labels, row weights or row indices; the model
             has no loss or no parameters to train; or an option does not fit them.
+
+    Example:
+        >>> import jfit, jax, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+        >>> x, y = np.eye(2, dtype="float32").repeat(8, axis=0), np.arange(2).repeat(8)
+        >>> problem = prepare(net, (x, y), None, FitOptions(batch_size=16).checked())
+        >>> state, out = jax.jit(problem.step)(problem.take_state(), {"data": x, "softmax_label": y})
+        >>> int(state.step)
+        1
     """
     rule, described = get_reduce(options.reduce), AtStart(options.saves)
     described.add("loss", options.loss)
