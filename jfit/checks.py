@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,16 +16,18 @@ import numpy as np
 def integer(**values: Any) -> None:
     """Raise a ValueError unless each value is an integer of at most 64 bits."""
     for name, value in values.items():
-        if not _is_integer(value) or not -(2**63) <= value < 2**64:
-            raise ValueError(f"{name} is {shown(value)}; expected an integer" + " of at most 64 bits" * _is_integer(value))
+        index = _index(value)
+        if index is None or not -(2**63) <= index < 2**64:
+            raise ValueError(f"{name} is {shown(value)}; expected an integer" + " of at most 64 bits" * (index is not None))
 
 
 def positive_integer(*, most: int | None = None, **values: Any) -> None:
     """Raise a ValueError unless each value is an integer of at least 1, and at most `most`."""
     for name, value in values.items():
-        if not _is_integer(value) or value < 1:
+        index = _index(value)
+        if index is None or index < 1:
             raise ValueError(f"{name} is {shown(value)}; expected an integer of at least 1")
-        if most is not None and value > most:
+        if most is not None and index > most:
             raise ValueError(f"{name} is {shown(value)}; expected at most {most}")
 
 
@@ -80,8 +83,14 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3)
     return ", ".join(repr(by_lower[m]) for m in matches)
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _index(value: Any) -> int | None:
+    """Return an integer, also one in an array, as an int; None if the value is none."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _numbers(accepts: Callable[[float], bool], expected: str, values: Mapping[str, Any]) -> None:

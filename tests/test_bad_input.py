@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -192,6 +193,7 @@ def test_a_rate_and_a_decay_of_0_are_allowed():
     start = np.ones((8, 4), np.float32)
     run = train(num_epoch=1, params={"fc1_weight": start}, optimizer_params={"learning_rate": 0, "wd": 0.0})
     np.testing.assert_array_equal(run.params["fc1_weight"], start)
+    train(num_epoch=1, seed=jnp.int32(3), optimizer_params={"momentum": None})  # an array of one integer; no momentum
 
 
 @pytest.mark.parametrize("value", [0, -1.0, True, float("nan"), "1"])

@@ -148,6 +148,10 @@ def test_numbers_gradients_and_states(rng):
     assert ex.aux_dict["p_passes"].item() == 1
     ex.forward(is_train=False)[0].wait_to_read()
     assert ex.aux_dict["p_passes"].item() == 1
+    module = mx.mod.Module(net, label_names=None)
+    module.bind([("data", (2, 3))])
+    module.init_params(mx.init.One(), arg_params={"p_w": w}, allow_missing=True)  # One has no rule for 'p_passes'
+    assert module.get_params()[1]["p_passes"].item() == 0
 
 
 def test_custom_operators_run_immediately_on_ndarrays():
@@ -354,6 +358,10 @@ def test_what_calls_python_has_run_before_anything_else_is_dispatched(double):
         module.update()
         assert module.get_outputs()[0].value.is_ready()
     assert mx.nd.test_double(pending()).value.is_ready()
+    with jfit.counters.counted() as counts:  # the name of a layer is no call of Python
+        x, plain = np.zeros((64, 4), "float32"), mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="callback")
+        jfit.fit(mx.sym.SoftmaxOutput(plain, name="softmax"), (x, np.zeros(64)), batch_size=2, num_epoch=1, steps_per_call=1)
+    assert counts["host_syncs"] < 16
     assert mx.nd.Custom(pending(), label, op_type="test_softmax").value.is_ready()
 
 

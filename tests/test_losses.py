@@ -248,6 +248,11 @@ def test_several_losses_are_each_over_all_of_their_positions():
     assert {k: run.history.column(k)[0] for k in ("loss", "words_loss", "row_loss")} == expected
     score = run.score(data)
     assert {k: score[k] for k in ("loss", "words_loss", "row_loss")} == expected
+    inputs, labels = data[0]
+    data.append((inputs, labels | {"words": np.full_like(labels["words"], -100)}))  # no words count in this batch
+    penalized = {"w": lambda w: 0 * w.sum() + 1.0}
+    plain, more = (fit(model, data, params=OTHER, loss=both, **LENGTHS, **p) for p in ({}, {"regularizers": penalized}))
+    assert more.history.column("loss")[0] - plain.history.column("loss")[0] == pytest.approx(1.0, rel=1e-6)
 
 
 @pytest.mark.slow

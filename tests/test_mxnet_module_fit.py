@@ -427,6 +427,13 @@ def test_the_first_batch_with_an_invalid_value_causes_one_warning_in_fit(make, k
         module.fit(data, batch_end_callback=callback, num_epoch=1)
 
 
+def test_rows_that_are_discarded_cause_no_warning(recwarn):
+    x, y = data_of(22)
+    y[21] = 9  # in the incomplete last batch
+    Module(linear()).fit(jfit.NDArrayIter(x, y, 4, last_batch_handle="discard"), num_epoch=1)
+    assert not [w for w in recwarn if "label" in str(w.message)]
+
+
 @pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])
 def test_the_search_for_invalid_values_costs_no_wait_and_no_dispatch(monkeypatch, callback):
     def counts():

@@ -119,6 +119,7 @@ def test_the_state_at_the_end_of_training_is_always_saved_and_once(tmp_path, mon
     assert jfit.Run.load(tmp_path / "f").position["step"] == 14
     resumed = train(num_epoch=2, checkpoint=tmp_path / "Ctrl-C", resume=True)
     assert same(resumed, train(num_epoch=2))
+    assert steps("a", checkpoint_every=10, resume=True) == []  # the last checkpoint has the final state
     assert steps("e", resume=tmp_path / "a") == [14]  # nothing is left to train, but the folder is another one
 
 

@@ -227,7 +227,8 @@ class Saver:
 
     def write(self, event: Event, state: Any) -> Any:
         """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
-        return self.save(event, self.meta(event, state), state, str(checkpoint.path_of(self.directory, event.step)))
+        path = str(checkpoint.path_of(self.directory, event.step))
+        return self.save(event, self.meta(event, path), state, path)
 
     def meta(self, event: Event, state: Any) -> dict[str, Any]:
         """Return the meta of the run with `state` as state of this callback; the run still has that before the event."""

@@ -229,7 +229,9 @@ def accept_until(server: socket.socket, end: float, greet: Callable[[Connection]
             sock, _ = server.accept()
         except (TimeoutError, ConnectionError):  # none yet, or gone before it was accepted
             continue
-        slots.acquire()
+        if not slots.acquire(timeout=max(end - time.monotonic(), 0)):
+            sock.close()
+            return False
         threading.Thread(target=read, args=(Connection(sock),), name="jfit-greeting", daemon=True).start()
     return True
 

@@ -246,6 +246,14 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
             f"replay: step is {step}, but the run has done {last} step{'s' * (last != 1)}; pass a number from 0 to {last}, "
             "the step that follows, or train the run further"
         )
+    if unread and loop.dispatcher.num_batches is not None:
+        epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`
+        end = loop.step - loop.batch + epochs * loop.dispatcher.num_batches
+        if step >= end:
+            raise ValueError(
+                f"replay: step is {step}, but training ends after {end} steps ({loop.dispatcher.num_batches} per epoch); pass "
+                f"a number from 0 to {end - 1}, or a larger num_epoch="
+            )
     if unread and step >= loop.step:
         return Replayer(loop).replay(Start(loop.run.snapshot(), loop.position), step)
     present = (loop.run.snapshot, loop.position) if may_start_now else None

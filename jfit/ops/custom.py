@@ -88,6 +88,11 @@ def _record(attrs: Mapping[str, Any]) -> Op:
     return _cached_record(str(kind), HOSTS[str(kind)], tuple(sorted(args.items())))
 
 
+# of names of variables, for which MXNet's initializers have a rule
+MXNET_SUFFIXES = ("weight", "bias", "gamma", "beta", "min", "max", "_quantize", "moving_mean", "moving_var", "moving_avg")
+MXNET_SUFFIXES += ("moving_inv_var", "running_mean", "running_var")
+
+
 @functools.lru_cache(maxsize=4096)
 def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: tuple[tuple[str, str], ...]) -> Op:
     try:
@@ -99,6 +104,8 @@ def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: t
         fn=functools.wraps(custom)(functools.partial(_run, host, kind)),
         inputs=host.arguments,
         aux=host.states,
+        # MXNet initializes them by the suffixes of their names, and raises for the others
+        init={name: '["zero", {}]' for name in host.states if not name.endswith(MXNET_SUFFIXES)},
         outputs=host.outputs,
         attrs={"op_type": text(), **{k: text("") for k, _ in args}},
         shapes=lambda attrs, ins, outs: _shapes(host, ins, outs),

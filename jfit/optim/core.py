@@ -201,16 +201,16 @@ class _BaseRate(NamedTuple):
         return self.value if callable(self.value) or self.value is None else "number"
 
 
-def check_numbers(params: Mapping[str, Any], optional: bool = True) -> None:
+def check_numbers(params: Mapping[str, Any]) -> None:
     """Raise a ValueError for a number with which no training makes sense: negative, not finite, or a factor of 1 and more.
 
     Args:
-        params: parameters of an optimizer by name; schedules and arrays of JAX are not checked.
-        optional: whether numbers other than the learning rate may be None.
+        params: parameters of an optimizer by name; schedules and arrays of JAX are not checked.  Numbers other than the
+            learning rate may be None.
     """
     for name, value in params.items():
-        may_be_none = optional and name != "learning_rate"
-        if name in _BELOW_1 | _AT_LEAST_0 and not callable(value) and not (value is None and may_be_none):
+        is_given = value is not None or name == "learning_rate"
+        if name in _BELOW_1 | _AT_LEAST_0 and is_given and not callable(value):
             (below_1 if name in _BELOW_1 else at_least_0)(**{name: value})
 
 
@@ -220,7 +220,7 @@ def checked(make: F) -> F:
     @functools.wraps(make)
     def with_check(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(TypeError):  # of `bind`, which `make` raises with its name
-            check_numbers(inspect.signature(make).bind(*args, **kwargs).arguments, optional=False)
+            check_numbers(inspect.signature(make).bind(*args, **kwargs).arguments)
         return make(*args, **kwargs)
 
     cast(Any, with_check).unchecked = make

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -560,7 +561,7 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         python = large and _calls_python(jaxprs)
     lowered = run.lower(*args) if traced is None else traced.lower()
     text = "" if large else lowered.as_text()
-    if python or any(op in text for op in _HOST):
+    if python or _CALLS.search(text):
         tracing.calls_python = True
         return lowered, None, False
     if large:
@@ -571,8 +572,9 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
     return lowered, (hashlib.sha256(text.encode()).digest(), arguments), True
 
 
-# operations that communicate with Python, as primitives of jax or in a text
-_HOST = ("callback", "infeed", "outfeed", "stablehlo.send", "stablehlo.recv")
+# operations that communicate with Python, as primitives of jax and in a text
+_HOST = ("callback", "infeed", "outfeed")
+_CALLS = re.compile(r"custom_call @\w*callback|stablehlo\.(infeed|outfeed|send|recv)\b")
 
 
 def _calls_python(jaxprs: Iterable[Any]) -> bool:

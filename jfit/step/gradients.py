@@ -12,6 +12,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.ops.axis import Axis
+from jfit.programs import Jitted
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -212,15 +213,14 @@ def full_gradients(
     """
     summed = _summed(model, wrt, policy)
 
-    @jax.jit
-    def first(params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
+    def sums_of(params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
         gradients, rows, positions = summed(params, aux, batch, key, number, None)
         return jax.tree.map(lambda g: _wide(g) * positions.astype(_wide(g).dtype), gradients), rows * positions
 
-    def more(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
-        return jax.tree.map(jnp.add, sums, first(*args))
+    def more_sums(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
+        return jax.tree.map(jnp.add, sums, sums_of(*args))
 
-    more, mean = jax.jit(more, donate_argnums=0), jax.jit(_mean)
+    first, more, mean = Jitted(sums_of), Jitted(more_sums, donate_argnums=0), jax.jit(_mean)
 
     def fn(params: Params, aux: Aux, batches: Iterable[Any], key: Array | None = None) -> Gradients:
         key, sums = _key(key), None

@@ -198,6 +198,6 @@ def penalty_and_chunks(
 def with_penalty(shared: Any, extra: Array) -> Any:
     """Add a penalty to the mean loss of a batch; `shared` are its sums over the rows of all devices, a `Shared`."""
     total, count = shared.loss
-    if count.ndim:  # each of the losses with a count above 0 gets an equal part
-        extra = extra / jnp.maximum(jnp.sum(count > 0), 1)
+    if count.ndim:  # the reported loss is the sum of the means of several losses: the first gets the penalty
+        extra = jnp.zeros_like(count).at[0].set(extra)
     return shared._replace(loss=(total + extra * count, count))

@@ -192,14 +192,16 @@ class Pool:
 
     def _wait(self, process: subprocess.Popen[bytes], handle: int, event: int, rows: RowOffsets) -> None:
         """Wait for a pipe of a worker that decodes `rows`; a long wait is logged, Ctrl-C or `LOST_SECONDS` end it."""
-        poll, started = select.poll(), time.monotonic()
+        poll, seconds, last = select.poll(), 0.0, time.monotonic()
         poll.register(handle, event)
         numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)
         where = f"{self.job.path} (rows {numbers})" if rows else self.job.path
         patience = Patience(lambda _: f"worker process {process.pid}, which decodes {where},")
         while not poll.poll(1000 * interrupts.WAIT_SECONDS):
             interrupts.check()
-            seconds = time.monotonic() - started
+            now = time.monotonic()
+            # a pause of this process, such as a suspended job, is no wait for the worker
+            seconds, last = seconds + min(now - last, 10 * interrupts.WAIT_SECONDS), now
             patience(0, seconds)
             if seconds >= LOG_SECONDS:
                 for worker in self._processes:

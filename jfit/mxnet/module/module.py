@@ -571,7 +571,7 @@ class Module(BaseModule):
         check, arrays, rows = self._check(), dict([*data.data, *data.label]), data.epoch_rows()
         if check.problem(arrays, "") is None:
             return
-        for number in range(-(-len(rows) // data.batch_size)):
+        for number in range(data.num_batches):
             at = rows[number * data.batch_size :][: data.batch_size]
             problem = check.problem({k: v[at] for k, v in arrays.items()}, f"epoch {epoch}, batch {number}")
             if problem is not None:
