@@ -29,7 +29,7 @@ def sums(model, params, aux, inputs, weight=None):
 
     def found(p):
         grads, (outputs, moved) = jax.grad(total, has_aux=True)(p)
-        return grads, moved, jfit.lowering.model.loss_sums(model, outputs, inputs, weight, plan.rows)
+        return grads, moved, jfit.lowering.model.loss_sums(model, outputs, inputs, weight, plan.rows).mean
 
     return jax.jit(found)(params)
 

@@ -33,7 +33,8 @@ def test_saving_a_run_into_a_checkpoint_folder_deletes_no_checkpoint(tmp_path):
 
 
 def test_resuming_in_the_middle_of_an_epoch_needs_the_same_batch_size(tmp_path):
-    train(num_epoch=1, checkpoint=tmp_path, checkpoint_every=2, batch_size=8)
+    stop = jfit.callbacks.lambda_callback(every=2, step=lambda event: event.run.stop())
+    train(num_epoch=1, checkpoint=tmp_path, batch_size=8, callbacks=[stop])
     with pytest.raises(ValueError, match=r"middle of an epoch of batches of 8 rows, but this run has batch_size=16"):
         train(num_epoch=2, checkpoint=tmp_path, resume=True, batch_size=16)
 
