@@ -40,7 +40,8 @@ STAGES = (
     ("data", "Data", "Batches of arrays, files, iterators and loaders. The guides are [Data](../data.md) and "
      "[Images](../images.md).", ("jfit.data", "jfit.data.images"), ("data",)),
     ("fit", "Training runs", "Train with one call: epochs, evaluation, callbacks, checkpoints.",
-     ("jfit.callbacks", "jfit.checkpoint", "jfit.runs"), ("train", "interrupts")),
+     ("jfit.callbacks", "jfit.checkpoint", "jfit.prepare", "jfit.runs"),
+     ("fit", "run", "prepare", "evaluate", "checkpoints", "callbacks", "history", "loop", "tools", "interrupts")),
     ("files", "Files and export", "Read and write model files. The guides are [Model files](../files.md) and "
      "[Export](../export.md).", ("jfit.formats", "jfit.export"), ("load",)),
     ("mxnet", "MXNet's classes on JAX arrays", "The classes of MXNet with JAX arrays as inputs and outputs. The guide is "

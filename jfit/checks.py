@@ -32,9 +32,9 @@ def positive_integer(*, most: int | None = None, **values: Any) -> None:
 
 
 def positive(*, none: str = "", **values: Any) -> None:
-    """Raise a ValueError unless each value is a number above 0; or None, if `none` says what that is for."""
+    """Raise a ValueError unless each value is a finite number above 0; or None, if `none` says what that is for."""
     values = {name: value for name, value in values.items() if value is not None or not none}
-    _numbers(lambda x: x > 0, "a number above 0" + (f", or None for {none}" if none else ""), values)
+    _numbers(lambda x: 0 < x < math.inf, "a number above 0" + (f", or None for {none}" if none else ""), values)
 
 
 def at_least_0(**values: Any) -> None:

@@ -23,7 +23,7 @@ from jfit.checkpoints.fingerprint import allowed_names
 from jfit.checkpoints.fingerprint import check as check_fingerprint
 from jfit.checkpoints.matching import check_match, check_position
 from jfit.checkpoints.recovery import recovery_note
-from jfit.checkpoints.same_run import check_same_run
+from jfit.checkpoints.same_run import check_same
 from jfit.checkpoints.saved import Saved, check_name, newest, path_of, read
 from jfit.data import StreamData
 from jfit.data.columns import Columns
@@ -386,7 +386,7 @@ class Run:
     def check_same_in_job(self) -> None:
         """Raise RanksDiffer if the processes of a job would not train the same."""
         problem = self._problem
-        check_same_run(lambda: {} if problem is None else problem.description())
+        check_same(lambda: {} if problem is None else problem.description())
 
     def open_folder(self, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
         """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside.

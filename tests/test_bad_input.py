@@ -196,7 +196,7 @@ def test_a_rate_and_a_decay_of_0_are_allowed():
     train(num_epoch=1, seed=jnp.int32(3), optimizer_params={"momentum": None})  # an array of one integer; no momentum
 
 
-@pytest.mark.parametrize("value", [0, -1.0, True, float("nan"), "1"])
+@pytest.mark.parametrize("value", [0, -1.0, True, float("nan"), float("inf"), "1"])
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
 def test_limits_of_gradients_must_be_above_0(name, value):
     fails(rf"{name} is {value!r}; expected a number above 0, or None for no limit", **{name: value})

@@ -149,7 +149,11 @@ def test_a_checkpoint_whose_folder_has_the_number_of_another_step_is_not_read(tm
         assert checkpoint.restore(tmp_path, {"step": 0})["step"] == 4
     with pytest.raises(FormatError, match=wrong):
         checkpoint.load_meta(tmp_path / "step-00009999")
-    (tmp_path / "step-00009999").rename(tmp_path / "best")
+    checkpoint.save(tmp_path, {"step": 5}, keep=2)  # the copy takes no place of another
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005", "step-00009999"]
+    (tmp_path / "step-00009999").rename(tmp_path / "step-00000003 (copy)")
+    assert checkpoint.restore(tmp_path / "step-00000003 (copy)", {"step": 0})["step"] == 3
+    (tmp_path / "step-00000003 (copy)").rename(tmp_path / "best")
     assert checkpoint.restore(tmp_path / "best", {"step": 0})["step"] == 3
 
 
@@ -161,6 +165,8 @@ def test_folders_without_a_name_and_resume_from_a_folder_that_does_not_exist_are
                 train(**{argument: name})
         with pytest.raises(ValueError, match=problem):
             checkpoint.save(name, {"step": 1})
+    with pytest.raises(TypeError, match="resume is 5, expected the path of a folder of checkpoints, a str or a Path"):
+        train(resume=5)
     checkpoint.save("run/a", {"step": 1})
     for missing in ("rum/a", "run/a/step-00000002"):
         with pytest.raises(FileNotFoundError, match=f"resume: '{missing}' does not exist; pass a folder of checkpoints or a"):

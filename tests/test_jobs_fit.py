@@ -50,6 +50,8 @@ odd = 1 + jfit.distributed.rank()
 calls = {
     "run.score": lambda: run.score((x * odd, y)),
     "run.predict": lambda: run.predict(x[: 8 - odd]),
+    "eval_metric": lambda: run.score((x, y), ["acc", "ce"][odd - 1]),
+    "params": lambda: jfit.predict(net, x, params=start | {"fc_bias": np.full(2, odd, "float32")}),
     "jfit.score": lambda: jfit.score(net, (x, y), params=start, batch_size=8 * odd),
     "jfit.predict": lambda: jfit.predict(net, x if odd == 1 else iter([x]), params=start),
     "eval_data": lambda: jfit.fit(net, (x, y), **options | {"eval_data": (x[:7], list(abs(y[:7] - odd + 1)))}),
@@ -75,6 +77,8 @@ def test_two_processes_train_as_one(tmp_path):
     for name, text in {
         "run.score": f"would not score the same: {who} data data float32 (5,), sample ",
         "run.predict": f"would not predict the same: {who} rows 6 (rank 0: 7), data data float32 (5,), sample ",
+        "eval_metric": f'would not score the same: {who} eval_metric ["cross-entropy"] (rank 0: ["accuracy"])',
+        "params": f"would not score or predict the same: {who} parameters ",
         "jfit.score": f"would not score the same: {who} batch_size 16 (rank 0: 8). Start all of them with the same script",
         "jfit.predict": f"would not predict the same: {who} rows null (rank 0: 50), data data null (rank 0: float32 (5,), ",
         "eval_data": f"would not train the same: {who} eval_data data softmax_label float32 (), sample ",

@@ -165,7 +165,7 @@ class Saver:
         if sys.exception() is not self._outer:  # training failed: the other processes of a job may not come here
             return self.write(event, state) if self.failed and self.can_save_alone(event.run) else state
         # A state that the run restores at its end is marked in the checkpoint, for `Run.load`.
-        self.failed = self.failed or event.run.restores_best or not self._has(event.step, state)
+        self.failed = self.failed or getattr(event.run, "restores_best", False) or not self._has(event.step, state)
         state = self.agree(state)
         if not self.failed:
             return state

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jfit.checkpoints.fingerprint import describe_data
-from jfit.data import ArrayData, StreamData
 from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
@@ -17,37 +15,19 @@ _LOGGED = ("numpy", "optax", "python")  # versions that can differ without other
 _MOST = 4  # differences of one process in a message
 
 
-def check_same_run(describe: Callable[[], dict[str, Any]]) -> None:
-    """Compare what the processes of a job are about to train; do nothing without a job.
+def check_same(describe: Callable[[], dict[str, Any]], verb: str = "train") -> None:
+    """Compare what the processes of a job are about to do; do nothing without a job.
 
     Args:
         describe: function that returns what must be equal, JSON-serializable.
+        verb: what they do, for messages.
 
     Raises:
         RanksDiffer: in all processes, if two differ.
     """
     if num_processes() == 1:
         return
-    _check(describe(), "train")
-
-
-def check_same_data(data: ArrayData | StreamData, batch_size: int, verb: str) -> None:
-    """Compare the arrays that the processes of a job score or predict, once per call; do nothing without a job.
-
-    Args:
-        data: the data set.  Of streams, each process reads a part of its own, so that their batches are not compared.
-        batch_size: number of rows per batch.
-        verb: "score" or "predict", for messages.
-
-    Raises:
-        RanksDiffer: in all processes, if two differ.
-    """
-    if num_processes() > 1:
-        _check({**describe_data(data), "batch_size": batch_size}, verb)
-
-
-def _check(description: Mapping[str, Any], verb: str) -> None:
-    descriptions = exchange(description, f"what the processes {verb}")
+    descriptions = exchange(describe(), f"what the processes {verb}")
     problems, logged = differences(descriptions)
     if logged and is_main():
         logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))

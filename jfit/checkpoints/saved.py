@@ -50,7 +50,9 @@ class Saved(NamedTuple):
 
 
 def check_name(directory: str | os.PathLike[str], argument: str) -> None:
-    """Raise ValueError if the name of a folder is "", which pathlib takes for the current folder, or has a NUL character."""
+    """Raise an error if a path is no path, is "", which pathlib takes for the current folder, or has a NUL character."""
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(f"{argument} is {directory!r}, expected the path of a folder of checkpoints, a str or a Path")
     if os.fspath(directory) == "" or "\0" in str(directory):
         problem = "it has a NUL character" if directory else "it is empty (the current folder is '.')"
         raise ValueError(f"{argument} is {str(directory)!r}, expected the path of a folder of checkpoints: {problem}")
@@ -222,7 +224,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", REMEDY)
-    if STEP.match(folder.name.removeprefix(".")) and record["step"] != step_of(folder):
+    if STEP.fullmatch(folder.name) and record["step"] != step_of(folder):
         problem = f"the checkpoint is of step {record['step']}, but the name of its folder says {step_of(folder)}"
         raise FormatError(
             file, "field 'step'", problem, "a copied or renamed checkpoint keeps the number of its step: rename it."

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfit.checkpoints.locks import check as check_lock
-from jfit.checkpoints.saved import META, TENSORS, folders_of, path_of
-from jfit.formats.atomic import atomic_dir, sweep, trash
+from jfit.checkpoints.saved import META, TENSORS, folders_of, path_of, record_of, step_of
+from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
 from jfit.formats.manifest import dump_sealed
 from jfit.formats.tensors import checksum, save_tensors
 from jfit.interrupts import in_thread
@@ -87,12 +87,25 @@ def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> P
 
 
 def _delete(path: Path, keep: int, protect: Collection[int]) -> None:
-    """Delete all checkpoints but `path`, the `keep` - 1 others with the highest steps, and those of the steps in `protect`."""
-    others = [other for other in reversed(folders_of(path.parent)) if other != path]
+    """Delete all checkpoints but `path`, the `keep` - 1 others with the highest steps, and those of the steps in `protect`.
+
+    Copies under the number of a later step, which are never read, take no place of another and are not deleted.
+    """
+    others = [other for other in reversed(folders_of(path.parent)) if other != path and not _is_misnamed(other, path)]
     protected = {path_of(path.parent, number) for number in protect}
     for other in others[keep - 1 :]:
         if other not in protected:
             trash(other)
+
+
+def _is_misnamed(other: Path, path: Path) -> bool:
+    if step_of(other) <= step_of(path):
+        return False
+    try:
+        record_of(other)
+    except (FormatError, OSError):
+        return True
+    return False
 
 
 def _write(folder: Path, name: str, arrays: dict[str, np.ndarray], keys: dict[str, str]) -> dict[str, Any]:

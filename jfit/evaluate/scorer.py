@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from jfit import counters, interrupts
-from jfit.checkpoints.same_run import check_same_data
+from jfit.checkpoints.fingerprint import describe_data, digest
+from jfit.checkpoints.same_run import check_same
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
 from jfit.evaluate.host_metrics import HostMetrics, metric_inputs
@@ -442,7 +443,8 @@ class Evaluator:
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = self._size(batch_size), self.settings.devices
         converted = self._data(data, size)
-        check_same_data(converted, size, "score")
+        names = [metric.name for metric in metrics]
+        check_same(lambda: {**describe_data(converted), "batch_size": size, "eval_metric": names}, "score")
         model = self._bound(converted, size)
         if model.joint_loss is not None and not any(o.label for o in model.outputs):
             model = paired(model, metrics, first_batch(self.model, converted, size))
@@ -459,7 +461,7 @@ class Evaluator:
         check_entry("Run.predict", several=True)
         self._check_devices()
         converted = self._data(data, size, labels=False)
-        check_same_data(converted, size, "predict")
+        check_same(lambda: {**describe_data(converted), "batch_size": size}, "predict")
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
         outputs = self._cached(("predict", size, model.inputs), make)(state, converted)
@@ -607,7 +609,8 @@ class InferenceModel:
         self.set_params(params, aux)
 
     def set_params(self, params: Any, aux: Any) -> None:
-        """Replace the parameters and auxiliary states by copies of these."""
+        """Replace the parameters and auxiliary states by copies of these; in a job, all processes pass the same."""
+        check_same(lambda: {"parameters": digest(params), "auxiliary states": digest(aux)}, "score or predict")
         params, aux = (
             {k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, {} if aux is None else aux)
         )

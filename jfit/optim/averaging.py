@@ -87,7 +87,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
             raise ValueError("ema needs the parameters to average them; call update(grads, state, params)")
         updates, inner_state = inner.update(grads, state.inner, params, **extra)
         count = state.count + 1
-        d = jnp.asarray(_decay_of(decay, debias, count), jnp.float32)
+        d = jnp.asarray(_decay_of(decay, debias, count), float)
 
         def average(old: Array, w: Array) -> Array:
             return (d * old + (1 - d) * wide(w)).astype(old.dtype)
