@@ -28,7 +28,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 ROWS, WIDTH, CLASSES, BATCH = 64, 4, 3, 16
 # Files that handle the learning rate in every run: files of these names, and the folder of the optimizers.
-RATE_FILES, RATE_FOLDER = {"state.py", "loop.py", "history.py"}, "optim/"
+RATE_FILES, RATE_FOLDER = {"state.py", "loop.py", "report.py", "table.py"}, "optim/"
 RATE = {"learning_rate": 0.1}
 SHARE = 0.6  # with --against: a walk should run at most this share of the other version's files
 
