@@ -762,8 +762,8 @@ class Run:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a Run cannot be pickled or copied deeply: it has its state on the devices, and compiled programs; write it with "
-            "run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
+            "a Run cannot be pickled or copied with copy.deepcopy: it has arrays on the devices and compiled programs; "
+            "write it with run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
         )
 
     def __copy__(self) -> Run:

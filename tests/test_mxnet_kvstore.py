@@ -325,7 +325,7 @@ def test_stores_are_created_by_name():
     assert create().is_capable("optimizer")
     with pytest.raises(TypeError, match="found 3"):
         create(3)
-    with pytest.raises(ValueError, match="'horovod' is a separate program"):
+    with pytest.raises(ValueError, match="'horovod' needs other software"):
         create("horovod")
 
 

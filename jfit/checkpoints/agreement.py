@@ -75,7 +75,7 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
             if not path.exists():
                 raise FileNotFoundError(
                     f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True to "
-                    "continue from checkpoint= if it has one"
+                    "continue from the folder in checkpoint=, if it has a checkpoint"
                 )
             warn_of_traces(directory)
             return None

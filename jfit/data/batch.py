@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 
 def as_batch(batch: Any) -> Batch:
-    """Convert a dict of inputs to a `Batch`; raise a TypeError if `batch` is neither."""
+    """Convert a dict of inputs to a `Batch`; return a `Batch` unchanged, and raise a TypeError for other types."""
     if not isinstance(batch, dict) and not hasattr(batch, "inputs"):
         raise TypeError(f"the batch is {type(batch).__name__}; expected a jfit.Batch, or a dict of arrays by input name")
     return Batch(batch) if isinstance(batch, dict) else batch

@@ -123,7 +123,7 @@ class Program:
 
 
 def _digest(kind: str, outputs: Sequence[str], content: bytes) -> str:
-    """SHA-256 of a program: XLA crashes the process where it reads damaged bytes."""
+    """SHA-256 of a program, checked before XLA reads it: damaged bytes would crash the process."""
     return hashlib.sha256(json.dumps([kind, *outputs]).encode() + content).hexdigest()
 
 

@@ -122,8 +122,8 @@ def dispatcher_of(problem: Problem) -> Any:
 
     It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  Networks for which
     `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore `steps_per_call`: XLA's loops are
-    slow for them, and an unrolled loop rounds differently from separate steps.  So do steps with `reduce="ordered"`, and their
-    batches come from the host.
+    slow for them, and an unrolled loop rounds differently from separate steps.  Steps with `reduce="ordered"` also run one by
+    one, and always use a `StreamDispatcher`.
     """
     options, devices = problem.options, problem.settings.devices
     data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model)

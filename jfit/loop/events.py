@@ -19,10 +19,10 @@ class Events:
 
     Args:
         callbacks: the callbacks of a run.
-        loop: the `Loop`, of which events have position and run.
+        loop: the `Loop`; each event has its position and its run.
 
     Attributes:
-        callbacks: those of this process.
+        callbacks: those that run in this process.
         states: the state of each callback, JSON-serializable, saved in checkpoints.
         has_steps: whether a callback gets "step" events.
     """
@@ -58,7 +58,7 @@ class Events:
                 self.send_to(i, "fit_end")
 
     def after_dispatch(self, _: Any) -> None:
-        """Send the "step" events that are due."""
+        """Send a "step" event to the callbacks whose interval ends with the last step."""
         for i, every in self._every:
             if self._loop.step % every == 0:
                 self.send_to(i, "step")

@@ -211,7 +211,7 @@ class Loop:
         self.events.send("epoch_start")
 
     def _watchers(self, pace: Pace) -> tuple[list[Callable[[Loop], None]], list[Callable[[Dispatch], None]]]:
-        """What is called before and after each dispatch of an epoch; nothing that is not used."""
+        """Return the functions to call before and after each dispatch; those that this run does not need are left out."""
         before, after, profiler = [], [pace.after_dispatch], self.profiler
         if profiler is not None:
             before, after = [profiler.before], [lambda _: profiler.after(self), *after]

@@ -42,7 +42,7 @@ class Pace:
         self._pending: LogPoint | None = None  # the last log point, if its values are not read from the devices yet
 
     def speed(self) -> dict[str, float]:
-        """Return rows per second and seconds since the start of the epoch, without those of compilation."""
+        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time."""
         compiling = counters.compile_seconds() - self.compiled
         seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
         return {"samples_per_second": self._rows / seconds, "time": seconds}

@@ -27,7 +27,7 @@ class StepProfiler:
 
     @classmethod
     def of(cls, span: tuple[int, int] | None, directory: str | Path | None) -> StepProfiler | None:
-        """Return the profiler of a run from the arguments of `fit`; None without `profile`."""
+        """Create the profiler of a run from the arguments `profile` and `directory` of `fit`; None without `profile`."""
         return None if span is None or directory is None else cls(span, directory)
 
     def gap(self, step: int) -> int:

@@ -60,7 +60,7 @@ class Readings:
         return result if self.host is None else self.host.push(result)
 
     def read(self, value: Any, history: History, events: Events, *, behind: int = WAIT_EVERY) -> Any:
-        """Copy arrays to the host, with the queued values of batches that the devices have finished.
+        """Copy arrays to the host, and record the values of earlier batches that wait to be read.
 
         Args:
             value: pytree of arrays.

@@ -244,7 +244,7 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
     if not unread and step > last:
         raise ValueError(
             f"replay: step is {step}, but the run has done {last} step{'s' * (last != 1)}; pass a number from 0 to {last}, "
-            "the step that follows, or train the run further"
+            "which is the next step, or train the run further"
         )
     if unread and loop.dispatcher.num_batches is not None:
         epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`

@@ -286,8 +286,8 @@ class LossTerms:
     def _unknown_key(self, key: Any, batch: Any) -> ValueError:
         """The error of a loss that gets the batch and looks up an array that it does not have."""
         return ValueError(
-            f"the loss raised KeyError({key!r}); its batch has {list(batch)}: what the model takes, and the labels. An array "
-            f"that only the loss takes is passed with the labels: y={{{key!r}: ..., ...}} is batch[{self.label!r}][{key!r}]"
+            f"the loss raised KeyError({key!r}); its batch has {list(batch)}, the inputs of the model and the labels. Pass "
+            f"an array that only the loss takes with the labels: y={{{key!r}: ..., ...}} is batch[{self.label!r}][{key!r}]"
         )
 
     def missing_label(self, term: Term, names: Sequence[str]) -> ValueError:

@@ -28,7 +28,7 @@ def end_unless_worker() -> None:
 
 
 def check_synchronous(name: str) -> None:
-    """Raise an error if a type of key-value store is asynchronous, as `dist_async`.
+    """Raise an error if a type of key-value store is asynchronous, such as `dist_async`.
 
     Args:
         name: the type.
@@ -41,8 +41,8 @@ def check_synchronous(name: str) -> None:
     """
     if "dist" in name.lower() and "async" in name.lower():
         raise ValueError(
-            f"kvstore {name!r} is asynchronous: it updates with the gradients of one process at a time, which belong to older "
-            "weights. With momentum that diverges, so jfit has no such store; use 'dist_sync', which sums the gradients of "
+            f"kvstore {name!r} is asynchronous: each update has the gradients of one process, computed with older weights. "
+            "With momentum, training can diverge, so jfit has no such store; use 'dist_sync', which sums the gradients of "
             "all processes in each step"
         )
 

@@ -16,7 +16,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         optimizer: the `Optimizer`, with the moving average of the parameters if there is one (ema=).
-        resolved: the same without the average.
+        resolved: the optimizer without the moving average.
         schedule: the `Schedule` of the run, with all lengths in updates; None: a constant learning rate.
         learning_rate: the base learning rate that the user passed; None: the default of the optimizer or schedule.
     """

@@ -170,7 +170,7 @@ class Pool:
         return json.loads(line)
 
     def _line(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> bytes:
-        """Return the next line of a worker, or b"" at its end."""
+        """Return the next line that a worker writes, or b"" if it has closed its output."""
         unread, handle = self._unread.setdefault(process.pid, bytearray()), _pipe(process.stdout).fileno()
         while (end := unread.find(b"\n") + 1) == 0:
             self._wait(process, handle, select.POLLIN, rows)
@@ -191,7 +191,7 @@ class Pool:
                 text = text[os.write(handle, text[: select.PIPE_BUF]) :]  # more would wait for the worker, without `_wait`
 
     def _wait(self, process: subprocess.Popen[bytes], handle: int, event: int, rows: RowOffsets) -> None:
-        """Wait for a pipe of a worker that decodes `rows`; a long wait is logged, Ctrl-C or `LOST_SECONDS` end it."""
+        """Wait until a pipe of a worker that decodes `rows` is ready; raise after `LOST_SECONDS` and at Ctrl-C."""
         poll, seconds, last = select.poll(), 0.0, time.monotonic()
         poll.register(handle, event)
         numbers = ", ".join(str(row) for row, _ in rows[:4]) + ", ..." * (len(rows) > 4)

@@ -515,7 +515,9 @@ def checked_type(name: str) -> str:
     check_synchronous(name)
     lower = name.lower()
     if lower in ("horovod", "byteps"):
-        raise ValueError(f"kvstore {name!r} is a separate program that jfit does not support; 'device' sums on the devices.")
+        raise ValueError(
+            f"kvstore {name!r} needs other software, which jfit does not support; 'device' sums over the local devices."
+        )
     if lower not in TYPES:
         known = ", ".join(map(repr, (*TYPES, *KVStoreBase.kv_registry)))
         near = nearest(lower, TYPES)
