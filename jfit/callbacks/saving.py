@@ -233,8 +233,8 @@ class Saver:
     def meta(self, event: Event, state: Any) -> dict[str, Any]:
         """Return the meta of the run with `state` as state of this callback; the run still has that before the event."""
         meta = _meta(event)
-        if state is not self._state_of_run:
-            states = meta.get("callbacks", [])
+        if state is not self._state_of_run and "callbacks" in meta:
+            states = meta["callbacks"]
             meta["callbacks"] = [[name, state if old is self._state_of_run else old] for name, old in states]
         return meta
 

@@ -90,7 +90,7 @@ class Module(ModuleType):
 
 
 def _public(module: Any) -> list[str]:
-    own = [n for n in dir(module) if not n.startswith("_") and getattr(getattr(module, n), "__module__", "") == module.__name__]
+    own = [n for n, value in vars(module).items() if n[0] != "_" and getattr(value, "__module__", "") == module.__name__]
     return list(getattr(module, "__all__", own))
 
 
