@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import pickle
 
 import jax
@@ -14,6 +16,7 @@ from fit_support import bits, blobs, convnet, mlp, same, train
 import jfit
 from jfit import counters
 from jfit.feed.batches import fits_on_device
+from jfit.prepare import FitOptions
 
 sym = jfit.sym
 X, Y = blobs()
@@ -426,3 +429,12 @@ def test_scoring_by_the_same_names_again_compiles_nothing(run, names):
     with counters.counted() as seen:
         assert run.score(EVAL, names) == first
     assert dict(seen) == {"host_syncs": 1}
+
+
+def test_options_are_the_arguments_of_fit_and_those_that_lr_find_shares_with_it():
+    """With the same defaults: no argument exists in one of them and is forgotten in another."""
+    arguments = {name: p.default for name, p in list(inspect.signature(jfit.fit).parameters.items())[3:]}
+    options = {field.name: field.default for field in dataclasses.fields(FitOptions)}
+    assert options == arguments
+    shared = {name: p.default for name, p in inspect.signature(jfit.lr_find).parameters.items() if name in options}
+    assert len(shared) == 24 and shared.items() <= options.items()
