@@ -72,7 +72,7 @@ def test_mx_imports_the_training_loop_when_it_is_used():
 import sys, jfit.mx as mx
 mx.nd.zeros(2), mx.cpu()
 loaded = {m.split(".")[1] for m in sys.modules if m.startswith("jfit.")}
-assert not {"data", "init", "lowering", "metrics", "step", "train"} & loaded, loaded
+assert not {"data", "init", "lowering", "metrics", "step", "prepare", "loop", "fit"} & loaded, loaded
 assert "jfit.optim.registry" not in sys.modules and "jfit.parallel.devices" not in sys.modules
 assert mx.optimizer.SGD and "jfit.optim.registry" in sys.modules
 """
@@ -81,7 +81,7 @@ assert mx.optimizer.SGD and "jfit.optim.registry" in sys.modules
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["mx.module", "mx.random", "mx.sym", "mxnet.symbol", "mxnet.gluon", "train.fit", "data.images"]
+    "name", ["mx.module", "mx.random", "mx.sym", "mxnet.symbol", "mxnet.gluon", "tools.verify", "data.images"]
 )
 @pytest.mark.repetitions(slow=3)
 def test_any_module_can_be_the_first_that_is_imported(name):
@@ -91,9 +91,9 @@ def test_any_module_can_be_the_first_that_is_imported(name):
 
 # After the first name is used, the second is still a module.  All of them were modules when `import jfit` imported everything.
 MODULES_AFTER = {
-    "fit": "train.lr_find",
-    "score": "train.fit",
-    "load": "train.run",
+    "fit": "tools.lr_find",
+    "score": "loop.loop",
+    "load": "run",
     "callback": "mxnet.module",
     "Module": "mxnet.gluon",
     "data.files": "data.files.csv_iter",

@@ -49,7 +49,7 @@ def batch_by_batch():
     mod, metric = mx.mod.Module(network()), mx.metric.create("acc")
     mod.bind(data().provide_data, data().provide_label)
     mod.init_params(mx.init.Xavier())
-    mod.init_optimizer("adam")
+    mod.init_optimizer(optimizer="adam")
     for batch in data():
         mod.forward_backward(batch)
         mod.update()
