@@ -9,10 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jfit.checkpoints.fingerprint import sample
-from jfit.checks import positive_integer
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.distributed import exchange, num_processes, rank
@@ -21,30 +18,6 @@ from jfit.lowering.model import Model
 
 _BY_RANK = "__by_rank__"  # key of a position: the positions of the streams of all processes of a job
 COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
-_NUMBERS = (int, float, np.integer, np.floating)
-
-
-def check_options(
-    steps_per_epoch: Any, validation_split: Any, eval_every: Any, eval_data: Any, data_timeout: Any = None
-) -> None:
-    """Check arguments of `fit`, described there.
-
-    Raises:
-        ValueError: an argument is out of range, or `validation_split` is combined with `eval_data`.
-    """
-    positive_integer(steps_per_epoch=1 if steps_per_epoch is None else steps_per_epoch, eval_every=eval_every)
-    if data_timeout is not None and (
-        isinstance(data_timeout, bool) or not isinstance(data_timeout, _NUMBERS) or not data_timeout > 0
-    ):
-        raise ValueError(f"data_timeout is {data_timeout!r}; expected a number of seconds above 0, or None")
-    if validation_split is None:
-        return
-    if isinstance(validation_split, bool) or not isinstance(validation_split, _NUMBERS) or not 0 < validation_split < 1:
-        raise ValueError(f"validation_split is {validation_split!r}; expected a fraction between 0 and 1, such as 0.1")
-    if eval_data is not None:
-        raise ValueError(
-            "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
-        )
 
 
 def set_timeout(data: ArrayData | StreamData, seconds: float | None) -> None:
