@@ -1,4 +1,6 @@
-"""List the files of jfit that run in five typical tasks (walks), as a measure of how scattered the code is.
+"""List the files of jfit that run in five typical tasks (walks), and how often the code switches between them.
+
+Both measure how scattered the code is: a switch is a call of a function in another file than the last one that was called.
 
     python -m benchmarks.walks                       the files of each walk
     python -m benchmarks.walks --against ../other    the same, compared with another version of jfit
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -30,19 +33,23 @@ ROWS, WIDTH, CLASSES, BATCH = 64, 4, 3, 16
 # Files that handle the learning rate in every run: files of these names, and the folder of the optimizers.
 RATE_FILES, RATE_FOLDER = {"state.py", "loop.py", "report.py", "table.py"}, "optim/"
 RATE = {"learning_rate": 0.1}
-SHARE = 0.6  # with --against: a walk should run at most this share of the other version's files
+SHARE = 0.6  # with --against: files and switches of a walk should be at most this share of the other version's
 
 
-def files_run(work: Callable[[], Any]) -> set[str]:
-    """The files of jfit with a function that is called during `work()`, in any thread; paths relative to the package."""
+def files_called(work: Callable[[], Any]) -> list[str]:
+    """The file of each function of jfit that `work()` calls, in order of the calls: those of this thread, then other threads'.
+
+    Paths are relative to the package.
+    """
     import jfit
 
     package = os.path.dirname(os.path.abspath(jfit.__file__)) + os.sep
-    called: set[Any] = set()
+    called: dict[int, list[str]] = {threading.get_ident(): []}
 
     def note(frame: Any, event: str, arg: Any) -> None:
-        if event == "call":
-            called.add(frame.f_code)
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package) and code.co_name != "<module>":
+            called.setdefault(threading.get_ident(), []).append(code.co_filename.removeprefix(package))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -51,9 +58,8 @@ def files_run(work: Callable[[], Any]) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    code = [c for c in called if c.co_filename.startswith(package) and c.co_name != "<module>"]
-    files = {c.co_filename.removeprefix(package) for c in code}
-    return {f for f in files if not f.startswith("ops" + os.sep) and f != "counters.py"}
+    files = [f for calls in list(called.values()) for f in calls]
+    return [f for f in files if not f.startswith("ops" + os.sep) and f != "counters.py"]
 
 
 def network() -> Any:
@@ -85,12 +91,12 @@ def _fit(**settings: Any) -> Callable[[], Any]:
     return lambda: fit(net, data, batch_size=BATCH, num_epoch=1, optimizer_params=RATE, progress=False, **settings)
 
 
-def batch_to_update() -> set[str]:
+def batch_to_update() -> list[str]:
     """fit on arrays, one epoch."""
-    return files_run(_fit())
+    return files_called(_fit())
 
 
-def json_to_jaxpr() -> set[str]:
+def json_to_jaxpr() -> list[str]:
     """Symbol JSON -> graph -> model -> jaxpr of a forward pass in training mode."""
     import jax
 
@@ -105,10 +111,10 @@ def json_to_jaxpr() -> set[str]:
         inputs = {"data": features, "softmax_label": labels}
         jax.make_jaxpr(lambda p, i: model.apply(p, {}, i, train=True, key=key))(params, inputs)
 
-    return files_run(work)
+    return files_called(work)
 
 
-def module_step() -> set[str]:
+def module_step() -> list[str]:
     """Module: forward, backward and update of one batch."""
     import jfit.mx as mx
 
@@ -124,21 +130,20 @@ def module_step() -> set[str]:
         module.backward()
         module.update()
 
-    return files_run(work)
+    return files_called(work)
 
 
-def learning_rate() -> set[str]:
+def learning_rate() -> list[str]:
     """The learning rate, from the arguments of fit and a schedule to the update and the history.
 
     Lists the files that run with a schedule but not without, and those that handle the rate in every run: the optimizers, the
     train state, the loop and the history.
     """
-    scheduled, constant = files_run(_fit(schedule="cosine")), files_run(_fit())
-    always = {f for f in scheduled if f.startswith(RATE_FOLDER) or os.path.basename(f) in RATE_FILES}
-    return (scheduled - constant) | always
+    scheduled, constant = files_called(_fit(schedule="cosine")), set(files_called(_fit()))
+    return [f for f in scheduled if f not in constant or f.startswith(RATE_FOLDER) or os.path.basename(f) in RATE_FILES]
 
 
-def files_to_prediction() -> set[str]:
+def files_to_prediction() -> list[str]:
     """Files .params and -symbol.json -> predictions for every row."""
     from jfit import Loaded, formats, load
 
@@ -147,7 +152,7 @@ def files_to_prediction() -> set[str]:
         net.save(f"{folder}/net-symbol.json")
         formats.save_arrays(f"{folder}/net-0001.params", {f"arg:{k}": v for k, v in values().items()})
         assert isinstance(load(f"{folder}/net"), Loaded)
-        return files_run(lambda: load(f"{folder}/net").predict(features))
+        return files_called(lambda: load(f"{folder}/net").predict(features))
 
 
 WALKS = {w.__name__: w for w in (batch_to_update, json_to_jaxpr, module_step, learning_rate, files_to_prediction)}
@@ -163,8 +168,8 @@ def _import_all() -> None:
             continue  # an optional dependency is not installed
 
 
-def measure(root: Path = ROOT) -> dict[str, list[str]]:
-    """Name of each walk -> its files, sorted, for the version of jfit in the folder `root`."""
+def measure(root: Path = ROOT) -> dict[str, tuple[list[str], int]]:
+    """Name of each walk -> its files, sorted, and the number of switches, for the version of jfit in the folder `root`."""
     walks = {}
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     for name in WALKS:
@@ -172,7 +177,8 @@ def measure(root: Path = ROOT) -> dict[str, list[str]]:
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the walk {name} in {root} failed:\n{done.stderr[-2000:]}")
-        walks[name] = json.loads(done.stdout.splitlines()[-1])
+        called = json.loads(done.stdout.splitlines()[-1])
+        walks[name] = sorted(set(called)), sum(a != b for a, b in itertools.pairwise(called))
     return walks
 
 
@@ -185,15 +191,17 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.walk:
         _import_all()
-        print(json.dumps(sorted(WALKS[options.walk]())))
+        print(json.dumps(WALKS[options.walk]()))
         return 0
     walks, others = measure(options.root.resolve()), measure(options.against.resolve()) if options.against else {}
-    for name, files in walks.items():
-        print(f"{name}: {len(files)} files\n    " + "\n    ".join(files))
-    for name, files in others.items():
-        share = len(walks[name]) / len(files)
-        verdict = "within" if share <= SHARE else "over"
-        print(f"{name}: {len(walks[name])} of {len(files)} files, {share:.0%}, {verdict} {SHARE:.0%}")
+    for name, (files, switches) in walks.items():
+        print(f"{name}: {len(files)} files, {switches} switches\n    " + "\n    ".join(files))
+    for name, (files, switches) in others.items():
+        now = len(walks[name][0]), walks[name][1]
+        shares = now[0] / len(files), now[1] / switches
+        verdict = "within" if max(shares) <= SHARE else "over"
+        files_part = f"{now[0]} of {len(files)} files ({shares[0]:.0%})"
+        print(f"{name}: {files_part}, {now[1]} of {switches} switches ({shares[1]:.0%}), {verdict} {SHARE:.0%}")
     return 0
 
 
