@@ -208,16 +208,10 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
     parameters, model = passes.parameters, passes.programs.model
-    optimizer = parameters.optimizer
     names = [name for name, _ in [*data.data, *data.label]]
     return (
-        optimizer is not None
-        and optimizer.is_pure
+        passes.is_one_program
         and parameters.reduce.slices is None
-        and parameters.workers is None
-        and passes.programs.replicas is None
-        and set(passes.grad_reqs) == set(passes.trainable)
-        and "add" not in passes.grad_reqs.values()
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)

@@ -356,21 +356,34 @@ class Passes:
             self.gradients.update(self.parameters.place_slices({name: np.stack(counters.read(values))}))
 
     # -------------------------------------------------------------------------------- update
+    @property
+    def is_one_program(self) -> bool:
+        """Whether a whole training step can be one program, which returns no gradients of inputs and adds up none."""
+        optimizer, reqs = self.parameters.optimizer, self.grad_reqs
+        return (
+            optimizer is not None
+            and optimizer.is_pure
+            and self.programs.replicas is None
+            and self.parameters.workers is None  # which sum gradients between two programs
+            and set(reqs) == set(self.trainable)
+            and "add" not in reqs.values()
+        )
+
     def update(self) -> None:
         """Update the parameters: in one program with pending forward and backward passes, or from gradients computed before."""
-        parameters = self.parameters
-        optimizer = parameters.optimizer
-        assert optimizer is not None
-        parameters.materialize_pending(except_for=self)
+        self.parameters.materialize_pending(except_for=self)
         if not self.trainable:
             self.flush()
             return
-        pending = self._backward == () and self._outputs is None and self.programs.replicas is None
-        pending = pending and parameters.workers is None  # which sum gradients between two programs
-        fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
-        if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
+        nothing_read = self._backward == () and self._outputs is None and self._last_pass().number == 0
+        if nothing_read and self.is_one_program:
             self._step()
-            return
+        else:
+            self._update_from_gradients()
+
+    def _update_from_gradients(self) -> None:
+        """Update the parameters with the gradients of the last backward pass, which runs first if it is pending."""
+        parameters, workers = self.parameters, self.parameters.workers
         check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
         self.materialize_outputs()
         missing = [n for n in self.trainable if n not in self.gradients]
@@ -378,18 +391,17 @@ class Passes:
             raise RuntimeError(
                 f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
             )
-        gradients: dict[str, Any] = {n: self.gradients[n] for n in self.trainable}
-        workers = parameters.workers
+        gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self.aux)
-        if not optimizer.is_pure:
-            several = len(parameters.devices) > 1 and workers is None
-            self._update_in_python({n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}, several)
+        if parameters.optimizer is None or not parameters.optimizer.is_pure:
+            self._update_in_python(gradients, several=len(parameters.devices) > 1 and workers is None)
             return
+        if workers is not None:
+            gradients = workers.arguments(gradients, parameters.grouped)
         with interrupts.defer_interrupts():  # the host's update counts and the state change together
             parameters.begin_update(self.trainable, self.updated)
-            run, args = self.programs.update(summed=workers is not None), gradients
-            parameters.run(self, run, args if workers is None else workers.arguments(gradients, parameters.grouped))
+            parameters.run(self, self.programs.update(summed=workers is not None), gradients)
 
     def _step(self) -> None:
         parameters, at = self.parameters, self._last_pass()
@@ -417,6 +429,7 @@ class Passes:
             raise NotImplementedError(
                 "gradient compression supports only optimizers by name, not a user-defined optimizer class"
             )
+        gradients = {n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}
         params, _ = parameters.arrays()
         new: dict[str, Any] = {}
         number = {name: i for i, name in enumerate(parameters.names)}
