@@ -90,28 +90,24 @@ class Passes:
         counts = counts if slices is None else slice_rows(batch, slices, axes)
         plan = self.programs.plan(device_shapes(batch, counts, axes))
         if slices is not None:
-            whole = padded_batch(batch, slices, axes, plan)
-            self._record(Pass(whole, tuple(counts), train, parameters.next_pass_number(train), plan, ordered=True))
-            return
-        if len(set(counts)) > 1 and not plan.paddable:
+            batch = padded_batch(batch, slices, axes, plan)
+        elif len(set(counts)) > 1 and not plan.paddable:
             raise ValueError(
                 f"a batch of {sum(counts)} rows is split into slices of {list(counts)} rows, which must be padded, but "
                 f"{plan.reason}"
             )
-        split = split_slices(batch, counts, axes) if devices > 1 else batch
-        split = self._on_devices(split)
-        self._record(Pass(split, tuple(counts), train, parameters.next_pass_number(train), plan))
+        else:
+            batch = self._on_devices(split_slices(batch, counts, axes) if devices > 1 else batch)
+        number = parameters.next_pass_number(train)
+        self._pass = Pass(batch, tuple(counts), train, number, plan, ordered=slices is not None)
+        self._outputs = self._backward = None
+        parameters.waiting.add(self)
 
     def _on_devices(self, tree: Any) -> Any:
         """Return arrays that the programs can use: those committed to other devices, such as outputs of modules, are moved."""
         devices = self.parameters.devices
         where = sharding(devices if self.programs.replicas is None else devices[:1], split=True)
         return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
-
-    def _record(self, new: Pass) -> None:
-        self._pass = new
-        self.parameters.waiting.add(self)
-        self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
         """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
@@ -297,7 +293,6 @@ class Passes:
         if self._outputs is None:  # outputs that were read before are kept, even if the parameters have changed since
             self._outputs = outputs
         whole = self.parameters.state
-        assert whole is not None
         self.parameters.state = whole._replace(aux={**whole.aux, **aux})
         for name, gradient in gradients.items():
             old = self.read_gradients().get(name) if self.grad_reqs[name] == "add" else None
@@ -394,7 +389,7 @@ class Passes:
         gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self.aux)
-        if parameters.optimizer is None or not parameters.optimizer.is_pure:
+        if not parameters.optimizer.is_pure:
             self._update_in_python(gradients, several=len(parameters.devices) > 1 and workers is None)
             return
         if workers is not None:
@@ -419,7 +414,6 @@ class Passes:
         several: whether gradients have a leading device axis.
         """
         parameters = self.parameters
-        assert parameters.state is not None
         if parameters.split:
             raise NotImplementedError(
                 "a user-defined optimizer class does not support kvstore=None on several devices: pass kvstore='device', "
@@ -469,6 +463,5 @@ def dense_gradient(parameters: Parameters, name: str, gradient: Any, several: bo
     """
     if not is_rows(gradient):
         return gradient
-    assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
     return dense_rows(gradient, size, several=len(parameters.devices) > 1 if several is None else several)
