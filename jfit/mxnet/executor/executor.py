@@ -22,7 +22,7 @@ from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.executor.programs import Programs, programs_of
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.module.binding import GRAD_REQS, moving_aux
+from jfit.mxnet.module.binding import moving_aux, requests_of
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.ndarray.array import NDArray, on_device
 from jfit.mxnet.ndarray.create import zeros
@@ -418,17 +418,7 @@ def grad_reqs(grad_req: Any, names: Sequence[str], grads: Sequence[Any] | None) 
         >>> grad_reqs({"x": "add"}, ["x", "y"], None)
         {'x': 'add', 'y': 'null'}
     """
-    if isinstance(grad_req, str):
-        reqs = dict.fromkeys(names, grad_req)
-    elif isinstance(grad_req, Mapping):
-        reqs = {n: grad_req.get(n, "null") for n in names}
-    else:
-        if len(grad_req) != len(names):
-            raise ValueError(f"grad_req has {len(grad_req)} entries, expected {len(names)}: {list(names)}")
-        reqs = dict(zip(names, grad_req, strict=True))
-    for name, request in reqs.items():
-        if request not in GRAD_REQS:
-            raise ValueError(f"grad_req of {name!r} is {request!r}, expected one of {', '.join(GRAD_REQS)}")
+    reqs = requests_of(grad_req, names, "null")
     if grads is None:
         return reqs
     return {n: "null" if g is None else reqs[n] for n, g in zip(names, grads, strict=True)}

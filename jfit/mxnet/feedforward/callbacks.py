@@ -82,22 +82,28 @@ class AbstractEpochCallback(AbstractCallback):
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, model, state, metric).")
 
 
-class _EveryBatch(AbstractBatchCallback):
-    def __init__(self, callback: Callable[[OptimizationState], Any], frequency: int, call_on_0: bool) -> None:
-        self.callback, self.frequency, self.call_on_0 = callback, frequency, call_on_0
+class _Every:
+    """Calls `callback(*args)` if `count(*args)` is a multiple of n; at count 0 only with `call_on_0`."""
 
-    def __call__(self, state: OptimizationState) -> None:
-        if _is_due(state.curr_batch, self.frequency, self.call_on_0):
-            self.callback(state)
+    count: Callable[..., int]
+
+    def __init__(self, callback: Callable[..., Any], n: int, call_on_0: bool) -> None:
+        if n < 1:
+            raise ValueError(f"the number of batches or epochs between calls of a callback is {n}, it must be at least 1.")
+        self.callback, self.n, self.call_on_0 = callback, n, call_on_0
+
+    def __call__(self, *args: Any) -> None:
+        count = self.count(*args)
+        if count % self.n == 0 if count else self.call_on_0:
+            self.callback(*args)
 
 
-class _EveryEpoch(AbstractEpochCallback):
-    def __init__(self, callback: Callable[..., Any], frequency: int, call_on_0: bool) -> None:
-        self.callback, self.frequency, self.call_on_0 = callback, frequency, call_on_0
+class _EveryBatch(_Every, AbstractBatchCallback):
+    count = staticmethod(lambda state: state.curr_batch)
 
-    def __call__(self, model: Any, state: OptimizationState, metric: list[tuple[str, float]]) -> None:
-        if _is_due(state.curr_epoch, self.frequency, self.call_on_0):
-            self.callback(model, state, metric)
+
+class _EveryEpoch(_Every, AbstractEpochCallback):
+    count = staticmethod(lambda model, state, metric: state.curr_epoch)
 
 
 def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_0: bool = False) -> AbstractBatchCallback:
@@ -122,7 +128,7 @@ def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_
 
     Source: MXNet.jl.
     """
-    return _EveryBatch(callback, _positive(n), call_on_0)
+    return _EveryBatch(callback, n, call_on_0)
 
 
 def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False) -> AbstractEpochCallback:
@@ -145,7 +151,7 @@ def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False)
 
     Source: MXNet.jl.
     """
-    return _EveryEpoch(callback, _positive(n), call_on_0)
+    return _EveryEpoch(callback, n, call_on_0)
 
 
 def speedometer(frequency: int = 50) -> AbstractBatchCallback:
@@ -214,13 +220,3 @@ def callbacks_of(callbacks: Sequence[Any], kind: type) -> list[Any]:
                 "function with every_n_batch(function, n) or every_n_epoch(function, n)."
             )
     return [callback for callback in callbacks if isinstance(callback, kind)]
-
-
-def _is_due(count: int, frequency: int, on_0: bool) -> bool:
-    return on_0 if count == 0 else count % frequency == 0
-
-
-def _positive(n: int) -> int:
-    if n < 1:
-        raise ValueError(f"the number of batches or epochs between calls of a callback is {n}, it must be at least 1.")
-    return n

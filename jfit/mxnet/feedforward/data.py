@@ -24,7 +24,7 @@ def is_data_name(name: str) -> bool:
     return name.endswith(("data", "label"))
 
 
-def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool) -> Any:
+def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool, tail: str = "roll_over") -> Any:
     """Convert arrays to an `NDArrayIter`; an iterator is returned unchanged.
 
     Args:
@@ -32,20 +32,22 @@ def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool) -
         y: labels (N,) or (N, 1); None: zeros (prediction only).
         symbol: the network; its arguments ending with `data` and `label` are the names of the arrays.
         batch_size: maximum number of rows per batch.
-        training: shuffle, and move an incomplete last batch to the next epoch.
+        training: shuffle, and treat an incomplete last batch as `tail` says; False: pad it.
+        tail: `last_batch_handle` of the `NDArrayIter`; "roll_over" moves the rows to the next epoch.
 
     Raises:
         ValueError: labels are missing in training, or have the wrong shape or number.
         TypeError: X or y is neither an iterator nor an array.
     """
-    if hasattr(X, "provide_data") and hasattr(X, "reset"):
+    if _is_iter(X):
         return X
     if not hasattr(X, "shape"):
         raise TypeError(f"X is {type(X).__name__}; expected a data iterator, a NumPy or jax array, or an NDArray.")
     if y is None and training:
         raise ValueError("y is missing: training on an array X needs one label per row.")
     labels = np.zeros(X.shape[0], np.float32) if y is None else _labels(y, X.shape[0])
-    return _ndarray_iter(X, labels, symbol, batch_size, training, "roll_over" if training else "pad")
+    names = _input_name(symbol, "data", "data"), _input_name(symbol, "label", "softmax_label")
+    return NDArrayIter(X, labels, min(int(X.shape[0]), batch_size), training, tail if training else "pad", *names)
 
 
 def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
@@ -54,19 +56,15 @@ def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
     A pair is shuffled as in MXNet, where it uses the same NumPy random numbers as the training data.  Unlike in MXNet, an
     incomplete last batch is not moved to the next pass, so each pass uses every row exactly once.
     """
-    if eval_data is None:
-        return None
+    if eval_data is None or _is_iter(eval_data):
+        return eval_data
     if not isinstance(eval_data, (list, tuple)):
-        if hasattr(eval_data, "provide_data") and hasattr(eval_data, "reset"):
-            return eval_data
         raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
     if len(eval_data) != 2 or eval_data[0] is None:
         problem = f"{len(eval_data)} parts" if len(eval_data) != 2 else "X = None"
         raise ValueError(f"eval_data has {problem}; expected a pair (X, y) of arrays.")
     X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
-    if y is None or hasattr(X, "provide_data"):
-        return data_iter(X, y, symbol, batch_size, training=True)
-    return _ndarray_iter(X, _labels(y, X.shape[0]), symbol, batch_size, True, "pad")
+    return data_iter(X, y, symbol, batch_size, training=True, tail="pad")
 
 
 def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
@@ -91,19 +89,17 @@ def sized_epoch(data: Any, size: int, resets: Callable[[], None]) -> Iterator[An
     Raises:
         ValueError: the iterator has no batch after a reset.
     """
-    done, fresh = 0, False
-    while done < size:
-        before = done
-        for batch in data:
-            yield batch
-            done += 1
-            if done >= size:
-                return
-        if fresh and done == before:
+    stream = iter(data)
+    for _ in range(size):
+        batch = next(stream, None)
+        if batch is None:
+            resets()
+            data.reset()
+            stream = iter(data)
+            batch = next(stream, None)
+        if batch is None:
             raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
-        resets()
-        data.reset()
-        fresh = True
+        yield batch
 
 
 def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
@@ -146,9 +142,8 @@ def _labels(y: Any, rows: int) -> Any:
     return y
 
 
-def _ndarray_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, shuffle: bool, handle: str) -> NDArrayIter:
-    names = _input_name(symbol, "data", "data"), _input_name(symbol, "label", "softmax_label")
-    return NDArrayIter(X, y, min(int(X.shape[0]), batch_size), shuffle, handle, *names)
+def _is_iter(data: Any) -> bool:
+    return hasattr(data, "provide_data") and hasattr(data, "reset")
 
 
 def _input_name(symbol: Symbol, ending: str, default: str) -> str:

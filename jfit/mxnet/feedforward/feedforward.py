@@ -140,7 +140,7 @@ class FeedForward:
         self.num_epoch, self.epoch_size, self.begin_epoch = num_epoch, epoch_size, begin_epoch
         self.optimizer, self.initializer, self.kwargs = optimizer, initializer, kwargs
         self.numpy_batch_size = numpy_batch_size
-        self._predictor: Any = None  # ((data names, label names), module)
+        self._predictor: Any = None  # the module of the last prediction
         self._check_arguments()
 
     @property
@@ -279,8 +279,7 @@ class FeedForward:
         data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=True)
         valid = eval_iter(eval_data, self.symbol, self.numpy_batch_size)
         module = self._training_module(data, kvstore, logging if logger is None else logger, work_load_list, monitor)
-        score_callbacks = {"batch_end_callback": eval_batch_end_callback, "score_end_callback": eval_end_callback}
-        batch_callbacks = None if batch_end_callback is None else [_count_from_one(c) for c in listed(batch_end_callback)]
+        batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
         data.reset()
         with self.keep_params_on_error(module), stop_flag().watching() as flag:
             metric = metrics.create(eval_metric)
@@ -291,19 +290,22 @@ class FeedForward:
                 module.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
                 if epoch_end_callback is not None or epoch + 1 == self.num_epoch:
                     self.copy_params_from(module)
-                if epoch_end_callback is not None:
-                    for callback in listed(epoch_end_callback):
-                        callback(epoch, self.symbol, self.arg_params, self.aux_params)
+                for callback in listed(epoch_end_callback):
+                    callback(epoch, self.symbol, self.arg_params, self.aux_params)
                 if valid is not None:
-                    module.score(valid, metric, epoch=epoch, **score_callbacks)
+                    module.score(valid, metric, None, eval_batch_end_callback, eval_end_callback, epoch=epoch)
                     valid.reset()
                 module._stop_if(flag)
 
     def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any, monitor: Any) -> Any:
-        """Create a bound module with parameters and a new optimizer."""
+        """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
         inputs, labels = descriptions(data)
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
-        self._check_inputs([*names, *label_names])
+        for name in self.symbol.list_arguments():
+            if is_data_name(name) and name not in (*names, *label_names, *(self.arg_params or ())):
+                raise ValueError(
+                    f"the network has the input {name!r}, but the data has {names + label_names}; rename the data's arrays."
+                )
         shared = {"logger": logger, "context": self.ctx, "work_load_list": work_load_list}
         if self.sym_gen is None:
             module = self._python_module(self.symbol, names, label_names, **shared)
@@ -320,12 +322,6 @@ class FeedForward:
         if monitor is not None:
             module.install_monitor(monitor)
         return module
-
-    def _check_inputs(self, names: list[str]) -> None:
-        """Raise ValueError if an input of the network is missing in the data."""
-        for name in self.symbol.list_arguments():
-            if is_data_name(name) and name not in names and name not in (self.arg_params or {}):
-                raise ValueError(f"the network has the input {name!r}, but the data has {names}; rename the data's arrays.")
 
     def _fit_pass(self, module: Any, data: Any, metric: Any, callbacks: Any, monitor: Any, epoch: int, flag: StopFlag) -> None:
         """Train one epoch: one pass over the data, or `epoch_size` batches."""
@@ -395,15 +391,12 @@ class FeedForward:
             data.reset()
         module = self._predictor_module(data, overwrite, verbosity)
         results: list[Any] = []
-        for batch in itertools.islice(data, num_batch):
-            module.forward(batch, is_train=False)
-            pad = wrapped_rows(batch)
-            outputs = module._without_padding(pad)
+        for outputs, _, batch in module.iter_predict(itertools.islice(data, num_batch), reset=False):
             if callback is not None:
                 callback(outputs[0] if len(outputs) == 1 else outputs)
                 continue
-            data_and_labels = [_rows(part, pad) for part in (batch.data, batch.label or ())] if return_data else []
-            results.append(([as_array(out) for out in outputs], *data_and_labels))
+            parts = (batch.data, batch.label or ()) if return_data else ()
+            results.append([[as_array(out) for out in outputs], *(_rows(part, wrapped_rows(batch)) for part in parts)])
         if callback is not None:
             return None
         if not results:
@@ -458,31 +451,24 @@ class FeedForward:
         """
         params, aux = self._checked_params()
         inputs, labels = descriptions(data)
-        arguments, names = self.symbol.list_arguments(), [d.name for d in inputs]
-        free = [n for n in arguments if n not in params and n not in names and is_data_name(n)]
-        labels = [d for d in labels if d.name in free]
-        last, key = self._predictor, (names, free)
-        module = last[1] if last and last[1].symbol is self.symbol and last[0] == key else None
-        fits = module is not None and same_shapes(module.data_shapes, inputs)
-        if self._predictor and not fits and not overwrite:
-            bound = [tuple(d) for d in self._predictor[1].data_shapes]
-            raise AssertionError(
-                f"the predictor is bound to {bound}, the data has {[tuple(d) for d in inputs]}; overwrite=True binds it again."
-            )
-        if module is None:
+        names = [d.name for d in inputs]
+        free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and is_data_name(n)]
+        last = module = self._predictor
+        if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
             module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
-        if not module.binded:
-            module.bind(inputs, labels, for_training=False)
-        elif not fits and _same_rows(module.data_shapes, inputs):
-            module.reshape(inputs, labels)
-        elif not fits:
-            module.bind(inputs, labels, for_training=False, force_rebind=True)
-        if not fits and verbosity >= 1:
-            logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
+        if not (module.binded and same_shapes(module.data_shapes, inputs)):
+            if last is not None and not overwrite:
+                raise AssertionError(
+                    f"the predictor is bound to {[tuple(d) for d in last.data_shapes]}, the data has "
+                    f"{[tuple(d) for d in inputs]}; overwrite=True binds it again."
+                )
+            module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
+            if verbosity >= 1:
+                logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
         if not self.allow_extra_params:
             module.binding.initial(module.arrays).check_names(params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
-        self._predictor = (key, module)
+        self._predictor = module
         return module
 
     # -------------------------------------------------------------------------------- files
@@ -601,12 +587,6 @@ def _default_key(data: Any) -> Any:
     if not hasattr(data, "default_bucket_key"):
         raise ValueError("symbol is a function of the bucket key, so the data iterator needs a default_bucket_key.")
     return data.default_bucket_key
-
-
-def _same_rows(a: Any, b: Any) -> bool:
-    """Return whether two lists of descriptions differ in the number of rows only."""
-    shapes = [[np.delete(d.shape, d.get_batch_axis(d.layout)).tolist() for d in side] for side in (a, b)]
-    return shapes[0] == shapes[1]
 
 
 def _rows(arrays: Any, pad: int) -> list[Any]:

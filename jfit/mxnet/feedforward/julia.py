@@ -176,17 +176,16 @@ class JuliaTraining:
         model, opts = self.model, self.opts
         inputs, labels = descriptions(self.data)
         opts.log(2, "Initializing parameters...")
-        shapes = {d.name: d.shape for d in [*inputs, *labels]}
-        _, names, _ = model.init_model(opts.initializer, opts.force_init, **shapes)
+        _, names, _ = model.init_model(opts.initializer, opts.force_init, **{d.name: d.shape for d in [*inputs, *labels]})
         by_name = isinstance(opts.kvstore, str)
         if by_name:
             opts.log(2, "Creating KVStore...")
-        store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params or {})
+        store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params)
         if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
             opts.log(2, "Auto-select kvstore type = %s", store.type)
-        data_names, label_names = [d.name for d in inputs], [d.name for d in labels]
+        input_names = [[d.name for d in descs] for descs in (inputs, labels)]
         frozen = frozen_names(model.symbol, names)
-        module = model.julia_module(model.symbol, data_names, label_names, context=model.ctx, fixed_param_names=frozen)
+        module = model.julia_module(model.symbol, *input_names, context=model.ctx, fixed_param_names=frozen)
         module.bind(inputs, labels)
         module.init_params(None, model.arg_params, model.aux_params)
         if store is not None:
@@ -233,18 +232,13 @@ class JuliaTraining:
 
 def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
     """Return the parameters that have the shapes in `specs`; warn about the others, which the caller initializes."""
-    matches, params = {}, params or {}
-    for name in [n for n in specs if n in params]:
-        value = params[name]
-        if tuple(value.shape) == tuple(specs[name].shape):
+    matches = {}
+    for name, value in (params or {}).items():
+        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in specs else None
+        if found == expected:
             matches[name] = value
-        else:
-            logger.warning(
-                "Shape mismatch for %s: found %s, expected %s. It is initialized again.",
-                name,
-                tuple(value.shape),
-                tuple(specs[name].shape),
-            )
+        elif expected is not None:
+            logger.warning("Shape mismatch for %s: found %s, expected %s. It is initialized again.", name, found, expected)
     return matches
 
 

@@ -111,7 +111,13 @@ class RandomOrderAug(SequentialAug):
         return super().__call__(src)
 
 
-class ResizeAug(Augmenter):
+class _ToSize(Augmenter):
+    def __init__(self, size: Any, interp: int = 2) -> None:
+        super().__init__(size=size, interp=interp)
+        self.size, self.interp = size, interp
+
+
+class ResizeAug(_ToSize):
     """Resize an image so that its shorter side has length `size`, keeping the aspect ratio.
 
     Args:
@@ -123,15 +129,11 @@ class ResizeAug(Augmenter):
         (4, 8, 3)
     """
 
-    def __init__(self, size: int, interp: int = 2) -> None:
-        super().__init__(size=size, interp=interp)
-        self.size, self.interp = size, interp
-
     def __call__(self, src: Any) -> Any:
         return resize_short(src, self.size, self.interp)
 
 
-class ForceResizeAug(Augmenter):
+class ForceResizeAug(_ToSize):
     """Resize an image to `size`, without keeping the aspect ratio.
 
     Args:
@@ -143,16 +145,12 @@ class ForceResizeAug(Augmenter):
         (4, 5, 3)
     """
 
-    def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
-        super().__init__(size=size, interp=interp)
-        self.size, self.interp = size, interp
-
     def __call__(self, src: Any) -> Any:
         sizes = (src.shape[0], src.shape[1], self.size[1], self.size[0])
         return imresize(src, *self.size, interp=interpolation_of(self.interp, sizes))
 
 
-class RandomCropAug(Augmenter):
+class RandomCropAug(_ToSize):
     """Crop an image at a random position.
 
     Args:
@@ -163,10 +161,6 @@ class RandomCropAug(Augmenter):
         >>> RandomCropAug((5, 4))(np.zeros((8, 16, 3), "uint8")).shape
         (4, 5, 3)
     """
-
-    def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
-        super().__init__(size=size, interp=interp)
-        self.size, self.interp = size, interp
 
     def __call__(self, src: Any) -> Any:
         return random_crop(src, self.size, self.interp)[0]
@@ -195,7 +189,7 @@ class RandomSizedCropAug(Augmenter):
         return random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]
 
 
-class CenterCropAug(Augmenter):
+class CenterCropAug(_ToSize):
     """Crop the center of an image.
 
     Args:
@@ -206,10 +200,6 @@ class CenterCropAug(Augmenter):
         >>> CenterCropAug((5, 4))(np.zeros((8, 16, 3), "uint8")).shape
         (4, 5, 3)
     """
-
-    def __init__(self, size: tuple[int, int], interp: int = 2) -> None:
-        super().__init__(size=size, interp=interp)
-        self.size, self.interp = size, interp
 
     def __call__(self, src: Any) -> Any:
         return center_crop(src, self.size, self.interp)[0]

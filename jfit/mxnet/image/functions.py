@@ -76,7 +76,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
-    return _to_out(array[..., ::-1] if flag and not to_rgb else array, out)
+    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
 
 
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -> NDArray:
@@ -103,14 +103,14 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: int | bool =
     """
     with translated():
         array = decode(read_file(filename), "RGB" if flag else "L", filename)
-    return _to_out(array[..., ::-1] if flag and not to_rgb else array, out)
+    return _to_out(as_ndarrays(array[..., ::-1] if flag and not to_rgb else array), out)
 
 
-def _to_out(array: np.ndarray, out: Any) -> Any:
-    if out is not None:
-        out[:] = array
-        return out
-    return as_ndarrays(array)
+def _to_out(result: Any, out: Any) -> Any:
+    if out is None:
+        return result
+    out[:] = result
+    return out
 
 
 def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
@@ -132,11 +132,7 @@ def imresize(src: Any, w: int, h: int, interp: int = 1, out: Any = None) -> Any:
         >>> imresize(np.zeros((2, 4, 3), "uint8"), 3, 5).shape
         (5, 3, 3)
     """
-    result = on_host(src, lambda image: resized(image, w, h, interp))
-    if out is not None:
-        out[:] = result
-        return out
-    return result
+    return _to_out(on_host(src, lambda image: resized(image, w, h, interp)), out)
 
 
 def interpolation_of(interp: int, sizes: Sequence[int] = ()) -> int:

@@ -21,6 +21,16 @@ class _Assigned(NamedTuple):
     count: Any
 
 
+def _sum(which: int, part: str, doc: str) -> Any:
+    """Create the property of one part of the running sums, "total" or "count"; which: 0 for the local sums, 1 for the global.
+
+    doc: its docstring.
+    """
+    return property(
+        lambda self: getattr(self._counts(which), part), lambda self, value: self._assign(which, **{part: value}), doc=doc
+    )
+
+
 class DeviceMetric(EvalMetric):
     """EvalMetric around a pure metric of `jfit.metrics`; its sums are on the device, and only reading a value blocks.
 
@@ -125,41 +135,10 @@ class DeviceMetric(EvalMetric):
         self._sums = (written, self._sums[1]) if which == 0 else (self._sums[0], written)
         self._host = None
 
-    @property
-    def sum_metric(self) -> Any:  # type: ignore[override]
-        """The local sum; reading it blocks."""
-        return self._counts(0).total
-
-    @sum_metric.setter
-    def sum_metric(self, value: Any) -> None:
-        self._assign(0, total=value)
-
-    @property
-    def num_inst(self) -> Any:  # type: ignore[override]
-        """Number of instances in the local sum; reading it blocks."""
-        return self._counts(0).count
-
-    @num_inst.setter
-    def num_inst(self, value: Any) -> None:
-        self._assign(0, count=value)
-
-    @property
-    def global_sum_metric(self) -> Any:  # type: ignore[override]
-        """The global sum; reading it blocks."""
-        return self._counts(1).total
-
-    @global_sum_metric.setter
-    def global_sum_metric(self, value: Any) -> None:
-        self._assign(1, total=value)
-
-    @property
-    def global_num_inst(self) -> Any:  # type: ignore[override]
-        """Number of instances in the global sum; reading it blocks."""
-        return self._counts(1).count
-
-    @global_num_inst.setter
-    def global_num_inst(self, value: Any) -> None:
-        self._assign(1, count=value)
+    sum_metric = _sum(0, "total", "The local sum; reading it blocks.")
+    num_inst = _sum(0, "count", "Number of instances in the local sum; reading it blocks.")
+    global_sum_metric = _sum(1, "total", "The global sum; reading it blocks.")
+    global_num_inst = _sum(1, "count", "Number of instances in the global sum; reading it blocks.")
 
 
 class UpdatesMetric(DeviceMetric):

@@ -8,7 +8,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -28,10 +29,26 @@ from jfit.mxnet.mutable import as_array
 Callbacks = Any  # a callback, a list of them, or None
 
 
+class BindRequest(NamedTuple):
+    """The arguments of `bind` after the shapes, in its order."""
+
+    for_training: bool
+    inputs_need_grad: bool
+    force_rebind: bool
+    shared_module: Any
+    grad_req: Any
+
+
+def attribute(path: str, doc: str | None = None) -> Any:
+    """Create a property that returns the attribute at `path`, such as "binding.aux"; `doc` is its docstring."""
+    return property(attrgetter(path), doc=doc)
+
+
 class BaseModule:
     """Base class of modules: fit, score, predict and parameter files.
 
-    Subclasses define bind, init_params, init_optimizer, forward, backward and update.
+    Subclasses define bind, init_params, init_optimizer, forward, backward and update.  Those of jfit define `_bind`,
+    `_init_params`, `_set_params` and `_init_optimizer` instead, which do not check whether it was done before.
 
     Attributes:
         logger: logger for messages; an argument of the constructor.
@@ -51,6 +68,7 @@ class BaseModule:
     """
 
     arrays: ArrayTypes = PLAIN
+    _optimizer_kept = "optimizer already initialized, ignoring."
 
     def __init__(self, logger: Any = logging) -> None:
         self.logger = logger
@@ -75,20 +93,120 @@ class BaseModule:
             f"{type(self).__name__} does not define {name}(), which every module needs; add it to the class"
         )
 
-    def bind(self, data_shapes: Any, label_shapes: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Set the input shapes and allocate arrays of these shapes; arguments as for `Module.bind`."""
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Set the input shapes and which arrays get gradients.
+
+        Args:
+            data_shapes: (name, shape) pairs or DataDesc objects that describe whole batches.
+            label_shapes: the same for labels, or None.
+            for_training: False binds for prediction, without gradients.
+            inputs_need_grad: also compute gradients of the data inputs.
+            force_rebind: bind again if the module is bound, keeping the parameters.
+            shared_module: a bound module whose parameters and optimizer this one shares; for `Module` only.
+            grad_req: "write", "add" or "null", a list in the order of the arguments, or a dict by name.
+
+        Raises:
+            ValueError: the names differ from `data_names`, the shapes do not fit the graph, or devices outnumber rows.
+            AssertionError: inputs_need_grad=True with for_training=False.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        request = BindRequest(for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
+        self._bind(data_shapes, label_shapes, request)
+        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
+
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
         self._not_implemented("bind")
 
-    def init_params(self, *args: Any, **kwargs: Any) -> None:
-        """Initialize the parameters; arguments as for `Module.init_params`."""
+    def init_params(
+        self,
+        initializer: Any = DEFAULT,
+        arg_params: Mapping[str, Any] | None = None,
+        aux_params: Mapping[str, Any] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Initialize the parameters: from `arg_params` / `aux_params` where passed, else with `initializer`.
+
+        Args:
+            initializer: initializer of the parameters without a value; "default" is Uniform(0.01).
+            arg_params: parameter values by name.
+            aux_params: auxiliary states by name.
+            allow_missing: use the initializer for names missing in `arg_params` / `aux_params`; if False, they raise.
+            force_init: initialize even if the module has parameters.
+            allow_extra: no effect, as in MXNet: names that the network does not have are always ignored.
+
+        Raises:
+            RuntimeError: a value is missing.
+            ValueError: a shape differs.
+            AssertionError: the module is not bound, or two modules of a chain have a parameter of the same name.
+        """
+        if self.params_initialized and not force_init:
+            self._ignore_call("init_params")
+            return
+        assert self.binded, "call bind before initializing the parameters"
+        self._init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self.params_initialized = True
+
+    def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, *options: bool) -> None:
         self._not_implemented("init_params")
+
+    def _ignore_call(self, method: str) -> None:
+        """Hook for a call of `init_params` or `set_params` that is ignored, because the parameters have values."""
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (parameters, auxiliary states), dicts of arrays by name."""
         return self._not_implemented("get_params")
 
-    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        """Set the optimizer and initialize its state; arguments as for `Module.init_optimizer`."""
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        """Set the optimizer and how gradients are reduced over devices, and in a `dist` store over processes.
+
+        In a job of several processes all of them call it, and then `update`, the same number of times.  Parameters and
+        auxiliary states become those of rank 0.
+
+        Args:
+            kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
+                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts, and
+                `KVStore("dist_sync", reduce="ordered")` also on any number of processes.  In a job of several
+                processes "dist_sync", or None: each process trains a model of its own.
+            optimizer: a name (gradients are then scaled by 1 / batch size, in a `dist` store by 1 / (batch size * processes)),
+                or an `Optimizer` (its `rescale_grad`, default 1, is used, and its weight decay applies to all parameters, as
+                in MXNet).
+            optimizer_params: arguments of a named optimizer, a dict or (name, value) pairs.
+            force_init: replace the optimizer if the module has one.
+
+        Raises:
+            TypeError: `optimizer` is neither a name nor an Optimizer.
+            ValueError: `compression_params` is not supported with this key-value store; the store sums over the devices of
+                this process only, but the job has several; or the processes have different networks.
+            NotImplementedError: a user-defined optimizer class, or a chain of modules, with a key-value store of
+                reduce="ordered".
+        """
+        assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning(self._optimizer_kept)
+            return
+        self._init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self.optimizer_initialized = True
+
+    def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
         self._not_implemented("init_optimizer")
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
@@ -142,8 +260,15 @@ class BaseModule:
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Set parameters and auxiliary states; arguments as for `init_params`."""
-        self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        """Set parameters and auxiliary states, as `init_params`; with allow_missing=True missing names keep their values.
+
+        As in MXNet, names that the network does not have are ignored, but in a `Module` with allow_missing=True and
+        allow_extra=False they raise a ValueError.
+        """
+        self._set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+
+    def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
+        self.init_params(None, arg_params, aux_params, *options)
 
     # -------------------------------------------------------------------------------- one batch, one pass
     def forward_backward(self, data_batch: Any) -> None:

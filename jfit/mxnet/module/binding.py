@@ -197,7 +197,6 @@ class Binding:
             ValueError: a parameter is missing there or has a different shape.
         """
         state = parameters.state
-        assert state is not None
         for name in (*self.params, *self.aux):
             array = state.params.get(name, state.aux.get(name))
             shape = None if array is None else array.shape[1:] if parameters.split and name in state.params else array.shape
@@ -457,24 +456,14 @@ def grad_reqs_of(
         >>> grad_reqs_of("write", ["data", "w"], ["w"], [], ["data"], False)
         {'data': 'null', 'w': 'write'}
     """
-    base: dict[str, str]
-    if isinstance(grad_req, str):
-        base = dict.fromkeys(arguments, grad_req)
-    elif isinstance(grad_req, Mapping):
-        unknown = [n for n in grad_req if n not in arguments]
-        if unknown:
-            raise ValueError(
-                f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {nearest(unknown[0], arguments)}?"
-            )
-        base = {**dict.fromkeys(arguments, "write"), **grad_req}
-    else:
-        if len(grad_req) != len(arguments):
-            raise ValueError(f"grad_req has {len(grad_req)} entries, expected one for each of the {len(arguments)} arguments")
-        base = dict(zip(arguments, grad_req, strict=True))
+    unknown = [n for n in grad_req if n not in arguments] if isinstance(grad_req, Mapping) else []
+    if unknown:
+        raise ValueError(
+            f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {nearest(unknown[0], arguments)}?"
+        )
+    base = requests_of(grad_req, arguments, "write")
     result = {}
     for name in arguments:
-        if base[name] not in GRAD_REQS:
-            raise ValueError(f"grad_req of {name!r} is {base[name]!r}, expected one of {', '.join(GRAD_REQS)}")
         by_name = isinstance(grad_req, Mapping) and name in grad_req
         listed = not isinstance(grad_req, (str, Mapping))  # as in MXNet, a list overrides fixed_param_names
         if name in params:
@@ -484,6 +473,28 @@ def grad_reqs_of(
         else:
             result[name] = base[name] if by_name else "null"
     return result
+
+
+def requests_of(grad_req: Any, arguments: Sequence[str], default: str) -> dict[str, str]:
+    """Return a gradient request for each argument, from one for all, a list in their order, or a dict by name.
+
+    default: the request of arguments that are not in the dict.
+
+    Raises:
+        ValueError: an unknown request, or a list of the wrong length.
+    """
+    if isinstance(grad_req, str):
+        reqs = dict.fromkeys(arguments, grad_req)
+    elif isinstance(grad_req, Mapping):
+        reqs = {n: grad_req.get(n, default) for n in arguments}
+    elif len(grad_req) == len(arguments):
+        reqs = dict(zip(arguments, grad_req, strict=True))
+    else:
+        raise ValueError(f"grad_req has {len(grad_req)} entries, expected one for each of the {len(arguments)} arguments")
+    for name, request in reqs.items():
+        if request not in GRAD_REQS:
+            raise ValueError(f"grad_req of {name!r} is {request!r}, expected one of {', '.join(GRAD_REQS)}")
+    return reqs
 
 
 def rows_of_batch(descs: Sequence[DataDesc]) -> int:

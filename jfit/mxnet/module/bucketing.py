@@ -14,9 +14,8 @@ from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
 from jfit.mxnet.kvstore.store import workers_of
-from jfit.mxnet.module.base import BaseModule, require
+from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
 from jfit.mxnet.module.binding import desc_of, rows_of_batch
-from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.module import Module
 
 
@@ -26,11 +25,6 @@ class Bucket(NamedTuple):
     symbol: Any
     data_names: list[str]
     label_names: list[str]
-
-
-def _current(name: str, doc: str) -> Any:
-    """Create a property that reads the attribute `name` of the current bucket's module; `doc` is its docstring."""
-    return property(lambda self: getattr(self._curr_module, name), doc=doc)
 
 
 class BucketingModule(BaseModule):
@@ -105,13 +99,13 @@ class BucketingModule(BaseModule):
         self._grad_req: Any = "write"
 
     # -------------------------------------------------------------------------------- properties
-    data_names = _current("data_names", "Names of the data inputs of the current bucket.")
-    label_names = _current("label_names", "Names of the labels of the current bucket.")
-    output_names = _current("output_names", "Names of the outputs of the current bucket.")
-    data_shapes = _current("data_shapes", "Descriptions of the data inputs of the current bucket.")
-    label_shapes = _current("label_shapes", "Descriptions of the labels of the current bucket.")
-    output_shapes = _current("output_shapes", "(name, shape) of each output of the current bucket.")
-    symbol = _current("symbol", "Symbol of the current bucket.")
+    data_names = attribute("_curr_module.data_names", "Names of the data inputs of the current bucket.")
+    label_names = attribute("_curr_module.label_names", "Names of the labels of the current bucket.")
+    output_names = attribute("_curr_module.output_names", "Names of the outputs of the current bucket.")
+    data_shapes = attribute("_curr_module.data_shapes", "Descriptions of the data inputs of the current bucket.")
+    label_shapes = attribute("_curr_module.label_shapes", "Descriptions of the labels of the current bucket.")
+    output_shapes = attribute("_curr_module.output_shapes", "(name, shape) of each output of the current bucket.")
+    symbol = attribute("_curr_module.symbol", "Symbol of the current bucket.")
 
     # -------------------------------------------------------------------------------- buckets
     def _bucket(self, key: Any) -> Bucket:
@@ -138,39 +132,16 @@ class BucketingModule(BaseModule):
     def _default(self) -> Module:
         return self._buckets[self._default_key]
 
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Bind the default bucket; other buckets are bound by `switch_bucket`, which `forward` calls.
-
-        Args:
-            data_shapes, label_shapes: descriptions of a batch of the default bucket, as for `Module.bind`.
-            for_training, inputs_need_grad, grad_req: as for `Module.bind`, for all buckets.
-            force_rebind: bind again if the module is bound, keeping parameters and optimizer.
-            shared_module: must be None.
-
-        Raises:
-            ValueError: as for `Module.bind`.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        assert shared_module is None, "shared_module for BucketingModule is not supported"
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
+        """Bind the default bucket; other buckets are bound by `switch_bucket`, which `forward` calls."""
+        assert request.shared_module is None, "shared_module for BucketingModule is not supported"
         self._settle()
         previous = self._default if self.binded and self.params_initialized else None
-        self._grad_req = grad_req
+        self._grad_req = request.grad_req
         module = self._new_module(self._default_key)
-        module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, shared_module=previous, grad_req=grad_req)
+        module.bind(data_shapes, label_shapes, *request._replace(force_rebind=False, shared_module=previous))
         self._buckets = {self._default_key: module}
         self._curr_module, self._curr_bucket_key, self._active = module, self._default_key, None
-        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             module.init_params(None, *self._loaded)
             self._loaded = None
@@ -233,50 +204,19 @@ class BucketingModule(BaseModule):
         self._settle()
         return self._default.get_params()
 
-    def init_params(
-        self,
-        initializer: Any = DEFAULT,
-        arg_params: Mapping[str, Any] | None = None,
-        aux_params: Mapping[str, Any] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize the parameters, as `Module.init_params`."""
-        if self.params_initialized and not force_init:
-            return
-        assert self.binded, "call bind before initializing the parameters"
+    def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, *options: bool) -> None:
         self._settle()
-        self._default.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
-        self.params_initialized = True
+        self._default.init_params(initializer, arg_params, aux_params, *options)
 
-    def set_params(
-        self,
-        arg_params: Mapping[str, Any],
-        aux_params: Mapping[str, Any],
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Set parameters, as `Module.set_params`."""
+    def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
         assert self.binded, "call bind before setting the parameters"
         self._settle()
-        self._default.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._default.set_params(arg_params, aux_params, *options)
         self.params_initialized = True
 
     # -------------------------------------------------------------------------------- optimizer
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
-        """Set the optimizer of all buckets, as `Module.init_optimizer`; the batch size is that of the current bucket."""
-        assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring.")
-            return
+    def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
+        """Set the optimizer of all buckets; the batch size is that of the current bucket."""
         self._settle()
         params = dict(optimizer_params)
         if isinstance(kvstore, str) and "dist" in kvstore:
@@ -290,7 +230,6 @@ class BucketingModule(BaseModule):
                 module.borrow_optimizer(self._default)
         # Now, not at the first bucket with fewer parameters, where it would recompile the programs of all buckets.
         self._default.parameters.count_per_parameter()
-        self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state, which all buckets share, to a file, as `Module.save_optimizer_states` does."""

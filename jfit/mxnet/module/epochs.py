@@ -49,7 +49,6 @@ class EpochRunner:
         # Callbacks may reset the local sums, so local and global sums are separate; without callbacks they are equal.
         self._metric_sums_of = self.metrics * 2 if every else self.metrics
         parameters = passes.parameters
-        assert parameters.state is not None
         self.arrays = place(dict([*data.data, *data.label]), parameters.devices)
         self.steps = auto_steps_per_call(passes.programs.model, parameters.state.params, data.batch_size)
         table, weight = row_table(self.counts)  # both (devices, slots)
@@ -91,7 +90,6 @@ class EpochRunner:
         finally:
             with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
                 self._store_sums(leaves, copy=False)
-                assert parameters.state is not None
                 parameters.state = parameters.state._replace(metrics=place(zero_totals(), parameters.devices))
         return at
 
@@ -117,7 +115,6 @@ class EpochRunner:
     def _load_sums(self, leaves: Sequence[Any]) -> None:
         """Copy the metric sums from `leaves` into the TrainState, where the compiled program adds to them."""
         parameters = self.passes.parameters
-        assert parameters.state is not None
         running = [(metric, leaf.running()) for metric, leaf in zip(self.metrics, leaves, strict=True)]
         pairs = [[metric.init() if s is None else s for s in pair] for metric, pair in running]
         sums = [local for local, _ in pairs] if self.every else [total for _, total in pairs]
@@ -131,7 +128,6 @@ class EpochRunner:
         copy: into new buffers, which is needed if the buffers of the state are donated afterwards.
         """
         state = self.passes.parameters.state
-        assert state is not None
         sums = _copy(state.metrics.metrics) if copy else state.metrics.metrics
         for local, total, leaf in zip(sums, sums[-len(leaves) :], leaves, strict=False):
             leaf.set_sums(local, total)
@@ -208,16 +204,10 @@ def can_run_many_steps(passes: Passes, data: Any, label_names: Sequence[str]) ->
     if not isinstance(data, NDArrayIter) or "plain" not in vars(type(data)) or data.started or not data.in_memory:
         return False
     parameters, model = passes.parameters, passes.programs.model
-    optimizer = parameters.optimizer
     names = [name for name, _ in [*data.data, *data.label]]
     return (
-        optimizer is not None
-        and optimizer.is_pure
+        passes.is_one_program
         and parameters.reduce.slices is None
-        and parameters.workers is None
-        and passes.programs.replicas is None
-        and set(passes.grad_reqs) == set(passes.trainable)
-        and "add" not in passes.grad_reqs.values()
         and [o.label for o in model.outputs] == list(label_names) == [name for name, _ in data.label]
         and set(names) == {*model.inputs, *model.labels}
         and all(model.batch_axes.get(name, 0) == 0 for name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -18,10 +17,9 @@ from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
 from jfit.mxnet.kvstore.compression import TYPES, parse
-from jfit.mxnet.module.base import BaseModule, call, listed, require
+from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
-from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
@@ -112,27 +110,20 @@ class Module(BaseModule):
         self._pad = 0  # number of padding rows at the end of the last batch
 
     # -------------------------------------------------------------------------------- properties
+    data_names = attribute("binding.data_names", "Names of the data inputs.")
+    label_names = attribute("binding.label_names", "Names of the labels.")
+    _optimizer_kept = "optimizer already initialized, ignoring..."
     # private attributes of MXNet's Module that scripts read
-    _data_names = property(attrgetter("binding.data_names"))
-    _label_names = property(attrgetter("binding.label_names"))
-    _data_shapes = property(attrgetter("binding.data_shapes"))
-    _label_shapes = property(attrgetter("binding.label_shapes"))
-    _param_names = property(attrgetter("binding.params"))
-    _aux_names = property(attrgetter("binding.aux"))
-    _context = property(attrgetter("binding.context"))
-    _optimizer = property(attrgetter("parameters.optimizer"))
-    _kvstore = property(attrgetter("parameters.kvstore"))
-    _update_on_kvstore = property(attrgetter("parameters.update_on_kvstore"))
-
-    @property
-    def data_names(self) -> list[str]:
-        """Names of the data inputs."""
-        return self.binding.data_names
-
-    @property
-    def label_names(self) -> list[str]:
-        """Names of the labels."""
-        return self.binding.label_names
+    _data_names = attribute("binding.data_names")
+    _label_names = attribute("binding.label_names")
+    _data_shapes = attribute("binding.data_shapes")
+    _label_shapes = attribute("binding.label_shapes")
+    _param_names = attribute("binding.params")
+    _aux_names = attribute("binding.aux")
+    _context = attribute("binding.context")
+    _optimizer = attribute("parameters.optimizer")
+    _kvstore = attribute("parameters.kvstore")
+    _update_on_kvstore = attribute("parameters.update_on_kvstore")
 
     @property
     def output_names(self) -> list[str]:
@@ -172,55 +163,27 @@ class Module(BaseModule):
             self.passes.flush()
 
     # -------------------------------------------------------------------------------- bind
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Set the input shapes and which arrays get gradients.
-
-        Args:
-            data_shapes: (name, shape) pairs or DataDesc objects that describe whole batches.
-            label_shapes: the same for labels, or None.
-            for_training: False binds for prediction, without gradients.
-            inputs_need_grad: also compute gradients of the data inputs.
-            force_rebind: bind again if the module is bound, keeping the parameters.
-            shared_module: a bound module whose parameters and optimizer this one shares.
-            grad_req: "write", "add" or "null", a list in the order of the arguments, or a dict by name.
-
-        Raises:
-            ValueError: the names differ from `data_names`, the shapes do not fit the graph, or devices outnumber rows.
-            AssertionError: inputs_need_grad=True with for_training=False.
-        """
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
         check_entry(type(self).__name__, several=True)
-        if force_rebind and self.binded:
+        if self.binded:
             self._settle()
             self.binded = False
-        if self.binded:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        if not for_training and inputs_need_grad:
+        if not request.for_training and request.inputs_need_grad:
             raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
         self.passes, self._input_check = None, None  # type: ignore[assignment]
-        parameters = self.parameters if shared_module is None else _parameters_of(shared_module)
-        request = grad_req if for_training else "null"
-        self.binding.bind(data_shapes, label_shapes, request, inputs_need_grad, parameters.placement)
-        if shared_module is not None:
+        shared = request.shared_module
+        parameters = self.parameters if shared is None else _parameters_of(shared)
+        grad_req = request.grad_req if request.for_training else "null"
+        self.binding.bind(data_shapes, label_shapes, grad_req, request.inputs_need_grad, parameters.placement)
+        if shared is not None:
             self.binding.check_shared(parameters)
+            self.params_initialized = True
+            self.optimizer_initialized = self.optimizer_initialized or shared.optimizer_initialized
         self.parameters, self.passes = parameters, Passes(self.binding, parameters)
-        self.params_initialized = self.params_initialized or shared_module is not None
-        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
         if self._loaded is not None:
             params, aux = self._loaded
             parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False))
             self._loaded = None
-        if shared_module is not None and shared_module.optimizer_initialized:
-            self.optimizer_initialized = True
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Change the input shapes in place, keeping parameters and optimizer; programs are compiled once for each shape."""
@@ -229,58 +192,24 @@ class Module(BaseModule):
         self.binding.reshape(data_shapes, label_shapes)
 
     # -------------------------------------------------------------------------------- parameters
-    def init_params(
-        self,
-        initializer: Any = DEFAULT,
-        arg_params: Mapping[str, Any] | None = None,
-        aux_params: Mapping[str, Any] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize the parameters: from `arg_params` / `aux_params` where passed, else with `initializer`.
+    def _ignore_call(self, method: str) -> None:
+        message = f"Parameters already initialized and force_init=False. {method} call ignored."
+        warnings.warn(message, stacklevel=3 if method == "init_params" else 4)
 
-        Args:
-            initializer: initializer of the parameters without a value; "default" is Uniform(0.01).
-            arg_params: parameter values by name.
-            aux_params: auxiliary states by name.
-            allow_missing: use the initializer for names missing in `arg_params` / `aux_params`; if False, they raise.
-            force_init: initialize even if the module has parameters.
-            allow_extra: no effect, as in MXNet: names that the network does not have are always ignored.
-
-        Raises:
-            RuntimeError: a value is missing.
-            ValueError: a shape differs.
-        """
-        if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
-            return
-        assert self.binded, "call bind before initializing the parameters"
+    def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, allow_missing: bool, *_: bool) -> None:
         self.passes.materialize_outputs()
         values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing)
         self.parameters.set_arrays(*values)
-        self.params_initialized = True
 
-    def set_params(
-        self,
-        arg_params: Mapping[str, Any],
-        aux_params: Mapping[str, Any],
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Set parameters, as `init_params`; with allow_missing=True missing names keep their values.
-
-        As in MXNet, names that the network does not have are ignored, but with allow_missing=True and allow_extra=False they
-        raise a ValueError.
-        """
+    def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
+        allow_missing, force_init, allow_extra = options
         if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
+            self._ignore_call("set_params")
             return
         if allow_missing and not allow_extra and self.binded:
             self.binding.initial(self.arrays).check_names(arg_params, aux_params, "allow_extra")
         if not allow_missing or not self.params_initialized:
-            self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            self.init_params(None, arg_params, aux_params, *options)
             return
         self.passes.materialize_outputs()
         params, aux = self.parameters.arrays()
@@ -308,39 +237,7 @@ class Module(BaseModule):
         self.binding.set_states(states, value)
 
     # -------------------------------------------------------------------------------- optimizer
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
-        """Set the optimizer and how gradients are reduced over devices, and in a `dist` store over processes.
-
-        In a job of several processes all of them call it, and then `update`, the same number of times.  Parameters and
-        auxiliary states become those of rank 0.
-
-        Args:
-            kvstore: "local", "device", ..., a KVStore, or None (each device updates its own parameters from its own rows).
-                `KVStore("device", reduce="ordered")` trains with the same bits on any number of contexts, and
-                `KVStore("dist_sync", reduce="ordered")` also on any number of processes.  In a job of several
-                processes "dist_sync", or None: each process trains a model of its own.
-            optimizer: a name (gradients are then scaled by 1 / batch size, in a `dist` store by 1 / (batch size * processes)),
-                or an `Optimizer` (its `rescale_grad`, default 1, is used, and its weight decay applies to all parameters, as
-                in MXNet).
-            optimizer_params: arguments of a named optimizer, a dict or (name, value) pairs.
-            force_init: replace the optimizer if the module has one.
-
-        Raises:
-            TypeError: `optimizer` is neither a name nor an Optimizer.
-            ValueError: `compression_params` is not supported with this key-value store; the store sums over the devices of
-                this process only, but the job has several; or the processes have different networks.
-            NotImplementedError: a user-defined optimizer class with a key-value store of reduce="ordered".
-        """
-        assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring...")
-            return
+    def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
         self._settle()
         parameters, passes = self.parameters, self.passes
         store, on_store = self._select(kvstore, parameters.arrays()[0])
@@ -376,7 +273,7 @@ class Module(BaseModule):
             warnings.warn(
                 "Optimizer created manually outside Module but rescale_grad is not normalized to 1.0/batch_size/num_workers "
                 f"({optimizer.rescale_grad} vs. {scale}). Is this intended?",
-                stacklevel=4,
+                stacklevel=5,
             )
         if not optimizer.idx2name:
             optimizer.idx2name = names

@@ -78,7 +78,6 @@ def joined_arrays(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any
     """Give the modules of all processes of a job the random key of rank 0; return its (parameters, auxiliary states)."""
     params, aux = parameters.arrays()
     state = parameters.state
-    assert state is not None
     named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
     named = from_main({**named, "key": jax.device_get(state.key)}, "parameters of the module")
     parameters.state = state._replace(key=parameters.place(jax.numpy.asarray(named["key"])))

@@ -62,8 +62,8 @@ class Parameters:
     ) -> None:
         self.devices, self.names, self.mutable = list(devices), list(names), mutable
         self.placement = placement or Placement(self.devices[0], {})
-        self.state: TrainState | None = None
-        self.optimizer: Optimizer | None = None
+        self.state: TrainState = None  # type: ignore[assignment]  # until `set_arrays`
+        self.optimizer: Optimizer = None  # type: ignore[assignment]  # until `set_optimizer`
         self.kvstore: Any = None
         self.update_on_kvstore = False
         self.updater: Any = None  # only for user-defined optimizer classes
@@ -91,7 +91,6 @@ class Parameters:
 
     def use_random_numbers_of(self, other: Parameters) -> None:
         """Make the next training pass use the same random key as the last one of `other`."""
-        assert self.state is not None and other.state is not None
         step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
         self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
 
@@ -123,7 +122,6 @@ class Parameters:
             key = jax.random.key_data(next_key())
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
             self.state = self.place(state)
-        assert self.state is not None
         self.state = self.state._replace(params=placed, aux=placed_aux)
 
     def stacked(self, tree: Any) -> Any:
@@ -137,7 +135,6 @@ class Parameters:
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return copies of (parameters, auxiliary states) on the first device; the mean if each device has separate ones."""
-        assert self.state is not None
         params = self.state.params
         if self.split and self.grouped:  # one program computes the means
             params = jax.device_put(params, self.devices[0])
@@ -145,7 +142,6 @@ class Parameters:
 
     def replace_params(self, values: Mapping[str, Any]) -> None:
         """Replace the parameters in `values`; the others are unchanged."""
-        assert self.state is not None
         self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
@@ -184,7 +180,6 @@ class Parameters:
         self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce
     ) -> None:
         """Set the optimizer and initialize its state; update counts continue from those of the optimizer object."""
-        assert self.state is not None
         if self.grouped and reduce.slices is not None:
             raise ordered_groups()
         params, _ = self.arrays()
@@ -212,7 +207,6 @@ class Parameters:
 
     def _init_state(self, params: Mapping[str, Array]) -> OptState:
         """Return the initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""
-        assert self.optimizer is not None
         for weight in params.values():
             self.optimizer.check_weight(weight)
         state = self.optimizer.transform(self.turns(self.fixed_gammas)).init(dict(params))
@@ -231,7 +225,6 @@ class Parameters:
     def set_shared_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Replace the shared scalars of the optimizer state."""
         state = self.state
-        assert state is not None
         if isinstance(state.opt_state, OptState) and state.opt_state.shared:
             shared = {name: scalars[name] for name in state.opt_state.shared}
             shared = self.stacked(shared) if self.split else self.place(shared)
@@ -242,12 +235,10 @@ class Parameters:
 
         Empty for optimizers whose result does not depend on the order.
         """
-        assert self.optimizer is not None
         return self.optimizer.hyper_for_names(self.names, self.update_on_kvstore, fixed_gammas)
 
     def resolved(self, fixed_gammas: Sequence[str]) -> PureOptimizer:
         """Return the pure optimizer for the train step of a graph; its learning rate is `state.base_lr`."""
-        assert self.optimizer is not None
         return self.optimizer.transform(self.turns(fixed_gammas))
 
     def index(self, name: str) -> Index:
@@ -262,7 +253,6 @@ class Parameters:
             updated: these and its fixed gammas.
         """
         state = self.state
-        assert state is not None
         if state.metrics.metrics:  # of an EpochRunner that two Ctrl-C ended
             self.state = state = state._replace(metrics=self.place(zero_totals()))
         rate = self._count_update(trainable, updated)
@@ -275,7 +265,7 @@ class Parameters:
     def begin_updates(self, count: int, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
         """Call `begin_update` for `count` updates in a row; return their learning rates, (count,) or (count, parameters)."""
         rates = np.stack([self._count_update(trainable, updated) for _ in range(count)])
-        if rates.ndim > 1 and self.state is not None and not np.array_equal(rates[0], self._rate):
+        if rates.ndim > 1 and not np.array_equal(rates[0], self._rate):
             self.state = self.state._replace(base_lr=self.place(rates[0]))  # a loop's carry keeps its shape
         self.sync_multipliers()
         self._rate, self.passes = rates[-1], 0
@@ -284,7 +274,6 @@ class Parameters:
     def _count_update(self, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
         """Advance the update counts by one; return the learning rate of this update, or one per parameter if they differ."""
         optimizer, indices = self.optimizer, self.indices(updated)
-        assert optimizer is not None
         if not (optimizer.rate_before_count and optimizer.lr_scheduler is not None and optimizer.is_pure):
             optimizer.count(indices)
             return np.float32(optimizer.rate())  # type: ignore[return-value]
@@ -307,7 +296,6 @@ class Parameters:
     def sync_multipliers(self) -> None:
         """Write the optimizer's learning-rate and weight-decay multipliers into the state, if they changed."""
         optimizer = self.optimizer
-        assert optimizer is not None and self.state is not None
         if not optimizer.is_pure:
             return
         if optimizer.param_dict or (optimizer.lr_mult, optimizer.wd_mult) != self._multipliers:
@@ -332,7 +320,6 @@ class Parameters:
     def view(self, params: Sequence[str], aux: Sequence[str], trainable: Sequence[str]) -> TrainState:
         """Return the part of the TrainState that one of several graphs uses; the whole state if it uses all parameters."""
         state = self.state
-        assert state is not None
         if self._whole(state, params, aux, trainable):
             return state
         state = self.count_per_parameter()
@@ -357,7 +344,6 @@ class Parameters:
             The program's second result, or None if it returns only the state.
         """
         optimizer = self.optimizer
-        assert optimizer is not None
         with defer_interrupts(), counters.explained():
             try:
                 result = program(passes.view(), *args, np.float32(optimizer.rescale_grad))
@@ -385,7 +371,6 @@ class Parameters:
         Graphs with only some of the parameters need this.
         """
         state = self.state
-        assert state is not None
         if not isinstance(state.opt_state, OptState) or state.opt_state.count is None:
             return state
         count, size = jnp.asarray(state.opt_state.count), len(self.trainable)
@@ -411,7 +396,6 @@ class Parameters:
     def commit(self, new: TrainState, trainable: Sequence[str]) -> None:
         """Merge the new state of a `view` into the whole state."""
         whole = self.state
-        assert whole is not None
         if self._whole(whole, new.params, new.aux, trainable):
             self.state = new
             return

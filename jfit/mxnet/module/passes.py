@@ -90,28 +90,24 @@ class Passes:
         counts = counts if slices is None else slice_rows(batch, slices, axes)
         plan = self.programs.plan(device_shapes(batch, counts, axes))
         if slices is not None:
-            whole = padded_batch(batch, slices, axes, plan)
-            self._record(Pass(whole, tuple(counts), train, parameters.next_pass_number(train), plan, ordered=True))
-            return
-        if len(set(counts)) > 1 and not plan.paddable:
+            batch = padded_batch(batch, slices, axes, plan)
+        elif len(set(counts)) > 1 and not plan.paddable:
             raise ValueError(
                 f"a batch of {sum(counts)} rows is split into slices of {list(counts)} rows, which must be padded, but "
                 f"{plan.reason}"
             )
-        split = split_slices(batch, counts, axes) if devices > 1 else batch
-        split = self._on_devices(split)
-        self._record(Pass(split, tuple(counts), train, parameters.next_pass_number(train), plan))
+        else:
+            batch = self._on_devices(split_slices(batch, counts, axes) if devices > 1 else batch)
+        number = parameters.next_pass_number(train)
+        self._pass = Pass(batch, tuple(counts), train, number, plan, ordered=slices is not None)
+        self._outputs = self._backward = None
+        parameters.waiting.add(self)
 
     def _on_devices(self, tree: Any) -> Any:
         """Return arrays that the programs can use: those committed to other devices, such as outputs of modules, are moved."""
         devices = self.parameters.devices
         where = sharding(devices if self.programs.replicas is None else devices[:1], split=True)
         return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
-
-    def _record(self, new: Pass) -> None:
-        self._pass = new
-        self.parameters.waiting.add(self)
-        self._outputs, self._backward = None, None
 
     def outputs(self) -> tuple[Array, ...]:
         """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
@@ -297,7 +293,6 @@ class Passes:
         if self._outputs is None:  # outputs that were read before are kept, even if the parameters have changed since
             self._outputs = outputs
         whole = self.parameters.state
-        assert whole is not None
         self.parameters.state = whole._replace(aux={**whole.aux, **aux})
         for name, gradient in gradients.items():
             old = self.read_gradients().get(name) if self.grad_reqs[name] == "add" else None
@@ -356,21 +351,34 @@ class Passes:
             self.gradients.update(self.parameters.place_slices({name: np.stack(counters.read(values))}))
 
     # -------------------------------------------------------------------------------- update
+    @property
+    def is_one_program(self) -> bool:
+        """Whether a whole training step can be one program, which returns no gradients of inputs and adds up none."""
+        optimizer, reqs = self.parameters.optimizer, self.grad_reqs
+        return (
+            optimizer is not None
+            and optimizer.is_pure
+            and self.programs.replicas is None
+            and self.parameters.workers is None  # which sum gradients between two programs
+            and set(reqs) == set(self.trainable)
+            and "add" not in reqs.values()
+        )
+
     def update(self) -> None:
         """Update the parameters: in one program with pending forward and backward passes, or from gradients computed before."""
-        parameters = self.parameters
-        optimizer = parameters.optimizer
-        assert optimizer is not None
-        parameters.materialize_pending(except_for=self)
+        self.parameters.materialize_pending(except_for=self)
         if not self.trainable:
             self.flush()
             return
-        pending = self._backward == () and self._outputs is None and self.programs.replicas is None
-        pending = pending and parameters.workers is None  # which sum gradients between two programs
-        fusible = pending and optimizer.is_pure and set(self.grad_reqs) == set(self.trainable)
-        if fusible and "add" not in self.grad_reqs.values() and self._last_pass().number == 0:
+        nothing_read = self._backward == () and self._outputs is None and self._last_pass().number == 0
+        if nothing_read and self.is_one_program:
             self._step()
-            return
+        else:
+            self._update_from_gradients()
+
+    def _update_from_gradients(self) -> None:
+        """Update the parameters with the gradients of the last backward pass, which runs first if it is pending."""
+        parameters, workers = self.parameters, self.parameters.workers
         check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
         self.materialize_outputs()
         missing = [n for n in self.trainable if n not in self.gradients]
@@ -378,18 +386,17 @@ class Passes:
             raise RuntimeError(
                 f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
             )
-        gradients: dict[str, Any] = {n: self.gradients[n] for n in self.trainable}
-        workers = parameters.workers
+        gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self.aux)
-        if not optimizer.is_pure:
-            several = len(parameters.devices) > 1 and workers is None
-            self._update_in_python({n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}, several)
+        if not parameters.optimizer.is_pure:
+            self._update_in_python(gradients, several=len(parameters.devices) > 1 and workers is None)
             return
+        if workers is not None:
+            gradients = workers.arguments(gradients, parameters.grouped)
         with interrupts.defer_interrupts():  # the host's update counts and the state change together
             parameters.begin_update(self.trainable, self.updated)
-            run, args = self.programs.update(summed=workers is not None), gradients
-            parameters.run(self, run, args if workers is None else workers.arguments(gradients, parameters.grouped))
+            parameters.run(self, self.programs.update(summed=workers is not None), gradients)
 
     def _step(self) -> None:
         parameters, at = self.parameters, self._last_pass()
@@ -407,7 +414,6 @@ class Passes:
         several: whether gradients have a leading device axis.
         """
         parameters = self.parameters
-        assert parameters.state is not None
         if parameters.split:
             raise NotImplementedError(
                 "a user-defined optimizer class does not support kvstore=None on several devices: pass kvstore='device', "
@@ -417,6 +423,7 @@ class Passes:
             raise NotImplementedError(
                 "gradient compression supports only optimizers by name, not a user-defined optimizer class"
             )
+        gradients = {n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}
         params, _ = parameters.arrays()
         new: dict[str, Any] = {}
         number = {name: i for i, name in enumerate(parameters.names)}
@@ -456,6 +463,5 @@ def dense_gradient(parameters: Parameters, name: str, gradient: Any, several: bo
     """
     if not is_rows(gradient):
         return gradient
-    assert parameters.state is not None
     size = parameters.state.params[name].shape[int(parameters.split)]
     return dense_rows(gradient, size, several=len(parameters.devices) > 1 if several is None else several)

@@ -163,7 +163,6 @@ class Programs:
         key = "update by device", summed, self.setting()
         if key not in self._compiled:
             parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
-            assert parameters.state is not None
             together = bool(turns) or bool(parameters.state.opt_state.shared)
             contexts = 1 if summed else len(parameters.devices), parameters.split
             self._compiled[key] = update_by_device(update, parameters.placement, together, *contexts)
@@ -172,7 +171,6 @@ class Programs:
     def setting(self) -> Any:
         """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
         optimizer = self.parameters.optimizer
-        assert optimizer is not None
         return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
 
     def plan(self, inputs: dict[str, Any]) -> Plan:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.mxnet.module.base import BaseModule
+from jfit.mxnet.module.base import BaseModule, BindRequest, attribute
 from jfit.mxnet.module.binding import wrapped_rows
-from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.mutable import as_array
 
 
@@ -56,88 +55,32 @@ class PythonModule(BaseModule):
         self._pad = 0  # number of padding rows at the end of the last batch
 
     # -------------------------------------------------------------------------------- properties
-    @property
-    def data_names(self) -> list[str]:
-        """Names of the data inputs."""
-        return self._data_names
-
-    @property
-    def label_names(self) -> list[str] | None:
-        """Names of the labels."""
-        return self._label_names
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs."""
-        return self._output_names
-
-    @property
-    def data_shapes(self) -> Any:
-        """(name, shape) of the data inputs, as passed to `bind`."""
-        return self._data_shapes
-
-    @property
-    def label_shapes(self) -> Any:
-        """(name, shape) of the labels, or None."""
-        return self._label_shapes
-
-    @property
-    def output_shapes(self) -> Any:
-        """(name, shape) of the outputs."""
-        return self._output_shapes
+    data_names = attribute("_data_names", "Names of the data inputs.")
+    label_names = attribute("_label_names", "Names of the labels, or None.")
+    output_names = attribute("_output_names", "Names of the outputs.")
+    data_shapes = attribute("_data_shapes", "(name, shape) of the data inputs, as passed to `bind`.")
+    label_shapes = attribute("_label_shapes", "(name, shape) of the labels, or None.")
+    output_shapes = attribute("_output_shapes", "(name, shape) of the outputs.")
 
     def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return (name, shape) of each output, computed from `data_shapes` and `label_shapes`."""
         return self._not_implemented("_compute_output_shapes")
 
     # -------------------------------------------------------------------------------- setting up
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Set the input shapes and compute the output shapes.
-
-        Args:
-            data_shapes: (name, shape) pairs in the order of `data_names`.
-            label_shapes: the same for `label_names`, or None.
-            for_training, inputs_need_grad: stored as attributes.
-            force_rebind: bind again if the module is bound.
-            shared_module: ignored.
-            grad_req: must be "write".
-
-        Raises:
-            AssertionError: the names differ from the module's, or grad_req is not "write".
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        assert grad_req == "write", "Python module only support write gradient"
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
+        """Check the names of the inputs, in the order of `data_names` and `label_names`, and compute the output shapes."""
+        assert request.grad_req == "write", "Python module only support write gradient"
         data = [d[0] for d in data_shapes]
         assert data == self._data_names, f"data_shapes are for {data}, the module's data_names are {self._data_names}"
         if label_shapes is not None:
             labels = [d[0] for d in label_shapes]
             message = f"label_shapes are for {labels}, the module's label_names are {self._label_names}"
             assert labels == self._label_names, message
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training, self.inputs_need_grad = request.for_training, request.inputs_need_grad
         self._data_shapes, self._label_shapes = data_shapes, label_shapes
         self._output_shapes = self._compute_output_shapes()
-        self.binded = True
 
-    def init_params(
-        self,
-        initializer: Any = DEFAULT,
-        arg_params: Mapping[str, Any] | None = None,
-        aux_params: Mapping[str, Any] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
+    def init_params(self, *args: Any, **kwargs: Any) -> None:
         """Mark the parameters as initialized, of which there are none; a subclass with parameters overrides this method."""
         self.params_initialized = True
 
@@ -145,13 +88,7 @@ class PythonModule(BaseModule):
         """Return ({}, {}): there are no parameters and auxiliary states."""
         return {}, {}
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """Ignore the optimizer: there are no parameters to update."""
         self.optimizer_initialized = True
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.kvstore.store import KVStore
-from jfit.mxnet.module.base import BaseModule, require
+from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.binding import desc_of
-from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.module.ordered import not_ordered
 
 
@@ -108,82 +107,32 @@ class SequentialModule(BaseModule):
         return (m for m, meta in zip(self._modules, self._metas, strict=True) if meta.get(self.META_TAKE_LABELS))
 
     # -------------------------------------------------------------------------------- setting up
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Bind all modules; for training, all but the first compute gradients of their data inputs.
-
-        Args:
-            data_shapes: (name, shape) pairs or DataDesc objects for the first module.
-            label_shapes: the same for the modules that take labels.
-            for_training, force_rebind, grad_req: as for `Module.bind`, for all modules.
-            inputs_need_grad: also compute gradients of the first module's data inputs.
-            shared_module: must be None.
-
-        Raises:
-            AssertionError: the chain is empty, or a module has a different number of inputs than the previous has outputs.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        assert for_training or not inputs_need_grad, "inputs_need_grad=True requires for_training=True"
-        assert shared_module is None, "Shared module is not supported"
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
+        """Bind all modules; for training, all but the first compute gradients of their data inputs."""
+        assert request.for_training or not request.inputs_need_grad, "inputs_need_grad=True requires for_training=True"
+        assert request.shared_module is None, "Shared module is not supported"
         assert self._modules, "Attempting to bind an empty SequentialModule"
         shapes = data_shapes
         for at, (module, meta) in enumerate(zip(self._modules, self._metas, strict=True)):
             if meta.get(self.META_AUTO_WIRING):
                 shapes = _renamed(module.data_names, shapes, at)
-            needs = inputs_need_grad or (for_training and at > 0)
+            needs = request.inputs_need_grad or (request.for_training and at > 0)
             labels = label_shapes if meta.get(self.META_TAKE_LABELS) else None
-            module.bind(shapes, labels, for_training, needs, force_rebind, None, grad_req)
+            module.bind(shapes, labels, *request._replace(inputs_need_grad=needs))
             shapes = module.output_shapes
         self._label_shapes = label_shapes if any(True for _ in self._takes_labels()) else None
-        self.for_training, self.inputs_need_grad, self.binded = for_training, inputs_need_grad, True
 
-    def init_params(
-        self,
-        initializer: Any = DEFAULT,
-        arg_params: Mapping[str, Any] | None = None,
-        aux_params: Mapping[str, Any] | None = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize the parameters of every module, as `Module.init_params`; each module uses the values of its own names.
-
-        Other names are ignored, here and in `set_params`, as in MXNet.
-
-        Raises:
-            AssertionError: two modules have a parameter of the same name.
-            RuntimeError: a value is missing (unless allow_missing).
-        """
-        if self.params_initialized and not force_init:
-            return
-        assert self.binded, "call bind before initializing the parameters"
+    def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, *options: bool) -> None:
+        """Initialize the parameters of every module; each module uses the values of its own names."""
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init)
+            module.init_params(initializer, arg_params, aux_params, *options)
         self._check_names()
-        self.params_initialized = True
 
-    def set_params(
-        self,
-        arg_params: Mapping[str, Any],
-        aux_params: Mapping[str, Any],
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        """Set parameters of every module; with allow_missing=True missing names keep their values."""
+    def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
         assert self.binded, "call bind before setting the parameters"
+        *others, _ = options
         for module in self._modules:
-            module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+            module.set_params(arg_params, aux_params, *others, allow_extra=True)
         self._check_names()
         self.params_initialized = True
 
@@ -215,29 +164,15 @@ class SequentialModule(BaseModule):
         for module in self._modules:
             module._sync_devices()
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
-        """Set an optimizer for every module, as `Module.init_optimizer`.
+    def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
+        """Set an optimizer for every module.
 
         Pass a name: an Optimizer object would be shared and would count the updates of every module.
-
-        Raises:
-            NotImplementedError: the chain has several modules, and the key-value store has reduce="ordered".
         """
-        assert self.binded and self.params_initialized, "call bind and init_params before init_optimizer"
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring.")
-            return
         if len(self._modules) > 1 and isinstance(kvstore, KVStore) and kvstore.reduce and kvstore.reduce.slices is not None:
             raise not_ordered("the modules of a SequentialModule pass outputs and gradients to each other in between")
         for module in self._modules:
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        self.optimizer_initialized = True
 
     # -------------------------------------------------------------------------------- computing
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:

@@ -23,7 +23,6 @@ from jfit.optim.core import is_small
 def save_states_of(parameters: Parameters, fname: str) -> None:
     """Write the optimizer state of `parameters` to the file `fname`, in MXNet's format."""
     optimizer = parameters.optimizer
-    assert optimizer is not None
     if parameters.updater is not None:
         data = parameters.updater.get_states()
     else:
@@ -53,7 +52,6 @@ def load_states_into(parameters: Parameters, fname: str) -> None:
 def export_states(parameters: Parameters) -> tuple[dict[Index, Any], dict[Index, int]]:
     """Return (state by index, update count by index) in MXNet's structure; fixed gammas have their initial state."""
     optimizer, state = parameters.optimizer, parameters.state
-    assert optimizer is not None and state is not None
     devices, on_store = len(parameters.devices), parameters.update_on_kvstore
     states: dict[Index, Any] = {}
     counts: dict[Index, int] = {}
@@ -81,7 +79,6 @@ def import_states(
 ) -> None:
     """Set the optimizer state from MXNet's structure; without `counts` (MXNet's files have none) counts are unchanged."""
     optimizer, state = parameters.optimizer, parameters.state
-    assert optimizer is not None and state is not None
     whole, devices = state.opt_state, len(parameters.devices)
     slots: dict[str, dict[str, Any]] = {slot: dict(tree) for slot, tree in whole.slots.items()}
     for name in parameters.trainable:
@@ -104,7 +101,6 @@ def import_states(
 
 def _import_counts(parameters: Parameters, saved: Mapping[Index, int], num_update: int) -> None:
     optimizer, state, devices = parameters.optimizer, parameters.state, len(parameters.devices)
-    assert optimizer is not None and state is not None
     done = max([num_update, *saved.values()])
     updated = (*parameters.trainable, *parameters.fixed_gammas)
     counts = {n: saved.get(n, saved.get(parameters.names.index(n) * devices, done)) for n in updated}

@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit import counters
 from jfit.distributed import num_processes
-from jfit.mxnet.module.base import BaseModule, require
+from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
@@ -98,22 +98,13 @@ class SVRGModule(Module):
         self._store_with_keys: Any = None  # the key-value store in which the keys of full gradients are initialized
 
     # -------------------------------------------------------------------------------- methods that call both modules
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Bind the module, as `Module.bind`; for training also the module with the snapshot parameters."""
-        super().bind(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
-        if for_training:
-            shared = getattr(shared_module, "_mod_aux", None)
+    def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
+        """Bind the module, and for training also the module with the snapshot parameters."""
+        super()._bind(data_shapes, label_shapes, request)
+        if request.for_training:
+            shared = getattr(request.shared_module, "_mod_aux", None)
             shared = shared if shared is not None and shared.params_initialized else None
-            self._mod_aux.bind(data_shapes, label_shapes, True, inputs_need_grad, force_rebind, shared, grad_req)
+            self._mod_aux.bind(data_shapes, label_shapes, *request._replace(shared_module=shared))
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Reshape both modules, as `Module.reshape`."""
@@ -145,15 +136,9 @@ class SVRGModule(Module):
             self._mod_aux.backward(out_grads)
 
     # -------------------------------------------------------------------------------- optimizer
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """Set the optimizer, as `Module.init_optimizer`, and reset the full gradient (mu in the formula of the class) to 0."""
-        super().init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        super().init_optimizer(*args, **kwargs)
         if self.parameters.workers is not None:
             raise NotImplementedError(
                 f"an {type(self).__name__} does not sum its full gradients over the {num_processes()} processes of this job; "

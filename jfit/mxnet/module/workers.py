@@ -44,7 +44,6 @@ class Workers:
         named = from_main(named, "parameters of the module")
         params, aux = {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
         state = parameters.state
-        assert state is not None
         if rank():
             key = jax.random.fold_in(jax.random.wrap_key_data(jax.device_get(state.key)), rank())
             parameters.state = state._replace(key=parameters.place(jax.random.key_data(key)))
@@ -59,7 +58,6 @@ class Workers:
             aux: names of the auxiliary states of the graph.
         """
         state = parameters.state
-        assert state is not None
         # each process computes moving statistics of its own rows
         states = {k: state.aux[k] for k in aux if jnp.issubdtype(state.aux[k].dtype, jnp.inexact)}
         if self._on_devices is not None:

@@ -79,7 +79,7 @@ class AdaGrad(Optimizer):
 
 
 @Optimizer.register
-class GroupAdaGrad(Optimizer):
+class GroupAdaGrad(AdaGrad):
     """AdaGrad per matrix row: h <- h + mean(c(g)^2, axis=1);  w <- w - lr * c(g) / sqrt(h + eps).
 
     c rescales and clips the gradient.  Updates raise AssertionError for parameters that are not matrices or have weight
@@ -97,13 +97,9 @@ class GroupAdaGrad(Optimizer):
     """
 
     rule = "groupadagrad"
-    parameters = ("float_stable_eps",)
-    rule_names: ClassVar = {"float_stable_eps": "eps"}
-    unwrap_single_slot = True
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.float_stable_eps = eps
+        super().__init__(eps, **kwargs)
 
     def hyper_key(self, extra: Any = ()) -> Any:
         """Cache key of a compiled update, as `Optimizer.hyper_key`, without wd: GroupAdaGrad has no weight decay."""

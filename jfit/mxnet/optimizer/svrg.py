@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from jfit.mxnet.mutable import as_array
@@ -9,18 +10,7 @@ from jfit.mxnet.optimizer.base import Optimizer
 from jfit.mxnet.optimizer.named import create, register
 
 FULL = "_full"  # suffix of a parameter's full-batch gradient
-_BASE = (
-    "rescale_grad",
-    "param_idx2name",
-    "wd",
-    "clip_gradient",
-    "learning_rate",
-    "lr_scheduler",
-    "sym",
-    "begin_num_update",
-    "multi_precision",
-    "param_dict",
-)
+_BASE = inspect.signature(Optimizer).parameters
 
 
 @register

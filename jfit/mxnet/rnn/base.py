@@ -63,6 +63,8 @@ class BaseRNNCell:
 
     _cells: Sequence[BaseRNNCell] = ()
     _num_hidden: int
+    # suffix of each gate's parameter names, in the order in which the gates' weights are concatenated
+    _gate_names: Sequence[str] = ()
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._prefix = prefix
@@ -105,11 +107,6 @@ class BaseRNNCell:
     def state_shape(self) -> list[tuple[int, ...]]:
         """Shape of each state, 0 for the batch size."""
         return [info["shape"] for info in self.state_info]
-
-    @property
-    def _gate_names(self) -> Sequence[str]:
-        """Suffix of each gate's parameter names, in the order in which the gates' weights are concatenated."""
-        return ()
 
     @property
     def _num_gates(self) -> int:
@@ -217,6 +214,10 @@ class BaseRNNCell:
             (outputs, states after the last step).
         """
         self.reset()
+        return self._unroll(length, inputs, begin_state, layout, merge_outputs)
+
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
+        """Apply the cell to a sequence after `reset`; subclasses override this method."""
         steps = sequence(length, inputs, layout, merge=False)
         states = self.begin_state() if begin_state is None else begin_state
         outputs = []

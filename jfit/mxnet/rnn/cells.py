@@ -65,15 +65,13 @@ class RNNCell(GatedCell):
         [(3, 2, 5)]
     """
 
+    _gate_names = ("",)
+
     def __init__(
         self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
-
-    @property
-    def _gate_names(self):
-        return ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
@@ -104,16 +102,13 @@ class LSTMCell(GatedCell):
     Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997, with the forget gate of Gers and others, 2000.
     """
 
+    _gate_names = LSTM_GATES
     _states = 2
 
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
         super().__init__(num_hidden, prefix, params, init=initializer.LSTMBias(forget_bias=forget_bias))
-
-    @property
-    def _gate_names(self):
-        return LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
@@ -143,12 +138,10 @@ class GRUCell(GatedCell):
     Source: Cho and others, Learning Phrase Representations using RNN Encoder-Decoder, 2014.
     """
 
+    _gate_names = GRU_GATES
+
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
-
-    @property
-    def _gate_names(self):
-        return GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
@@ -216,17 +209,9 @@ class DropoutCell(BaseRNNCell):
         """Apply dropout to one time step, or to a whole sequence."""
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
         """Apply dropout to a sequence, as `BaseRNNCell.unroll`; to all steps at once if the sequence is one symbol."""
-        self.reset()
         inputs = sequence(length, inputs, layout, merge_outputs)
         if isinstance(inputs, Symbol):
             return self(inputs, [])
-        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+        return super()._unroll(length, inputs, begin_state, layout, merge_outputs)

@@ -111,10 +111,7 @@ class ConvRNNCell(BaseConvRNNCell):
     """
 
     _default_prefix = "ConvRNN_"
-
-    @property
-    def _gate_names(self):
-        return ("",)
+    _gate_names = ("",)
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""
@@ -140,10 +137,7 @@ class ConvLSTMCell(BaseConvRNNCell):
 
     _states = 2
     _default_prefix = "ConvLSTM_"
-
-    @property
-    def _gate_names(self):
-        return LSTM_GATES
+    _gate_names = LSTM_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, [h, c]) -> (output, new [h, c])."""
@@ -169,10 +163,7 @@ class ConvGRUCell(BaseConvRNNCell):
     """
 
     _default_prefix = "ConvGRU_"
-
-    @property
-    def _gate_names(self):
-        return GRU_GATES
+    _gate_names = GRU_GATES
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step: (inputs, states) -> (output, new states)."""

@@ -54,7 +54,7 @@ class FusedRNNCell(BaseRNNCell):
         if mode not in GATES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(GATES)}")
         super().__init__(f"{mode}_" if prefix is None else prefix, params)
-        self._num_hidden, self._num_layers, self._mode = num_hidden, num_layers, mode
+        self._num_hidden, self._num_layers, self._mode, self._gate_names = num_hidden, num_layers, mode, GATES[mode]
         self._bidirectional, self._dropout, self._get_next_state = bidirectional, dropout, get_next_state
         self._directions = ("l", "r") if bidirectional else ("l",)
         self._sizes = (num_hidden, num_layers, mode, bidirectional)
@@ -66,10 +66,6 @@ class FusedRNNCell(BaseRNNCell):
         """(layers * directions, batch, num_hidden) for each state: h, and for mode "lstm" also c."""
         shape = (len(self._directions) * self._num_layers, 0, self._num_hidden)
         return [{"shape": shape, "__layout__": "LNC"} for _ in range(1 + (self._mode == "lstm"))]
-
-    @property
-    def _gate_names(self):
-        return GATES[self._mode]
 
     # -------------------------------------------------------------------------------- weights
     def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
@@ -97,19 +93,11 @@ class FusedRNNCell(BaseRNNCell):
         return {**others, str(self._parameter.name): nd.concatenate(parts)}
 
     # -------------------------------------------------------------------------------- unrolling
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
         """Apply the network to a sequence as one node, with the arguments of `BaseRNNCell.unroll`.
 
         The returned states are an empty list unless `get_next_state` is True.
         """
-        self.reset()
         axis = layout.find("T")
         if axis not in (0, 1):
             raise ValueError(f"layout is {layout!r}, a fused cell accepts TNC or NTC")

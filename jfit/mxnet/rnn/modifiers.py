@@ -133,16 +133,8 @@ class ResidualCell(ModifierCell):
         output, states = self.base_cell(inputs, states)
         return _plus(output, inputs), states
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
         """Unroll the wrapped cell and add the inputs to its outputs, with the arguments and results of `BaseRNNCell.unroll`."""
-        self.reset()
         with self.base_cell._callable_by_modifier():
             outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
         merge = isinstance(outputs, Symbol) if merge_outputs is None else merge_outputs

@@ -97,16 +97,8 @@ class SequentialRNNCell(Composite):
             new_states.extend(cell_states)
         return inputs, new_states
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
         """Unroll one cell after the other over the whole sequence, with the arguments and results of `BaseRNNCell.unroll`."""
-        self.reset()
         states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         new_states: States = []
         for cell, begin in zip(self._cells, states, strict=True):
@@ -142,20 +134,12 @@ class BidirectionalCell(Composite):
         self._adopt(l_cell)
         self._adopt(r_cell)
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: States | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, States]:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
         """Unroll both cells over the whole sequence, with the arguments of `BaseRNNCell.unroll`.
 
         Returns:
             (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
         """
-        self.reset()
         steps = sequence(length, inputs, layout, merge=False)
         states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         runs = [
