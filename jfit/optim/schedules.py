@@ -565,21 +565,20 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
     name = getattr(rate, "__name__", type(rate).__name__)
-    two = _positional(rate) >= 2
+    takes_base = _positional(rate) >= 2
 
-    def in_units_of(length: int) -> Schedule:
-        if two:
-            return Schedule(name, lambda count, base: rate((count - 1) / length, base))
-        return Schedule(name, lambda count, base: rate((count - 1) / length), base_lr=None, absolute=True)
+    def called_with(argument: Callable[[Any], Any]) -> Schedule:
+        if takes_base:
+            return Schedule(name, lambda count, base: rate(argument(count), base))
+        return Schedule(name, lambda count, base: rate(argument(count)), base_lr=None, absolute=True)
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
-        return in_units_of(unit_length(unit, updates, updates_per_epoch, f"schedule {name}"))
+        length = unit_length(unit, updates, updates_per_epoch, f"schedule {name}")
+        return called_with(lambda count: (count - 1) / length)
 
-    if check_unit(unit) != "step":
-        return replace(in_units_of(1), rule=unknown_length(name), pending=over)
-    if two:
-        return Schedule(name, rate)
-    return Schedule(name, lambda count, base: rate(count - 1), base_lr=None, absolute=True)
+    if check_unit(unit) == "step":  # jfit counts updates from 1, optax from 0
+        return called_with(lambda count: count if takes_base else count - 1)
+    return replace(called_with(lambda count: count), rule=unknown_length(name), pending=over)
 
 
 def _named(name: str, params: dict[str, Any]) -> Schedule:
