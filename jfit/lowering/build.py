@@ -24,7 +24,7 @@ from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
 from jfit.lowering.function import from_function
-from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
+from jfit.lowering.interpret import STATE_SLOTS, InputNames, Interpretation, make_apply
 from jfit.lowering.lookups import lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.ops import nearest
@@ -413,7 +413,7 @@ def _make_plan(
         def run(weight, params, aux, inputs):
             key = jax.random.key(0)
             train = all(name in specs for name in names.labels)  # without labels only evaluation mode can be traced
-            return apply(params, aux, inputs, key=key, train=train, weight=weight, _rows_out=rows)[0]
+            return apply(params, aux, inputs, key=key, train=train, weight=weight, how=Interpretation(rows=rows))[0]
 
         try:
             shapes = jax.eval_shape(run, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
