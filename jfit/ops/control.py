@@ -47,9 +47,7 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
             raise ValueError(f"num_outputs is {attrs.num_outputs}, but the bodies have {[g.outputs for g in graphs]} outputs")
         if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
-            raise ValueError(
-                f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in total"
-            )
+            raise ValueError(f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in all")
         if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
             raise ValueError(f"func_var_locs is {attrs.func_var_locs}, expected positions in func_input_locs")
         return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
@@ -135,10 +133,7 @@ def _stacked(rows: MaybeLayout) -> MaybeLayout:
 
 def _like(new: Array, old: Array, which: int) -> Array:
     if new.shape != old.shape:
-        raise ValueError(
-            f"loop state {which} has shape {old.shape} before an iteration and {new.shape} after it, expected equal shapes; "
-            "reshape it in the body"
-        )
+        raise ValueError(f"loop state {which} has shape {old.shape}, and {new.shape} after an iteration; reshape it")
     return new.astype(old.dtype)
 
 
@@ -147,9 +142,7 @@ def _foreach_order(attrs: Attrs) -> list[int]:
     """Return for each input of the body the position of its value in the node's inputs (data, then states, then the rest)."""
     placed = (*attrs.in_data_locs, *attrs.in_state_locs, *attrs.remain_locs)
     if sorted(placed) != list(range(attrs.num_args - 1)):
-        raise ValueError(
-            f"in_data_locs, in_state_locs and remain_locs are {placed}, expected each of 0 to {attrs.num_args - 2} once"
-        )
+        raise ValueError(f"in_data_locs, in_state_locs, remain_locs are {placed}, expected 0 to {attrs.num_args - 2} once each")
     return sorted(range(len(placed)), key=placed.__getitem__)
 
 

@@ -73,10 +73,7 @@ def _per_channel(name: str, values: tuple[float, ...], channels: int) -> Array:
     if len(set(values)) == 1:
         values = values[:1]
     if len(values) not in (1, channels):
-        raise ValueError(
-            f"_image_normalize: {name} is {values} and the data has {channels} channels, expected one value or one "
-            f"per channel; change {name}"
-        )
+        raise ValueError(f"{name} is {values}, expected one value or one per channel ({channels})")
     return jnp.asarray(values, jnp.float32)
 
 
@@ -103,10 +100,7 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     high, wide = data.shape[-3:-1]
     inside = 0 <= attrs.x < attrs.x + attrs.width <= wide and 0 <= attrs.y < attrs.y + attrs.height <= high
     if not inside:
-        raise ValueError(
-            f"_image_crop: the crop {attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image of "
-            f"{wide} x {high}; change x, y, width or height"
-        )
+        raise ValueError(f"{attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image, {wide} x {high}")
     return data[..., attrs.y : attrs.y + attrs.height, attrs.x : attrs.x + attrs.width, :]
 
 
@@ -168,9 +162,7 @@ def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
         raise ValueError(f"_cvcopyMakeBorder: type is {attrs.type}, expected 0 to 4 (constant, edge, symmetric, wrap, reflect)")
     values: Any = attrs["values"] or attrs["value"]
     if len(values) not in (1, src.shape[-1]):
-        raise ValueError(
-            f"_cvcopyMakeBorder: values is {values}, expected one value, or one for each of {src.shape[-1]} channels"
-        )
+        raise ValueError(f"values is {values}, expected one value, or one for each of {src.shape[-1]} channels")
     inside = jnp.pad(jnp.ones(src.shape[-3:-1], bool), pads[-3:-1])[..., None]
     colour = jnp.asarray(values, jnp.float32).astype(src.dtype).reshape((1,) * (src.ndim - 1) + (-1,))
     padded = jnp.pad(src, pads)

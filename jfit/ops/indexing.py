@@ -226,10 +226,7 @@ def sequence_reverse(ctx, attrs, data, sequence_length=None):
 def _places(indices: Array, shape_: tuple[int, ...]) -> tuple[Array, ...]:
     """Return one int32 index array for each leading axis of `shape_`, all within bounds."""
     if len(indices) > len(shape_):
-        raise ValueError(
-            f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}; the first axis of "
-            "indices must not be longer than the number of axes of the data"
-        )
+        raise ValueError(f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}")
     ids = indices.astype(jnp.int32)
     return tuple(jnp.clip(jnp.where(i < 0, i + d, i), 0, d - 1) for i, d in zip(ids, shape_, strict=False))
 
@@ -411,10 +408,7 @@ def _dropped(attrs, rows, shapes, outs):
 def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     if len(attrs.shape) != data.shape[0]:
-        raise ValueError(
-            f"ravel_multi_index: shape {attrs.shape} has {len(attrs.shape)} axes, but the first axis of data {data.shape} has "
-            f"size {data.shape[0]}; expected one index for each axis of `shape`"
-        )
+        raise ValueError(f"shape has {len(attrs.shape)} axes, but the first axis of data {data.shape} has size {len(data)}")
     ids = data.astype(jnp.int32)
     total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)

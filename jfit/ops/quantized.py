@@ -325,9 +325,7 @@ def _same_range_operator(name: str, **record: Any):
 def pool(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = maximum or rounded mean of each window; the range is unchanged."""
     if attrs.pool_type not in ("max", "avg"):
-        raise ValueError(
-            f"_contrib_quantized_pooling: pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it"
-        )
+        raise ValueError(f"pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it")
     wide = _wide("_contrib_quantized_pooling", data).astype(jnp.float32)
     if attrs.pool_type == "max" or attrs.global_pool or attrs.count_include_pad is False:
         values = pooling.pooling(ctx, attrs, wide)
@@ -526,9 +524,7 @@ def batch_norm(
 ):
     """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
     if attrs.min_calib_range is None or attrs.max_calib_range is None:
-        raise ValueError(
-            "_contrib_quantized_batch_norm: min_calib_range and max_calib_range are required; calibrate the quantized model"
-        )
+        raise ValueError("min_calib_range and max_calib_range are required; calibrate the quantized model")
     size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
     step = magnitude(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)

@@ -56,9 +56,7 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) ->
         start = ((size[0] - target[0]) // 2, (size[1] - target[1]) // 2)
     for n, first, count in zip(size, start, target, strict=True):
         if count < 1 or first < 0 or first + count > n:
-            raise ValueError(
-                f"Crop: size {target} at offset {start} exceeds the data of size {size}; change h_w, crop_like or offset"
-            )
+            raise ValueError(f"size {target} at offset {start} exceeds the data of size {size}; change the size or offset")
     (top, left), (high, wide) = start, target
     return data[:, :, top : top + high, left : left + wide]
 
@@ -115,9 +113,7 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
     for array in arrays:
         size = _image("UpSampling", array.shape)
         if high * scale % size[0] or wide * scale % size[1]:
-            raise ValueError(
-                f"UpSampling: an input of size {size} cannot be repeated to {(high * scale, wide * scale)}; expected a divisor"
-            )
+            raise ValueError(f"an input of size {size} cannot be repeated to {(high * scale, wide * scale)}: no divisor")
         times = (high * scale // size[0], wide * scale // size[1])
         split = array.reshape(*array.shape[:2], size[0], 1, size[1], 1)
         spread = jnp.broadcast_to(split, (*array.shape[:2], size[0], times[0], size[1], times[1]))
