@@ -84,9 +84,7 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
         if axis is not None:
             shape = np.shape(value)
             if len(shape) <= axis:
-                raise ValueError(
-                    f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with a batch axis."
-                )
+                raise ValueError(f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with one")
             return shape[axis]
     raise ValueError(f"a batch with inputs {list(batch.inputs)} has no rows: at least one input needs a batch axis.")
 
@@ -204,9 +202,7 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(
-            f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {type(batch.inputs).__name__}."
-        )
+        raise ValueError(f"{where}inputs of a batch are a {type(batch.inputs).__name__}, expected a dict input name -> array")
     first, count = "", None
     for name in batch.inputs:
         if row_axis(name, axes) is None:
@@ -215,18 +211,12 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         if count is None:
             first, count = name, size
         elif size != count:
-            raise ValueError(
-                f"{where}input {first!r} has {count} rows, input {name!r} has {size}; "
-                "all inputs of a batch need the same number of rows."
-            )
+            raise ValueError(f"{where}input {first!r} has {count} rows, input {name!r} has {size}; pass equal numbers")
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
         if weight is None:
             continue
         if np.shape(weight) != (count,):
-            raise ValueError(
-                f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row, "
-                f"shape ({count},)."
-            )
+            raise ValueError(f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row")
         check_weights(weight, name, where)
     return batch
 

@@ -180,9 +180,7 @@ def apply_op(
     positional = [a for a in args if not isinstance(a, Graph)]
     free = [k for k in op.attrs if k not in values]
     if len(positional) > len(free):
-        raise GraphError(
-            f"operator {op.name} got {len(positional)} attributes by position, but has {len(free)} that are not passed by name"
-        )
+        raise GraphError(f"operator {op.name} got {len(positional)} attributes by position, expected at most {len(free)}")
     for key, value in zip(free, positional, strict=False):
         values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
     if op.variadic and op.variadic not in values:

@@ -267,7 +267,9 @@ def _fill(node: Node, known: Known) -> None:
         filled, outputs = op.shapes(_with_bodies(node), ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
     except GraphError:
         raise
-    except Exception as error:
+    except ValueError as error:
+        raise GraphError(f"{node.name}: {error} ({op.name} got {_describe(node, ins)})") from None
+    except Exception as error:  # attributes or shapes that this function does not check
         raise GraphError(f"{node.name}: {op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
     known.update({(id(node), i): inferred for i, inferred in enumerate(outputs)})
     for e, inferred in zip(node.inputs, filled, strict=True):

@@ -97,9 +97,7 @@ class Symbol(Graph):
         """Check the arguments of `__call__`; returns a dict: name of a variable -> symbol that replaces it."""
         raw_names = [n.raw_name for n in topological(self.raw_heads) if n.op is None]
         if len(args) > len(raw_names):
-            raise TypeError(
-                f"got {len(args)} symbols, but {self!r} has {len(raw_names)} variables: {preview(self).list_inputs()}"
-            )
+            raise TypeError(f"got {len(args)} symbols for the variables {preview(self).list_inputs()} of {self!r}")
         names: list[Any] = list(raw_names)
         if not all(key in raw_names for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
             names = self.list_inputs()
@@ -114,9 +112,7 @@ class Symbol(Graph):
         return dict(zip(raw_names, args, strict=False)) if args else by_name
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare symbols with `is`"
-        )
+        raise TypeError(f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare with `is`")
 
     def __getattr__(self, key: str) -> Any:
         # Fluent form: x.reshape(shape=(0, -1)) is sym.reshape(x, shape=(0, -1)).

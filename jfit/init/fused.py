@@ -62,9 +62,7 @@ class FusedRNN(Initializer):
     def __post_init__(self) -> None:
         _gates(self.mode)
         if self.num_hidden < 1 or self.num_layers < 1:
-            raise ValueError(
-                f"FusedRNN: num_hidden is {self.num_hidden} and num_layers is {self.num_layers}; both must be at least 1."
-            )
+            raise ValueError(f"FusedRNN: num_hidden is {self.num_hidden} and num_layers {self.num_layers}; expected at least 1")
 
     def within(self, outer: Initializer) -> Initializer:
         """Return a copy with `init=outer` if `init` is None."""

@@ -283,9 +283,7 @@ def _by_name(nodes: Sequence[Node]) -> dict[str, Node]:
     for node in nodes:
         other = variables.setdefault(node.name, node)
         if other is not node and other.attrs.get("__shape__") != node.attrs.get("__shape__"):
-            raise GraphError(
-                f"two variables are named {node.name!r} but declare different shapes; rename one, or share one variable"
-            )
+            raise GraphError(f"two variables are named {node.name!r} but declare different shapes; rename or share one")
     return variables
 
 

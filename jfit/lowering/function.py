@@ -496,9 +496,7 @@ def _output_tree(tree: Any) -> Tree:
     """Names and structure of the outputs; a single array is 'output'."""
     outputs = Tree(tree)
     if not outputs.names:
-        raise ValueError(
-            f"the function returned {tree!r}, expected an array or a pytree of arrays; is a return statement missing?"
-        )
+        raise ValueError(f"the function returned {tree!r}, expected a pytree of arrays; is a return statement missing?")
     if jax.tree_util.treedef_is_leaf(outputs.treedef):
         outputs.names = ("output",)
     return outputs

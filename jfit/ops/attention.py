@@ -46,7 +46,7 @@ def _attended(attrs, values: Array, attention: Array) -> Array:
     """Return the attention-weighted values, (query time, batch, heads * size)."""
     batch, heads, time, size = values.shape
     if attention.ndim != 3 or attention.shape[0] != batch * heads or attention.shape[2] != time:
-        raise ValueError(f"expected attention ({batch * heads}, query time, {time}): one matrix per sequence and head")
+        raise ValueError(f"attention has shape {attention.shape}, expected ({batch * heads}, query time, {time}); reshape it")
     weights = attention.astype(values.dtype).reshape((batch, heads, *attention.shape[1:]))
     mixed = jnp.einsum("bhqk,bhkd->qbhd", weights, values)
     return mixed.reshape((attention.shape[1], batch, heads * size)).astype(attention.dtype)

@@ -42,7 +42,7 @@ def _layout(op: str, attrs: Attrs) -> str:
 def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
     layout = _layout(op, attrs)
     if len(data) != len(layout):
-        raise ValueError(f"expected data with {len(layout)} axes {layout} because kernel is {attrs.kernel}; change one")
+        raise ValueError(f"{op}: data has shape {data}, expected {len(layout)} axes {layout} because kernel is {attrs.kernel}")
     channels = data[layout.index("C")]
     for what, count in (("data channels", channels), ("num_filter", attrs.num_filter)):
         if count % max(attrs.num_group, 1):
@@ -278,9 +278,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     groups, parts = attrs.num_group, attrs.num_deformable_group
     if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
-        raise ValueError(
-            f"expected 4 axes; {groups} groups must divide channels and filters, {parts} deformable groups channels"
-        )
+        raise ValueError(f"num_group {groups} must divide channels and num_filter, num_deformable_group {parts} channels")
     taps = attrs.kernel[0] * attrs.kernel[1] * parts
     weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]

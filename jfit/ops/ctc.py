@@ -117,7 +117,9 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
 def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
     """Return (number of time steps, number of sequences) of data (time * batch, classes); `rows` is the size of its axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
-        raise ValueError(f"expected input_length ({attrs.input_length}) * batch rows, and label_length of at least 1")
+        raise ValueError(
+            f"{rows} rows are not input_length * batch rows: {attrs.input_length} * batch, or label_length is below 1"
+        )
     return attrs.input_length, rows // attrs.input_length
 
 

@@ -73,9 +73,6 @@ def _batch_dot_shapes(attrs, ins, outs):
         return ins
     if len(lhs) != len(rhs) or len(lhs) < 3:
         raise ValueError("batch_dot needs two stacks of matrices with equal numbers of axes (at least 3); use dot for others")
-    for a, b in zip(lhs[:-2], rhs[:-2], strict=True):
-        if 0 not in (a, b) and a != b:
-            raise ValueError(f"lhs has shape {lhs} and rhs {rhs}, their leading sizes must be equal; reshape one of them")
     lead = tuple(a or b for a, b in zip(lhs[:-2], rhs[:-2], strict=True))
     return _unify_contracted(attrs, lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
 

@@ -46,7 +46,9 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     if data.ndim != 4:
         raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, expected (batch, channels, height, width); reshape data")
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
-        raise ValueError(f"expected at least one size, two steps and two offsets, found {attrs.steps} and {attrs.offsets}")
+        raise ValueError(
+            f"expected at least one size, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}"
+        )
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
     ratios = attrs.ratios or (1.0,)

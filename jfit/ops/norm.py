@@ -273,7 +273,7 @@ def _group_fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     need_rank("GroupNorm", data, 3, "rows, channels and at least one spatial axis")
     if attrs.num_groups < 1 or data[1] % attrs.num_groups:
-        raise ValueError(f"{data[1]} channels cannot be split into num_groups={attrs.num_groups} equal groups")
+        raise ValueError(f"GroupNorm: {data[1]} channels cannot be split into num_groups={attrs.num_groups} equal groups")
     return [data, (attrs.num_groups,), (attrs.num_groups,)]
 
 

@@ -38,9 +38,9 @@ def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     return [regions if on_axis_0 else LOST] * len(outs)
 
 
-def _check(data: Array, rois: Array, columns: int = 5) -> None:
+def _check(op: str, data: Array, rois: Array, columns: int = 5) -> None:
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != columns:
-        raise ValueError(f"expected data (batch, channels, height, width) and rois (regions, {columns}), image index first")
+        raise ValueError(f"{op}: data has shape {data.shape} and rois {rois.shape}, expected 4 axes and (regions, {columns})")
 
 
 def _image(rois: Array, data: Array) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     A bin has sample_ratio² samples, or about one per pixel if sample_ratio is not positive. aligned shifts the regions by half
     a pixel. position_sensitive reads every bin from a separate channel.
     """
-    _check(data, rois)
+    _check("ROIAlign", data, rois)
     bins_y, bins_x = _pooled_size("ROIAlign", attrs)
     wide = accumulating(data.dtype)
     channels, height, width = data.shape[1:]
@@ -224,7 +224,7 @@ def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array
 
     data has a gradient (in MXNet it has none); rois have gradient 0.
     """
-    _check(data, rois, 6)
+    _check("RROIAlign", data, rois, 6)
     _pooled_size("RROIAlign", attrs)
     wide = accumulating(data.dtype)
     out = cast(Array, _rotated(attrs, data.astype(wide), lax.stop_gradient(rois).astype(wide)))
@@ -276,7 +276,7 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 
     The image is the one that region r names, G is `group_size`, and g(p) = floor(p G / pooled_size).
     """
-    _check(data, rois)
+    _check("PSROIPooling", data, rois)
     bins, group = attrs.pooled_size, attrs.group_size or attrs.pooled_size
     channels, height, width = data.shape[1:]
     _check_channels(channels, attrs.output_dim, group)
@@ -312,7 +312,7 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
     """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
     bins, group, dim = attrs.pooled_size, attrs.group_size, attrs.output_dim
-    _check(data, rois)
+    _check("DeformablePSROIPooling", data, rois)
     batch, channels, height, width = data.shape
     _check_channels(channels, dim, group)
     part = attrs.part_size or bins

@@ -483,9 +483,7 @@ def _log(beta: Any) -> Any:
     if isinstance(beta, jax.Array):
         return jnp.log(beta)
     if beta < 0:
-        raise ValueError(
-            f"a decay rate is {beta}; expected at least 0, because the bias correction is computed from its logarithm"
-        )
+        raise ValueError(f"a decay rate is {beta}; expected at least 0: the bias correction needs its logarithm")
     return math.log(beta) if beta else None
 
 
@@ -606,9 +604,7 @@ def multipliers(
     if isinstance(spec, tuple):
         default, spec = spec
     if isinstance(spec, str) and spec not in DECAYED:
-        raise ValueError(
-            f"wd_mult is {spec!r}; it needs to be 'mxnet', 'lars', a dict by name, a function of the name, or None."
-        )
+        raise ValueError(f"wd_mult is {spec!r}; expected 'mxnet', 'lars', a dict by name, a function of the name, or None")
     names = leaf_names(params)
     if callable(spec):
         values = np.asarray([spec(name) for name in names], np.float32)

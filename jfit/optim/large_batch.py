@@ -275,9 +275,7 @@ def _adapts(adapt: Adapt, name: str) -> bool:
         return bool(adapt.get(name, by_rule))
     if isinstance(adapt, str):
         if adapt != "mxnet":
-            raise ValueError(
-                f"lars: adapt is {adapt!r}; it must be 'mxnet', a dict by name, a function of the name, or a list of bool."
-            )
+            raise ValueError(f"lars: adapt is {adapt!r}; expected 'mxnet', a dict by name, a function of it, or a list of bool")
         return by_rule
     if not name.isdecimal() or int(name) >= len(adapt):
         raise ValueError(

@@ -137,10 +137,7 @@ def signum(
     Source: Bernstein et al. 2018, https://arxiv.org/abs/1802.04434; Apache MXNet 1.9.1, `signum_update`, `signsgd_update`.
     """
     if wd_lh and not momentum:
-        raise ValueError(
-            f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh (nor has MXNet's kernel); "
-            "pass wd, which signSGD applies outside the sign, or a nonzero momentum."
-        )
+        raise ValueError(f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh; pass wd, or a momentum")
     clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum, rest=1 - momentum, growth=-wd_lh)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:

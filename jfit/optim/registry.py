@@ -130,10 +130,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
             f"{kind.__module__}.{kind.__qualname__}{remedy}."
         )
     if params:
-        raise ValueError(
-            f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed; "
-            "pass them to its constructor, or pass the optimizer by name."
-        )
+        raise ValueError(f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed")
     if isinstance(spec, Optimizer):
         return spec
     name = type(spec).__name__

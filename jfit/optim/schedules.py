@@ -80,15 +80,10 @@ class Schedule:
         if self.warmup_mode not in ("linear", "constant"):
             raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}; it must be 'linear' or 'constant'.")
         if isinstance(self.warmup_steps, Span) or self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(
-                f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number, at least 0."
-            )
+            raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number from 0")
         top = self.base_lr if self.warmup_final_lr is None else self.warmup_final_lr
         if top is not None and top < self.warmup_begin_lr:
-            raise ValueError(
-                f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}; "
-                "the learning rate grows during a warm-up, so base_lr must be the larger one."
-            )
+            raise ValueError(f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}")
 
     def __call__(self, count: Any, base: Rate | None = None) -> Array:
         """Return the learning rate of update number `count`.
@@ -248,9 +243,7 @@ def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.
     """
     steps = tuple(step)
     if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in itertools.pairwise(steps)):
-        raise ValueError(
-            f"schedule multifactor: step is {list(steps)}; it must be a strictly increasing list of numbers, at least 1."
-        )
+        raise ValueError(f"schedule multifactor: step is {list(steps)}; it must be a strictly increasing list, from 1")
     _check_factor("multifactor", factor)
     decay = factor
 
@@ -438,9 +431,7 @@ def _check_factor(name: str, value: float) -> None:
 def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[Any], Array]:
     warm = warmup.get("warmup_steps", 0)
     if max_update < 1 or max_update <= warm:
-        raise ValueError(
-            f"schedule {name}: max_update is {max_update}; it must be at least 1 and more than warmup_steps ({warm})."
-        )
+        raise ValueError(f"schedule {name}: max_update is {max_update}; it must be at least 1 and above warmup_steps ({warm})")
     return lambda count: jnp.clip(1.0 - (count - operand(warm)) / operand(max_update - warm), 0.0, 1.0)
 
 
@@ -626,9 +617,7 @@ class Span:
         if not isinstance(self.amount, int | float) or isinstance(self.amount, bool) or not 0 <= self.amount < math.inf:
             raise ValueError(f"{self!r}: a length must be a finite number, at least 0.")
         if self.unit == "fraction" and self.amount > 1:
-            raise ValueError(
-                f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs, a whole number for updates."
-            )
+            raise ValueError(f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs")
 
     def __repr__(self) -> str:
         return f"{'epochs' if self.unit == 'epoch' else 'fraction'}({self.amount!r})"

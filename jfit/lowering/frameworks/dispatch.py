@@ -51,10 +51,7 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
                     raise TypeError(_no_instance(module))
                 return adapt if package != "equinox" or _has_parameters(module) else None
         if base.__name__ == "Layer" and f"{base.__module__}.".startswith("keras."):
-            raise TypeError(
-                f"the model is a Keras layer ({kind.__name__}), expected a keras.Model; wrap an "
-                "instance of it, as in keras.Sequential([layer])"
-            )
+            raise TypeError(f"the model is a Keras layer ({kind.__name__}); wrap an instance of it: keras.Sequential([layer])")
         if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
             raise TypeError(
                 f"the model is a torch module ({kind.__name__}), but jfit trains JAX programs; pass a module of Flax, "
@@ -107,9 +104,7 @@ def from_module(
             "expected one of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters with loss= and params="
         )
     if "init" in options:
-        raise TypeError(
-            "from_module takes no init=, because a module has its own initial values; pass params= and aux= for other values"
-        )
+        raise TypeError("from_module takes no init=: a module has its own initial values; pass params= and aux= for others")
     adapted = adapt(module, params, aux, inputs)
     values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
