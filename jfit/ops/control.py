@@ -146,6 +146,9 @@ def _foreach_order(attrs: Attrs) -> list[int]:
     return sorted(range(len(placed)), key=placed.__getitem__)
 
 
+COUNTS = dict.fromkeys(("num_args", "num_outputs", "num_out_data"), integer())
+
+
 def _slice_shape(data: MaybeShape) -> MaybeShape:
     """Return the shape of one slice along the first axis; a slice of a vector has shape (1,), as in MXNet."""
     return None if data is None else data[1:] or (1,)
@@ -184,14 +187,7 @@ def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("in_data_locs", "in_state_locs", "remain_locs")),
     variadic="num_args",
     graphs=("body",),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "num_out_data": integer(),
-        "in_state_locs": shape(),
-        "in_data_locs": shape(),
-        "remain_locs": shape(),
-    },
+    attrs=COUNTS | dict.fromkeys(("in_state_locs", "in_data_locs", "remain_locs"), shape()),
     shapes=_foreach_shapes,
     types=_foreach_types,
     needs_rng=True,
@@ -256,15 +252,8 @@ def _while_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("cond_input_locs",), ("func_input_locs",)),
     variadic="num_args",
     graphs=("cond", "func"),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "num_out_data": integer(),
-        "max_iterations": integer(),
-        "cond_input_locs": shape(),
-        "func_input_locs": shape(),
-        "func_var_locs": shape(),
-    },
+    attrs={**COUNTS, "max_iterations": integer()}
+    | dict.fromkeys(("cond_input_locs", "func_input_locs", "func_var_locs"), shape()),
     shapes=_while_shapes,
     types=_while_types,
     needs_rng=True,
@@ -332,13 +321,8 @@ def _cond_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("cond_input_locs",), ("then_input_locs",), ("else_input_locs",)),
     variadic="num_args",
     graphs=("cond", "then_branch", "else_branch"),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "cond_input_locs": shape(),
-        "then_input_locs": shape(),
-        "else_input_locs": shape(),
-    },
+    attrs=dict.fromkeys(("num_args", "num_outputs"), integer())
+    | dict.fromkeys(("cond_input_locs", "then_input_locs", "else_input_locs"), shape()),
     shapes=_cond_shapes,
     types=_cond_types,
     needs_rng=True,

@@ -156,24 +156,12 @@ def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     return [tuple(out)] if min(out) > 0 else None
 
 
-@operator(
-    "Convolution_v1",
-    inputs=_inputs,
-    attrs=_attributes(1024, no_bias=False),
-    fill=_conv_fill,
-    rows=batch_rows,
-    layout="channels",
-)
-@operator(
-    "Convolution",
-    inputs=_inputs,
-    attrs=_attributes(1024, no_bias=False),
-    aliases=("_npx_convolution",),
-    fill=_conv_fill,
-    infer_outputs=_conv_outputs,
-    rows=batch_rows,
-    layout="channels",
-)
+_RECORD: dict[str, Any] = {"inputs": _inputs, "rows": batch_rows, "layout": "channels"}
+_CONVOLUTION = _RECORD | {"attrs": _attributes(1024, no_bias=False), "fill": _conv_fill}
+
+
+@operator("Convolution_v1", **_CONVOLUTION)
+@operator("Convolution", aliases=("_npx_convolution",), infer_outputs=_conv_outputs, **_CONVOLUTION)
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y[o] = Σᵢ w[o, i] ⋆ x[i] + b[o] (cross-correlation), weight (num_filter, channels / num_group, *kernel)."""
     layout = _layout("Convolution", attrs)
@@ -207,12 +195,10 @@ def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 @operator(
     "Deconvolution",
-    inputs=_inputs,
     attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
     aliases=("_npx_deconvolution",),
     fill=_deconv_fill,
-    rows=batch_rows,
-    layout="channels",
+    **_RECORD,
 )
 def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""

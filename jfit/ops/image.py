@@ -170,20 +170,6 @@ def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     return jnp.where(inside, padded, jnp.broadcast_to(colour, padded.shape))
 
 
-@operator("_image_flip_left_right", rows=batch_only)
-def flip_left_right(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[h, W - 1 - w]; the gradient is not flipped (dx = dy), as in MXNet."""
-    check_image("_image_flip_left_right", data)
-    return straight(data, jnp.flip(data, -2))
-
-
-@operator("_image_flip_top_bottom", rows=batch_only)
-def flip_top_bottom(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[H - 1 - h, w]; the gradient is not flipped (dx = dy), as in MXNet."""
-    check_image("_image_flip_top_bottom", data)
-    return straight(data, jnp.flip(data, -3))
-
-
 def add_lighting(data: Array, alpha: Array) -> Array:
     """Add PCA lighting noise: alpha (3,) times the scaled principal components; other than 3 channels are unchanged."""
     if data.shape[-1] != 3:
@@ -334,18 +320,24 @@ def random_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return _each("_image_random_lighting", ctx, data, light)
 
 
-def _add_flip(name: str, axis: int, words: str) -> None:
-    op = f"_image_random_flip_{name}"
+def _add_flips(name: str, axis: int, formula: str, words: str) -> None:
+    op, random_op = f"_image_flip_{name}", f"_image_random_flip_{name}"
+
+    def always(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+        check_image(op, data)
+        return straight(data, jnp.flip(data, axis))
 
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         def flip(image: Array, key: Array) -> Any:
             return jnp.where(jax.random.bernoulli(key), jnp.flip(image, axis), image)
 
-        return _each(op, ctx, data, flip)
+        return _each(random_op, ctx, data, flip)
 
+    always.__doc__ = f"{formula}; the gradient is not flipped (dx = dy), as in MXNet."
     fn.__doc__ = f"y = x, or with probability 1/2 x {words}; the gradient is not flipped (dx = dy)."
-    operator(op, rows=batch_only, needs_rng=True)(fn)
+    operator(op, rows=batch_only)(always)
+    operator(random_op, rows=batch_only, needs_rng=True)(fn)
 
 
-_add_flip("left_right", -2, "flipped left to right")
-_add_flip("top_bottom", -3, "flipped upside down")
+_add_flips("left_right", -2, "y[h, w] = x[h, W - 1 - w]", "flipped left to right")
+_add_flips("top_bottom", -3, "y[h, w] = x[H - 1 - h, w]", "flipped upside down")

@@ -165,14 +165,16 @@ def _times(data: Array, axis: int) -> Array:
     return jnp.arange(data.shape[axis], dtype=jnp.int32).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
 
 
+_SEQUENCE: dict[str, Any] = {"inputs": _with_length, "fill": _length_shapes, "types": first_types}
+_SEQUENCE_ATTRS = {"use_sequence_length": flag(False), "axis": integer(0)}
+
+
 @operator(
     "SequenceMask",
-    inputs=_with_length,
     attrs={"use_sequence_length": flag(False), "value": number(0.0), "axis": integer(0)},
     aliases=("_npx_sequence_mask",),
-    fill=_length_shapes,
-    types=first_types,
     rows=_not_time_rows,
+    **_SEQUENCE,
 )
 def sequence_mask(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[t, n] where t < length[n], else value."""
@@ -185,11 +187,9 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
 
 @operator(
     "SequenceLast",
-    inputs=_with_length,
-    attrs={"use_sequence_length": flag(False), "axis": integer(0)},
-    fill=_length_shapes,
-    types=first_types,
+    attrs=_SEQUENCE_ATTRS,
     rows=lambda attrs, rows, shapes, outs: [drop_axes(r, (attrs.axis,)) for r in _not_time_rows(attrs, rows, shapes, outs)],
+    **_SEQUENCE,
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""
@@ -200,14 +200,7 @@ def sequence_last(ctx, attrs, data, sequence_length=None):
     return jnp.squeeze(jnp.take_along_axis(data, last, axis), axis)
 
 
-@operator(
-    "SequenceReverse",
-    inputs=_with_length,
-    attrs={"use_sequence_length": flag(False), "axis": integer(0)},
-    fill=_length_shapes,
-    types=first_types,
-    rows=_not_time_rows,
-)
+@operator("SequenceReverse", attrs=_SEQUENCE_ATTRS, rows=_not_time_rows, **_SEQUENCE)
 def sequence_reverse(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[length[n] - 1 - t, n] where t < length[n], else x[t, n]."""
     axis = _sequence_axis(attrs)

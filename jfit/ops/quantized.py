@@ -223,15 +223,16 @@ def _layer_inputs(attrs: Attrs) -> tuple[str, ...]:
     return _ranged("data", "weight") if attrs.no_bias else _ranged("data", "weight", "bias")
 
 
-def _layer_fill(name: str):
-    """Make the function that infers input shapes: parameters as in the float operator `name`, (1,) for each end of a range."""
+def _layer(name: str, float_name: str):
+    """Return a decorator that registers a layer; its parameters have the shapes of those of the operator `float_name`."""
 
     def fill(attrs: Attrs, ins: list, outs: list) -> list:
-        arrays, rule = 2 if attrs.no_bias else 3, lookup(name).fill
+        arrays, rule = 2 if attrs.no_bias else 3, lookup(float_name).fill
         assert rule is not None
         return [*rule(attrs, ins[:arrays], outs[:1]), *[(1,)] * 2 * arrays]
 
-    return fill
+    record: dict[str, Any] = {"attrs": lookup(float_name).attrs, "fill": fill, "types": _sums_types, "rows": _data_rows}
+    return operator(name, inputs=_layer_inputs, outputs=QUANTIZED_OUTPUTS, **record)
 
 
 def _wide(op: str, data: Array) -> Array:
@@ -242,15 +243,7 @@ def _wide(op: str, data: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ sums of products
-@operator(
-    "_contrib_quantized_fully_connected",
-    inputs=_layer_inputs,
-    outputs=QUANTIZED_OUTPUTS,
-    attrs=lookup("FullyConnected").attrs,
-    fill=_layer_fill("FullyConnected"),
-    types=_sums_types,
-    rows=_data_rows,
-)
+@_layer("_contrib_quantized_fully_connected", "FullyConnected")
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
     """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
@@ -286,15 +279,7 @@ def float_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Arr
     return high.astype(jnp.int32) * 16 + low.astype(jnp.int32)
 
 
-@operator(
-    "_contrib_quantized_conv",
-    inputs=_layer_inputs,
-    outputs=QUANTIZED_OUTPUTS,
-    attrs=lookup("Convolution").attrs,
-    fill=_layer_fill("Convolution"),
-    types=_sums_types,
-    rows=_data_rows,
-)
+@_layer("_contrib_quantized_conv", "Convolution")
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
     """p = W ⋆ x + b in int32; the unit of p is (data range / 127) (weight range / 127).
 
