@@ -202,7 +202,9 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(f"{where}inputs of a batch are a {type(batch.inputs).__name__}, expected a dict input name -> array")
+        raise ValueError(
+            f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {type(batch.inputs).__name__}."
+        )
     first, count = "", None
     for name in batch.inputs:
         if row_axis(name, axes) is None:

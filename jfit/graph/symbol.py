@@ -97,7 +97,9 @@ class Symbol(Graph):
         """Check the arguments of `__call__`; returns a dict: name of a variable -> symbol that replaces it."""
         raw_names = [n.raw_name for n in topological(self.raw_heads) if n.op is None]
         if len(args) > len(raw_names):
-            raise TypeError(f"got {len(args)} symbols for the variables {preview(self).list_inputs()} of {self!r}")
+            raise TypeError(
+                f"got {len(args)} symbols, but {self!r} has {len(raw_names)} variables: {preview(self).list_inputs()}"
+            )
         names: list[Any] = list(raw_names)
         if not all(key in raw_names for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
             names = self.list_inputs()

@@ -72,10 +72,15 @@ class Load(Initializer):
             if name in self.param:
                 value = np.asarray(self.param[name])
                 if value.shape != tuple(shape):
-                    raise ValueError(f"parameter {desc.name!r}: the loaded array has shape {value.shape}, not {tuple(shape)}")
+                    raise ValueError(
+                        f"parameter {desc.name!r}: the loaded array has shape {value.shape}, expected {tuple(shape)}."
+                    )
                 return value
         if self.default_init is None:
-            raise ValueError(f"parameter {desc.name!r} is not among the {len(self.param)} arrays and default_init is None")
+            raise ValueError(
+                f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays and default_init is None; "
+                "pass Load(..., default_init='xavier')."
+            )
         return None
 
 

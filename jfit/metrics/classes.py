@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.checks import one_of
 from jfit.metrics.confusion import count_each, counts
 from jfit.metrics.core import (
     Metric,
@@ -182,8 +183,7 @@ def _binary(
     kind: str, name: str, average: str, score: Callable[[Any], Any], weighted: bool, from_logits: bool | None
 ) -> Metric:
     """Metric that is a function of the binary confusion matrix (tp, fp, fn, tn)."""
-    if average not in ("macro", "micro"):
-        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'macro' or 'micro'.")
+    one_of(("macro", "micro"), **{f"metric {kind}: average": average})
 
     threshold = 0.0 if from_logits else 0.5
 

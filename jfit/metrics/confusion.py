@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.metrics.core import (
     Arrays,
     Metric,
@@ -166,8 +167,7 @@ def confusion_matrix(
 
     Source: scikit-learn, `confusion_matrix`.
     """
-    if normalize not in (None, "true", "pred", "all"):
-        raise ValueError(f"metric confusion_matrix: normalize is {normalize!r}; it must be 'true', 'pred', 'all' or None.")
+    one_of(("true", "pred", "all", None), **{"metric confusion_matrix: normalize": normalize})
 
     def make(classes: int, from_logits: bool | None) -> Metric:
         def pair(label: Array, output: Array, rows: Array | None) -> Array:
@@ -267,8 +267,7 @@ def _score(
     from_logits: bool | None,
 ) -> Metric:
     """Correct predictions of each class / `count(predicted, true)`, averaged over the classes."""
-    if average not in ("binary", "macro", "micro", None):
-        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'binary', 'macro', 'micro' or None.")
+    one_of(("binary", "macro", "micro", None), **{f"metric {kind}: average": average})
 
     def value(hit: Any, predicted: Any, true: Any) -> Any:
         lib, of = xp(predicted), count(predicted, true)[:-1]

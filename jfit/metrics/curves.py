@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.metrics.confusion import classes_of, count_each, counts
 from jfit.metrics.core import like, needs_size, pairs, xp
 from jfit.metrics.targets import for_scores
@@ -57,8 +58,7 @@ def roc_auc(
 
     Source: T. Fawcett, An introduction to ROC analysis, 2006; scikit-learn, `roc_auc_score` (multi_class="ovr").
     """
-    if average not in ("macro", None):
-        raise ValueError(f"metric roc_auc: average is {average!r}; it must be 'macro' or None.")
+    one_of(("macro", None), **{"metric roc_auc: average": average})
 
     def fitted(targets: Any) -> Any:
         make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731

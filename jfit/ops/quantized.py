@@ -20,7 +20,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import along, batch_rows, common_rows, dtype_of, size_of, unify
+from jfit.ops.rules import along, batch_rows, common_rows, data_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Conversion: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q represents q · range / steps,
@@ -156,7 +156,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
     attrs={"out_type": choice("float32", default="float32")},
     fill=range_shapes,
     types=lambda attrs, ins: ([ins[0], *[DTYPES["float32"]] * 2], [DTYPES["float32"]]),
-    rows=lambda attrs, rows, shapes, outs: batch_rows(attrs, rows[:1], shapes, outs),
+    rows=data_rows,
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
     """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""

@@ -36,6 +36,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.ops.registry import nearest
 
 Rate = float | Array
@@ -77,8 +78,7 @@ class Schedule:
     pending: Callable[[int | None, int | None], Schedule] | None = None
 
     def __post_init__(self) -> None:
-        if self.warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}; it must be 'linear' or 'constant'.")
+        one_of(("linear", "constant"), **{f"schedule {self.name}: warmup_mode": self.warmup_mode})
         if isinstance(self.warmup_steps, Span) or self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
             raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number from 0")
         top = self.base_lr if self.warmup_final_lr is None else self.warmup_final_lr
@@ -401,8 +401,7 @@ def one_cycle(
     Source: Smith and Topin 2018, https://arxiv.org/abs/1708.07120; the values are those of `optax.cosine_onecycle_schedule` and
     `optax.linear_onecycle_schedule`.  The momentum is not changed.
     """
-    if anneal not in ("cosine", "linear"):
-        raise ValueError(f"schedule one_cycle: anneal is {anneal!r}; it must be 'cosine' or 'linear'.")
+    one_of(("cosine", "linear"), **{"schedule one_cycle: anneal": anneal})
     first, last = 1 / div_factor, 1 / (div_factor * final_div_factor)
     middle = [(int(pct_final * max_update), first)] if anneal == "linear" else []
     knots = [(0, first), (int(pct_start * max_update), 1.0), *middle, (int(max_update), last)]
