@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,7 @@ class Common(TypedDict, total=False):
     wd: float
     clip_gradient: float | None
     lr_mult: Multiplier
-    wd_mult: Any  # Multiplier | str, or a pair, see `multipliers`
+    wd_mult: Multiplier | str | tuple[str, Any]
     multi_precision: bool
 
 
@@ -218,11 +218,11 @@ def optimizer(**defaults: Any) -> Callable[[F], F]:
 
     def decorate(make: F) -> F:
         own = {name: p for name, p in inspect.signature(make).parameters.items() if p.kind != p.VAR_KEYWORD}
-        kind, types = inspect.Parameter.POSITIONAL_OR_KEYWORD, get_type_hints(Common)
+        kind, types = inspect.Parameter.POSITIONAL_OR_KEYWORD, {k: v.__forward_arg__ for k, v in Common.__annotations__.items()}
         common = [inspect.Parameter(k, kind, default=v, annotation=types[k]) for k, v in values.items() if k not in own]
         last = [p.replace(kind=kind) for p in own.values() if p.kind == p.KEYWORD_ONLY]
         first = [p for p in own.values() if p.kind == kind]
-        signature = inspect.Signature(first + common + last, return_annotation=Optimizer)
+        signature = inspect.Signature(first + common + last, return_annotation="Optimizer")
 
         def arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
             try:

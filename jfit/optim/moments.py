@@ -118,7 +118,7 @@ def adamw(
             m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
         return -ctx.lr * decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w), (mean, var)
 
-    return transformation(rule, ("mean", "var"), learning_rate, {"wd": wd, **common}, counted=True)
+    return transformation(rule, ("mean", "var"), learning_rate, Common(wd=wd, **common), counted=True)
 
 
 @optimizer()
