@@ -251,7 +251,7 @@ def _declared_dtype(node: Node) -> np.dtype | None:
         return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
     except (ValueError, IndexError):
         raise GraphError(
-            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected a number from 0 to 12 or a dtype name"
+            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected 0 to 12 or a dtype name"
         ) from None
 
 

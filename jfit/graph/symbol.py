@@ -26,8 +26,7 @@ def _operator(binary: str | None, scalar: str) -> Any:
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
         if hasattr(other, "shape"):
             raise TypeError(
-                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}: a graph contains no arrays; use a "
-                "Variable and pass the array as its value"
+                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}; use a Variable with it as its value"
             )
         return NotImplemented
 

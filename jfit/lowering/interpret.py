@@ -426,8 +426,7 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
         if "forward-mode" in str(error) and op.family == "conv":
             raise GraphError(
                 f"{node.name}: on CPU, {op.name} runs in faster forms, which have no forward-mode derivative (jax.jvp, "
-                "jax.jacfwd, jax.linearize); use reverse mode (jax.grad), or turn the forms off: set the environment variable "
-                "JFIT_CONV_FORMS=0"
+                "jax.linearize); use reverse mode (jax.grad), or set JFIT_CONV_FORMS=0"
             ) from error
         inputs = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None

@@ -300,8 +300,7 @@ def _tiny_state(transform: Any, name: str) -> Any:
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
             raise ValueError(
                 f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
-                "update, but the train step passes only its value and the gradients. Use another optimizer, such as 'adam', or "
-                "switch the line search off (linesearch=None) if the optimizer allows it."
+                "update; use another optimizer, such as 'adam', or switch it off (linesearch=None) if the optimizer allows it."
             )
     return state
 

@@ -147,8 +147,7 @@ def group_adagrad(learning_rate: LearningRate = 0.01, eps: float = 1e-5, **commo
     def start(w: Array) -> Array:
         if w.ndim != 2:
             raise ValueError(
-                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix, because the step size is per "
-                "row; train the other parameters with another optimizer, such as adagrad, using optax.multi_transform."
+                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix: the step size is per row"
             )
         return zeros(w[:, :1])
 

@@ -407,8 +407,7 @@ def one_cycle(
     knots = [(0, first), (int(pct_start * max_update), 1.0), *middle, (int(max_update), last)]
     if any(b[0] <= a[0] for a, b in itertools.pairwise(knots)):
         raise ValueError(
-            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}, with "
-            f"max_update={max_update}, pct_start={pct_start}, pct_final={pct_final}; they must increase."
+            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}; they must increase."
         )
 
     def rule(count: Any, base: Rate) -> Array:
@@ -522,8 +521,7 @@ def run_schedule(
     if "max_update" in accepted and "max_update" not in settings:
         if updates is None:
             raise ValueError(
-                f"schedule {schedule!r} needs the number of updates of the run, which is unknown, because the training data "
-                "has no length; pass schedule_params={'max_update': ...}"
+                f"schedule {schedule!r} needs the number of updates of the run; pass schedule_params={{'max_update': ...}}"
             )
         settings["max_update"] = fraction(1.0)
     return as_schedule(schedule, **settings).over(updates, updates_per_epoch)
