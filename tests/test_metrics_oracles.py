@@ -340,7 +340,7 @@ def test_docs_page_is_up_to_date():
     page = ROOT / "docs" / "metrics.md"
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
-    assert page.read_text() == markdown(), "run python -m jfit.metrics --markdown > docs/metrics.md"
+    assert page.read_text().endswith(markdown()), "the table is the output of python -m jfit.metrics --markdown"
 
 
 # ------------------------------------------------------------------------------------------------ as MXNet recorded it

@@ -91,9 +91,7 @@ def host_array(value: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as err:
-        raise ValueError(
-            f"input {name!r} is not rectangular ({err}); all rows must have the same shape: pad them to one length."
-        ) from err
+        raise ValueError(f"input {name!r} is not rectangular ({err}); pad all rows to one shape") from err
 
 
 def _narrow(array: np.ndarray, name: str) -> np.ndarray:
@@ -220,16 +218,10 @@ class ArrayData:
         """Set the row weights, (rows,); raise a ValueError if one is negative or not finite, or all are 0."""
         self.weight = to_array(weight, "weight").astype(np.float32)
         if self.weight.shape != (self.num_rows,):
-            raise ValueError(
-                f"weight has shape {self.weight.shape}, the data has {self.num_rows} rows; "
-                f"pass one number per row, shape ({self.num_rows},)."
-            )
+            raise ValueError(f"weight has shape {self.weight.shape}, the data has {self.num_rows} rows; pass one for each")
         check_weights(self.weight, "weight")
         if not self.weight.any():
-            raise ValueError(
-                f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected at least one positive "
-                "weight (without weights every row has weight 1)."
-            )
+            raise ValueError(f"all {self.num_rows} row weights are 0, so the mean loss is undefined; expected a positive one")
 
     def part(self, rows: slice) -> ArrayData:
         """Return the data of some rows; the arrays are views."""

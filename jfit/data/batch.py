@@ -84,9 +84,7 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
         if axis is not None:
             shape = np.shape(value)
             if len(shape) <= axis:
-                raise ValueError(
-                    f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with a batch axis."
-                )
+                raise ValueError(f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with one")
             return shape[axis]
     raise ValueError(f"a batch with inputs {list(batch.inputs)} has no rows: at least one input needs a batch axis.")
 
@@ -215,18 +213,12 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         if count is None:
             first, count = name, size
         elif size != count:
-            raise ValueError(
-                f"{where}input {first!r} has {count} rows, input {name!r} has {size}; "
-                "all inputs of a batch need the same number of rows."
-            )
+            raise ValueError(f"{where}input {first!r} has {count} rows, input {name!r} has {size}; pass equal numbers")
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
         if weight is None:
             continue
         if np.shape(weight) != (count,):
-            raise ValueError(
-                f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row, "
-                f"shape ({count},)."
-            )
+            raise ValueError(f"{where}{name} has shape {np.shape(weight)}, the batch has {count} rows; pass one number per row")
         check_weights(weight, name, where)
     return batch
 

@@ -204,9 +204,7 @@ def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:
             with np.errstate(over="raise"):
                 result[:, j] = column
         except FloatingPointError:
-            raise ValueError(
-                f"column {name!r} ({column.dtype}) contains values that are out of range of float32; rescale it."
-            ) from None
+            raise ValueError(f"column {name!r} ({column.dtype}) contains values that are out of range of float32") from None
     assert result is not None
     return result
 
@@ -225,7 +223,5 @@ def _column(data: Any, name: str) -> Any:
     if array.dtype.kind in "biuf" and not missing and not dtype.lower().startswith(("categor", "enum")):
         return array
     if missing or (whole and array.dtype.kind == "O"):
-        raise ValueError(
-            f"column {name!r} ({dtype}) has missing values; fill them (df.fillna, df.fill_null) or drop their rows first."
-        )
+        raise ValueError(f"column {name!r} ({dtype}) has missing values; fill them (df.fillna) or drop their rows first")
     raise ValueError(_NO_NUMBERS.format(name, dtype))

@@ -322,9 +322,7 @@ class NDArrayIter(DataIter):
         """
         order, mix, carry = (np.array(state[key], np.int64) for key in ("order", "mix", "carry"))
         if len(order) != self.num_data:
-            raise ValueError(
-                f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}; pass the same data."
-            )
+            raise ValueError(f"the saved position is of data with {len(order)} rows, this iterator has {self.num_data}")
         self._order, self._mix, self._carry, self._position = order, mix, carry, int(state["position"])
         self._stream = np.concatenate([carry, order])
         rng = state["rng"]

@@ -220,8 +220,7 @@ def _convert(plan: _Plan) -> _Converted:
             behind.add(id(node))
     if failures:
         raise ExportError(
-            f"{len(failures)} of {len(plan.nodes)} nodes have no ONNX form: {'; '.join(failures)}. Cut the graph before them, "
-            "or use jfit.export.stablehlo, which supports every operator"
+            f"{len(failures)} of {len(plan.nodes)} nodes have no ONNX form: {'; '.join(failures)}; use jfit.export.stablehlo"
         )
     return _Converted(graph, _outputs(plan, graph, tensors, values))
 
@@ -317,8 +316,7 @@ def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str)
     size = sum(v.nbytes for v in converted.graph.constants.values())
     if size > MOST_BYTES:
         raise ExportError(
-            f"the parameters have {size:,} bytes, but an ONNX file is limited to {MOST_BYTES:,}; cast them to float16, or use "
-            "jfit.export.stablehlo and safetensors"
+            f"the parameters have {size:,} bytes, but an ONNX file is limited to {MOST_BYTES:,}; cast them to float16"
         )
     try:
         helper, numpy_helper = (importlib.import_module(f"onnx.{part}") for part in ("helper", "numpy_helper"))

@@ -85,7 +85,7 @@ class Program:
         """
         if len(arguments) != len(self.arguments):
             raise ExportError(
-                f"the program takes {len(self.arguments)} dicts ({', '.join(self.arguments)}), {len(arguments)} were passed"
+                f"the program takes the dicts {', '.join(self.arguments)}, but {len(arguments)} arguments were passed"
             )
         return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
 

@@ -125,9 +125,7 @@ def batch_rows(model: Model, specs: Mapping[str, Any]) -> int:
         if name in specs and len(shape_of(specs[name])) > axis:
             size = shape_of(specs[name])[axis]
             return STAND_IN if size is None else size
-    raise ExportError(
-        f"specs has shapes for {sorted(specs)}, but the inputs of the model are {list(model.inputs)}; pass the shapes of those"
-    )
+    raise ExportError(f"specs has shapes for {sorted(specs)}, but the inputs of the model are {list(model.inputs)}")
 
 
 def shape_of(spec: Any) -> tuple[Any, ...]:

@@ -390,10 +390,7 @@ def host_array(value: Any, where: str) -> Array:
     array = np.asarray(value, order="C")
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in CODES:
-        raise TypeError(
-            f"{where} has dtype {array.dtype}, expected one of {', '.join(map(str, DTYPES))}, the dtypes of MXNet's files; "
-            "cast it first."
-        )
+        raise TypeError(f"{where} has dtype {array.dtype}, expected one of {', '.join(map(str, DTYPES))}; cast it first.")
     return array
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfit.graph.names import Derived, derived
-from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, preview, underscored
+from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, underscored
 from jfit.graph.scopes import AttrScope, raw_name_of
 from jfit.ops import Op, lookup, nearest, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
@@ -180,9 +180,7 @@ def apply_op(
     positional = [a for a in args if not isinstance(a, Graph)]
     free = [k for k in op.attrs if k not in values]
     if len(positional) > len(free):
-        raise GraphError(
-            f"operator {op.name} got {len(positional)} attributes by position, but has {len(free)} that are not passed by name"
-        )
+        raise GraphError(f"operator {op.name} got {len(positional)} attributes by position, expected at most {len(free)}")
     for key, value in zip(free, positional, strict=False):
         values[key] = value  # attributes may follow the inputs by position, as in sym.clip(x, 0, 1)
     if op.variadic and op.variadic not in values:
@@ -243,8 +241,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
         if key in inputs:
             if len(inputs[key]) != 1:
                 raise GraphError(
-                    f"{probe.text_name}: input {key!r} is {inputs[key]!r}, which has {len(inputs[key])} outputs: "
-                    f"{preview(inputs[key]).list_outputs()}; pass one of them, such as symbol[0]"
+                    f"{probe.text_name}: input {key!r} is {inputs[key]!r} with {len(inputs[key])} outputs; pass one of them"
                 )
             entries.append(inputs[key].raw_heads[0])
         elif op.variadic and key.startswith("arg"):

@@ -251,7 +251,7 @@ def _declared_dtype(node: Node) -> np.dtype | None:
         return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
     except (ValueError, IndexError):
         raise GraphError(
-            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected a number from 0 to 12 or a dtype name"
+            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected 0 to 12 or a dtype name"
         ) from None
 
 
@@ -268,7 +268,7 @@ def _fill(node: Node, known: Known) -> None:
     except GraphError:
         raise
     except ValueError as error:
-        raise GraphError(f"{node.name}: {error}") from None
+        raise GraphError(f"{node.name}: {error} ({op.name} got {_describe(node, ins)})") from None
     except Exception as error:  # attributes or shapes that this function does not check
         raise GraphError(f"{node.name}: {op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
     known.update({(id(node), i): inferred for i, inferred in enumerate(outputs)})

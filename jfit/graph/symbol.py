@@ -26,8 +26,7 @@ def _operator(binary: str | None, scalar: str) -> Any:
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
         if hasattr(other, "shape"):
             raise TypeError(
-                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}: a graph contains no arrays; use a "
-                "Variable and pass the array as its value"
+                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}; use a Variable with it as its value"
             )
         return NotImplemented
 
@@ -114,9 +113,7 @@ class Symbol(Graph):
         return dict(zip(raw_names, args, strict=False)) if args else by_name
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare symbols with `is`"
-        )
+        raise TypeError(f"the truth value of {self!r} is unknown until the graph runs; use sym.where, or compare with `is`")
 
     def __getattr__(self, key: str) -> Any:
         # Fluent form: x.reshape(shape=(0, -1)) is sym.reshape(x, shape=(0, -1)).

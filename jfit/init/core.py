@@ -224,10 +224,7 @@ def _plain(value: Any, owner: Initializer) -> Any:
         return [_plain(v, owner) for v in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(
-        f"{type(owner).__name__} cannot be written as JSON text because of its parameter {value!r}; use numbers, arrays, and "
-        "names of initializers."
-    )
+    raise TypeError(f"{type(owner).__name__} cannot be written as JSON text because of its parameter {value!r}")
 
 
 def read_text(text: str) -> tuple[str, dict[str, Any]]:

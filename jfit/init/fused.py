@@ -62,9 +62,7 @@ class FusedRNN(Initializer):
     def __post_init__(self) -> None:
         _gates(self.mode)
         if self.num_hidden < 1 or self.num_layers < 1:
-            raise ValueError(
-                f"FusedRNN: num_hidden is {self.num_hidden} and num_layers is {self.num_layers}; both must be at least 1."
-            )
+            raise ValueError(f"FusedRNN: num_hidden is {self.num_hidden} and num_layers {self.num_layers}; expected at least 1")
 
     def within(self, outer: Initializer) -> Initializer:
         """Return a copy with `init=outer` if `init` is None."""
@@ -90,8 +88,7 @@ class FusedRNN(Initializer):
     def _initializer(self, name: str) -> InitFn:
         if self.init is None:
             raise ValueError(
-                f"parameter {name!r}: FusedRNN(None, ...) uses the initializer of the model, which is missing in this call; "
-                "pass an initializer, such as FusedRNN('uniform', ...)."
+                f"parameter {name!r}: FusedRNN(None, ...) needs the initializer of the model, which is missing; pass one"
             )
         return get(self.init)
 
@@ -126,8 +123,8 @@ def parts_of(
     inputs, odd = divmod(size - none, one - none)
     if odd or inputs < 1:
         raise ValueError(
-            f"{name} has {size} values; no input size leads to this length for num_layers={num_layers}, "
-            f"num_hidden={num_hidden}, mode {mode} and {1 + bidirectional} direction(s); pass the sizes of its network."
+            f"{name} has {size} values, which no input size has with num_layers={num_layers}, num_hidden={num_hidden}, mode "
+            f"{mode} and {1 + bidirectional} direction(s); pass the sizes of its network."
         )
     return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
 

@@ -333,9 +333,7 @@ class Mixed(Initializer):
 
     def __post_init__(self) -> None:
         if len(self.patterns) != len(self.initializers):
-            raise ValueError(
-                f"Mixed: got {len(self.patterns)} patterns and {len(self.initializers)} initializers; pass one per pattern."
-            )
+            raise ValueError(f"Mixed: got {len(self.patterns)} patterns and {len(self.initializers)} initializers")
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         desc = described(desc)
@@ -348,10 +346,7 @@ class Mixed(Initializer):
         for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
             if re.match(pattern, desc.name):
                 return get(chosen)
-        raise ValueError(
-            f"parameter {desc.name!r} matches none of the patterns {', '.join(map(repr, self.patterns))}; "
-            "add '.*' as the last pattern."
-        )
+        raise ValueError(f"parameter {desc.name!r} matches none of the patterns {self.patterns}; add '.*' as the last pattern.")
 
 
 @register()

@@ -105,8 +105,7 @@ class Loaded(Trained):
         extra = [name for name in (*self.params, *self.aux) if name not in variables]
         if extra and not drop:
             raise ValueError(
-                f"the network has no variable for the parameters {_named(extra)}{_near(extra[0], variables)}; "
-                "pass drop=True to leave them out"
+                f"the network has no variable for {_named(extra)}{_near(extra[0], variables)}; drop=True leaves them out"
             )
         matching = [{k: v for k, v in part.items() if k in variables} for part in (self.params, self.aux)]
         return Loaded(model, *matching)
@@ -176,10 +175,7 @@ def load(
         [[1.0, 2.0]]
     """
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0):
-        raise ValueError(
-            f"load: epoch is {epoch!r}, expected the number in the name of the parameter file, such as 3 for net-0003.params; "
-            "names of inputs are inputs=, another parameter file is params="
-        )
+        raise ValueError(f"load: epoch is {epoch!r}, expected the number in the name of the parameter file, such as 3")
     graph, path = _paths(os.fspath(prefix), epoch, params)
     arrays, text = _read(complete_file(path))
     if graph is None and text is None:

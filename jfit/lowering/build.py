@@ -24,7 +24,7 @@ from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
 from jfit.lowering.function import from_function
-from jfit.lowering.interpret import STATE_SLOTS, InputNames, make_apply
+from jfit.lowering.interpret import STATE_SLOTS, InputNames, Interpretation, make_apply
 from jfit.lowering.lookups import lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.ops import nearest
@@ -283,9 +283,7 @@ def _by_name(nodes: Sequence[Node]) -> dict[str, Node]:
     for node in nodes:
         other = variables.setdefault(node.name, node)
         if other is not node and other.attrs.get("__shape__") != node.attrs.get("__shape__"):
-            raise GraphError(
-                f"two variables are named {node.name!r} but declare different shapes; rename one, or share one variable"
-            )
+            raise GraphError(f"two variables are named {node.name!r} but declare different shapes; rename or share one")
     return variables
 
 
@@ -413,7 +411,7 @@ def _make_plan(
         def run(weight, params, aux, inputs):
             key = jax.random.key(0)
             train = all(name in specs for name in names.labels)  # without labels only evaluation mode can be traced
-            return apply(params, aux, inputs, key=key, train=train, weight=weight, _rows_out=rows)[0]
+            return apply(params, aux, inputs, key=key, train=train, weight=weight, how=Interpretation(rows=rows))[0]
 
         try:
             shapes = jax.eval_shape(run, jax.ShapeDtypeStruct((size,), jnp.float32), *values)

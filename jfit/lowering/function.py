@@ -111,10 +111,7 @@ def from_function(
         and "aux" not in inspect.signature(apply).parameters
         and not any("aux" in t.form.extras for t in adapter.terms.terms)
     ):
-        raise ValueError(
-            "aux= is passed, but the function has no parameter aux, so that it would not be used; add the keyword aux to its "
-            "signature and return (output, new aux), or leave out aux="
-        )
+        raise ValueError("aux= is passed, but the function has no parameter aux; add it, or leave out aux=")
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     return _model_of(adapter)
@@ -223,8 +220,7 @@ class _Adapter:
         expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
         if treedef != expected.treedef:
             raise ValueError(
-                f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, and {list(expected.names)} "
-                "before; return the same pytree for every batch, in training and in evaluation"
+                f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, {list(expected.names)} before"
             )
         return tuple(_float32(jnp.asarray(x), policy) for x in outputs), new_aux
 
@@ -246,9 +242,8 @@ class _Adapter:
             extra["axis_name"] = axis_name if sync else None
         elif sync:
             raise ValueError(
-                "sync_batch_stats=True needs a function that takes axis_name=, the name of the device axis over which it "
-                "averages its batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not; add the keyword "
-                "axis_name to its signature, or leave sync_batch_stats out"
+                "sync_batch_stats=True needs a function that takes axis_name=, the device axis over which it averages its "
+                "batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not"
             )
         extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
@@ -317,8 +312,8 @@ class _Adapter:
         missing = [n for n in self.names if not _leaves_of(n, inputs)]
         if missing:
             raise ValueError(
-                f"input {missing[0]!r} is missing; the model takes {self.names}, found {tuple(inputs)}; the parameters need "
-                "its shape: pass a batch, as in jfit.init_state(model, optimizer, batch)"
+                f"input {missing[0]!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
+                "jfit.init_state(model, optimizer, batch)"
             )
         optional = [self._argument(n, inputs) if _leaves_of(n, inputs) else None for n in self.call.optional]
         return [*(self._argument(n, inputs) for n in self.names), *optional]
@@ -475,8 +470,8 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
         return jnp.array(leaf)
     except TypeError as error:
         raise TypeError(
-            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; keep other leaves outside of {kind}, "
-            "as in params, static = equinox.partition(module, equinox.is_array), and combine them inside the function"
+            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; keep others outside of {kind}, as "
+            "with params, static = equinox.partition(module, equinox.is_array)"
         ) from error
 
 
@@ -496,9 +491,7 @@ def _output_tree(tree: Any) -> Tree:
     """Names and structure of the outputs; a single array is 'output'."""
     outputs = Tree(tree)
     if not outputs.names:
-        raise ValueError(
-            f"the function returned {tree!r}, expected an array or a pytree of arrays; is a return statement missing?"
-        )
+        raise ValueError(f"the function returned {tree!r}, expected a pytree of arrays; is a return statement missing?")
     if jax.tree_util.treedef_is_leaf(outputs.treedef):
         outputs.names = ("output",)
     return outputs

@@ -132,8 +132,7 @@ class FunctionRows:
         for name, layout in zip(self.adapter.output_names(len(layouts)), layouts, strict=True):
             if self.adapter.gather and isinstance(layout, RowLayout) and layout != batch_rows(layout.size):
                 raise ValueError(
-                    f"gather_outputs=True gathers rows along axis 0, but {name} has them on axis {layout.axis} or merged with "
-                    "another axis; return it with the rows as axis 0"
+                    f"gather_outputs=True gathers rows along axis 0, but {name} has them on axis {layout.axis} or merged"
                 )
 
     def _loss_coupling(self, specs: Specs, outputs: Any, layouts: tuple[Layout, ...], values: tuple[Any, Any]) -> Coupling:

@@ -22,6 +22,7 @@ from jfit.graph.in_place import in_place
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.interpret import (
     InputNames,
+    Interpretation,
     StageInput,
     attributes_with_shapes,
     batch_size,
@@ -199,7 +200,8 @@ def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[
         }
         options = {"key": key, "weight": weight, "row_ids": row_ids, "train": train, "policy": policy}
         options["axis_name"] = None if part is None else VirtualSlice(part, parts)
-        outs, new_aux = apply(params, aux, inputs, **options, _stage=StageInput(values, size, attributes))
+        stage = StageInput(values, size, attributes)
+        outs, new_aux = apply(params, aux, inputs, **options, how=Interpretation(stage=stage))
         return tuple(None if v is None else _Crossing(*v) for v in outs), new_aux
 
     return _Stage(device, frozenset(n.name for n in variables.values()), reads, writes, run)

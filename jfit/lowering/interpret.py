@@ -57,6 +57,22 @@ class StageInput(NamedTuple):
     attributes: Mapping[int, Attrs]
 
 
+@dataclasses.dataclass(frozen=True)
+class Interpretation:
+    """What a call of `apply` does in addition to computing the outputs.
+
+    Attributes:
+        rows: list to which the `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.
+        stage: the nodes are a part of a graph, which gets this from the other parts; the outputs are `Value`s, None for a label
+            that was not passed.
+        tap: called with each variable and each output of a node (see `jfit.lowering.taps`); repeated blocks run node by node.
+    """
+
+    rows: list[MaybeLayout] | None = None
+    stage: StageInput | None = None
+    tap: Tap | None = None
+
+
 class _Arguments(NamedTuple):
     """The arrays of one call of `apply`."""
 
@@ -78,11 +94,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         roll: whether repeated blocks, such as the time steps of an unrolled recurrent network, run as one `lax.scan`.
 
     Returns:
-        `apply`, with three arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
-        array in `params` has only these rows of the embedding table (see `Model.tables`).  `_rows_out` is a list to which the
-        `RowLayout`s of the outputs (where their batch rows are) are appended, for `Model.plan`.  With `_stage`, the nodes of
-        `order` are a part of a graph, and the first result has `Value`s, None for a label that was not passed.  `_tap` is
-        called with each variable and each output of a node (see `jfit.lowering.taps`); repeated blocks then run node by node.
+        `apply`, with two arguments more than `ApplyFn`.  `table_rows` is a dict of parameter name -> sorted row indices: the
+        array in `params` has only these rows of the embedding table (see `Model.tables`).  `how` is an `Interpretation`.
     """
     operators = [n for n in order if n.op is not None]
     variables = [n for n in order if n.op is None]
@@ -109,31 +122,28 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
         sync_batch_stats: bool = False,
         micro_batch: Any = None,
         table_rows: Mapping[str, Array] | None = None,
-        _rows_out: list[MaybeLayout] | None = None,
-        _stage: StageInput | None = None,
-        _tap: Tap | None = None,
+        how: Interpretation = Interpretation(),
     ) -> tuple[tuple[Any, ...], Aux]:
-        size = batch_size(variables, inputs, names) if _stage is None else _stage.size
+        stage, tap = how.stage, how.tap
+        size = batch_size(variables, inputs, names) if stage is None else stage.size
         _check_weight(weight, size)
         if row_ids is None and size is not None:
             row_ids = jnp.arange(size)
             if axis_name is not None:
                 row_ids = row_ids + axis_index(axis_name) * size
         arguments = _Arguments(params, aux, inputs, names, size, policy)
-        passed = {} if _stage is None else _stage.values
+        passed = {} if stage is None else stage.values
         uncast = {id(n): passed[id(n)] if id(n) in passed else _variable(n, arguments) for n in variables}
         # (id(node), output index) -> value; None for a label that was not passed and for everything computed from it
         values: dict[tuple[int, int], Value | None] = {
             (id(n), 0): uncast[id(n)] if id(n) in aux_ids or n.name in names.labels else _cast(n, uncast[id(n)], arguments)
             for n in variables
         }
-        if _tap is not None:
+        if tap is not None:
             for n in variables:
-                values[id(n), 0] = _tapped_variable(n, values[id(n), 0], names, id(n) in aux_ids, _tap)
-        if _stage is None:
-            attributes = attributes_with_shapes(open_shapes, graph, _shapes(variables, uncast), size)
-        else:
-            attributes = _stage.attributes
+                values[id(n), 0] = _tapped_variable(n, values[id(n), 0], names, id(n) in aux_ids, tap)
+        shapes = _shapes(variables, uncast)
+        attributes = attributes_with_shapes(open_shapes, graph, shapes, size) if stage is None else stage.attributes
         new_aux = dict(aux)
         base = Ctx(train, None, weight, (), row_ids, axis_name, "", False, sync_batch_stats, micro_batch=micro_batch)
 
@@ -149,15 +159,15 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             ctx = base if rows is None else dataclasses.replace(base, table_rows=rows)
             outs, updated = _run(node, attributes.get(id(node), node.params), ins, ctx, key, policy, name_hash)
             new_aux.update(updated)
-            return list(outs) if _tap is None else _tapped(node, outs, _tap)
+            return list(outs) if tap is None else _tapped(node, outs, tap)
 
-        program = items() if _tap is None else plan_program(order, heads, names.inputs, (), False)
+        program = items() if tap is None else plan_program(order, heads, names.inputs, (), False)
         store = run_program(program, values, run)
-        if _stage is not None:
+        if stage is not None:
             return tuple(store.get(h) for h in heads), new_aux
         results = [store.get(h) or raise_missing(h.node, inputs) for h in heads]
-        if _rows_out is not None:
-            _rows_out.extend(r.rows for r in results)
+        if how.rows is not None:
+            how.rows.extend(r.rows for r in results)
         return tuple(r.to_channels_first().array for r in results), new_aux
 
     return apply
@@ -416,8 +426,7 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
         if "forward-mode" in str(error) and op.family == "conv":
             raise GraphError(
                 f"{node.name}: on CPU, {op.name} runs in faster forms, which have no forward-mode derivative (jax.jvp, "
-                "jax.jacfwd, jax.linearize); use reverse mode (jax.grad), or turn the forms off: set the environment variable "
-                "JFIT_CONV_FORMS=0"
+                "jax.linearize); use reverse mode (jax.grad), or set JFIT_CONV_FORMS=0"
             ) from error
         inputs = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None

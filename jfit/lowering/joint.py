@@ -63,9 +63,7 @@ def form_of(loss: Callable[..., Any]) -> Form:
         needed = p.default is p.empty and p.kind in (*named, p.KEYWORD_ONLY)
         if needed and name not in (*positional[:2], *EXTRAS, *weights):
             raise ValueError(
-                f"loss has the parameter {name!r}, which nothing is passed for; a loss gets (output, label), (outputs, batch) "
-                "or (outputs), and by name params, aux, and keyword-only weight and mask. Give it a default, or bind it with "
-                "functools.partial"
+                f"loss has the parameter {name!r}, which nothing is passed for; give it a default, or use functools.partial"
             )
     extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
     return Form(second, frozenset(extras), weights, tuple(positional[:2]) == LABEL_FIRST)
@@ -190,8 +188,7 @@ class LossTerms:
             if term.output is not None and _subtree(outputs, term.output) is None:
                 if hasattr(outputs, "shape"):
                     raise ValueError(
-                        f"loss has a term for the output {term.output!r}, but the function returned one array; pass its loss "
-                        "alone, without a dict or list"
+                        f"loss has a term for the output {term.output!r}, but the function returned one array; pass one loss"
                     )
                 names = list(flatten_names(outputs)[0])
                 near = nearest(term.output, names)
@@ -228,13 +225,11 @@ class LossTerms:
         """
         if label_weight is not None and len(self.terms) > 1:
             raise ValueError(
-                f"the weights {LABEL_WEIGHT!r} are of the positions of each row, which need one loss, but there are losses of "
-                f"the outputs {[t.output for t in self.terms]}; pass one function loss(outputs, label), or weights of rows"
+                f"the weights {LABEL_WEIGHT!r} of the positions of each row need one loss; pass one, or weights of rows"
             )
         if self.per_batch and (weight is not None or label_weight is not None):
             raise ValueError(
-                "loss_per_batch=True: the loss is one scalar for the batch, to which row weights cannot be applied; leave out "
-                "the weights, or return the loss of each row"
+                "loss_per_batch=True: the loss is one scalar, to which row weights cannot be applied; leave them out"
             )
         losses_of_rows, counts, logged, terms = jnp.zeros(()), jnp.zeros(()), {}, list[tuple[Array, Array]]()
         for at, term in enumerate(self.terms):
@@ -325,8 +320,7 @@ class LossTerms:
             near = nearest(name, without)
             if near:
                 raise ValueError(
-                    f"no output has the name of the label {name!r}, but the outputs {without} have no label; did you "
-                    f"mean {near}?"
+                    f"no output has the name of the label {name!r}, but {without} have no label; did you mean {near}?"
                 )
             log("the label %r is not used: no output and no loss has this name", name)
         without = [n for n in without if not _covered(n, terms)]
@@ -387,7 +381,7 @@ def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
         return result
     if isinstance(result, tuple | list | Mapping):
         raise ValueError(
-            f"loss returned a {type(result).__name__}, expected an array of losses, or (losses, dict of values to log by name)"
+            f"loss returned a {type(result).__name__}, expected an array, or (losses, dict of values to log by name)"
         )
     return result, {}
 
@@ -395,8 +389,7 @@ def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
 def _of_batch(loss: Array, rows: int) -> Array:
     if loss.ndim:
         raise ValueError(
-            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar for the batch; return "
-            "its mean, or leave out loss_per_batch"
+            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar, such as its mean"
         )
     return jnp.broadcast_to(loss, (rows,))  # its weighted mean over the rows is the scalar
 
@@ -404,13 +397,10 @@ def _of_batch(loss: Array, rows: int) -> Array:
 def _logged(name: str, value: Array, rows: int) -> tuple[Array, Array]:
     """Value of each row and its weight, (rows,); a scalar is the value of every row."""
     if name in COLUMNS:
-        raise ValueError(
-            f"loss returned the value {name!r} to log, but the history has another column of this name; choose another name "
-            f"than {', '.join(COLUMNS)}"
-        )
+        raise ValueError(f"loss returned the value {name!r} to log, but the history has another column of this name; rename it")
     if value.ndim and value.shape[0] != rows:
         raise ValueError(
-            f"loss returned the value {name!r} of shape {value.shape} to log; expected a scalar, or ({rows},), one per row"
+            f"loss returned the value {name!r} to log with shape {value.shape}; expected a scalar, or one per row ({rows},)"
         )
     value = jax.lax.stop_gradient(value.astype(jnp.promote_types(value.dtype, jnp.float32)))
     values = value.reshape(rows, -1).mean(axis=1) if value.ndim else jnp.broadcast_to(value, (rows,))

@@ -61,8 +61,7 @@ class Loss:
         losses = self.function(output, jnp.where(ignored, 0, label), **dict(self.options))
         if losses.shape != label.shape:
             raise ValueError(
-                f"loss {self.name!r} has ignore_index={self.ignore_index}, but the labels of shape {label.shape} are not one "
-                f"number per loss (the losses have shape {losses.shape}); pass class indices, or leave out ignore_index"
+                f"loss {self.name!r} with ignore_index= needs class indices {losses.shape}, not labels {label.shape}"
             )
         return jnp.where(ignored, 0, losses)
 
@@ -95,10 +94,7 @@ def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> A
             return optax.losses.softmax_cross_entropy_with_integer_labels(output, label.astype(jnp.int32))
         label = jax.nn.one_hot(label, output.shape[-1])
     else:
-        raise ValueError(
-            f"loss 'cross_entropy': the output has shape {output.shape} and the label {label.shape}; expected class indices of "
-            f"shape {output.shape[:-1]} or probabilities of shape {output.shape}"
-        )
+        raise _wrong_label("cross_entropy", output, label, f"class indices {output.shape[:-1]} or probabilities {output.shape}")
     return optax.losses.softmax_cross_entropy(output, optax.losses.smooth_labels(label, label_smoothing))
 
 
@@ -122,10 +118,7 @@ def nll(output: Any, label: Any) -> Array:
     """
     output, label = _float32(output), jnp.asarray(label)
     if label.shape != output.shape[:-1]:
-        raise ValueError(
-            f"loss 'nll': the output has shape {output.shape} and the label {label.shape}; expected class indices of shape "
-            f"{output.shape[:-1]}"
-        )
+        raise _wrong_label("nll", output, label, f"class indices {output.shape[:-1]}")
     return -jnp.take_along_axis(output, label.astype(jnp.int32)[..., None], axis=-1)[..., 0]
 
 
@@ -310,12 +303,12 @@ def _aligned(name: str, output: Any, label: Any) -> tuple[Array, Array]:
     """Cast both to float32 or wider, and give the label the shape of the output if they differ by axes of size 1 at the end."""
     output, label = _float32(output), _float32(label)
     if _without_ones(output.shape) != _without_ones(label.shape):
-        raise ValueError(
-            f"loss {name!r}: the output has shape {output.shape} and the label {label.shape}; expected equal shapes (axes of "
-            "size 1 at the end may differ), because other shapes would be broadcast: each output would be compared with the "
-            "labels of other rows"
-        )
+        raise _wrong_label(name, output, label, "equal shapes, because others would be broadcast, each output to all labels")
     return output, label.reshape(output.shape)
+
+
+def _wrong_label(name: str, output: Array, label: Array, expected: str) -> ValueError:
+    return ValueError(f"loss {name!r}: the output has shape {output.shape} and the label {label.shape}; expected {expected}")
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -370,8 +363,7 @@ def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
         near = nearest(spec, [*LOSSES, *ALIASES])
         hint = f"did you mean {near}? " if near else ""
         raise ValueError(
-            f"loss {spec!r} is unknown; {hint}The names are {', '.join(map(repr, LOSSES))}; or pass a function loss(output, "
-            "label) that returns the loss of each row"
+            f"loss {spec!r} is unknown; {hint}The names are {', '.join(map(repr, LOSSES))}; or pass loss(output, label)"
         )
     loss = LOSSES[name]
     known = [p for p in inspect.signature(loss.function).parameters if p not in ("output", "label")]
@@ -456,9 +448,7 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     if _is_of_keras(loss):
         return _of_keras(loss)
     if not callable(loss):
-        raise TypeError(
-            f"loss is {loss!r}; expected a function loss(output, label) or one of the names {', '.join(map(repr, LOSSES))}"
-        )
+        raise TypeError(f"loss is {loss!r}; expected a function loss(output, label), or one of {', '.join(map(repr, LOSSES))}")
     return loss  # type: ignore[return-value]
 
 
@@ -471,8 +461,7 @@ def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
     reduction = getattr(loss, "reduction", None)
     if reduction not in (None, "none", "mean", "mean_with_sample_weight", "sum_over_batch_size"):
         raise ValueError(
-            f"loss is a Keras {type(loss).__name__} with reduction={reduction!r}, but fit minimizes the mean of the losses of "
-            "the rows; leave out reduction="
+            f"loss is a Keras {type(loss).__name__} with reduction={reduction!r}, but fit minimizes the mean; leave it out"
         )
 
     def keras_loss(y_true: Any, y_pred: Any) -> Any:
@@ -504,8 +493,7 @@ def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array |
     if weight is not None:
         if losses.shape[: weight.ndim] != weight.shape:
             raise ValueError(
-                f"the weights of positions have shape {weight.shape}, but the loss returned shape {losses.shape}, which must "
-                "begin with the shape of the weights; pass weights (rows,) for whole rows, or return the loss of each position"
+                f"weights of positions have shape {weight.shape}, with which the shape of the losses {losses.shape} must begin"
             )
         counted = counted * weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim))
         # select before multiplying: the loss of a position of weight 0 may be inf, and 0 * inf is nan
@@ -533,8 +521,7 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     if losses.ndim == 0 or losses.shape[0] != rows:
         remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
         raise ValueError(
-            f"loss returned shape {losses.shape}, expected one value per example, ({rows},): padding and row weights "
-            f"need the loss of each row; return the losses before averaging{remedy}"
+            f"loss returned shape {losses.shape}, expected one value per example, ({rows},), before averaging{remedy}"
         )
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)

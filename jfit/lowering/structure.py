@@ -112,7 +112,6 @@ class Structure:
         tree = getattr(self, kind)
         if tree is None:
             raise ValueError(
-                f"the tree structure of {kind} is unknown: the init function of the model makes it, and has not run yet; call "
-                f"init, predict or score first, or read the arrays by name: named_{kind}"
+                f"the tree structure of {kind} is unknown before init, predict or score; or read the arrays: named_{kind}"
             )
         return tree

@@ -77,10 +77,7 @@ def input_specs(inputs: Any, names: Sequence[str], caller: str = "summary") -> d
         named = {names[0]: inputs}
     missing = [n for n in names if n not in named]
     if missing:
-        raise ValueError(
-            f"{caller}: the input {missing[0]!r} is missing; found {list(named)}, expected {list(names)}; pass a dict of "
-            "arrays or shapes by input name"
-        )
+        raise ValueError(f"{caller}: the input {missing[0]!r} is missing; found {list(named)}, expected {list(names)}")
     leaves = jax.tree.map(_spec, named, is_leaf=lambda x: is_shape(x) or hasattr(x, "shape"))
     return flatten_names(leaves)[0]
 

@@ -9,24 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.checks import one_of
+from jfit.metrics.confusion import count_each, counts
 from jfit.metrics.core import (
-    Arrays,
     Metric,
-    Weights,
     add_counted,
     add_up,
-    added,
     computed,
-    each_row,
-    exact,
     kahan,
     like,
-    pairs,
     ratio,
-    total,
     xp,
     zero_mean,
-    zero_sums,
 )
 from jfit.metrics.targets import for_classes, with_ignored
 
@@ -189,27 +183,21 @@ def _binary(
     kind: str, name: str, average: str, score: Callable[[Any], Any], weighted: bool, from_logits: bool | None
 ) -> Metric:
     """Metric that is a function of the binary confusion matrix (tp, fp, fn, tn)."""
-    if average not in ("macro", "micro"):
-        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'macro' or 'micro'.")
+    one_of(("macro", "micro"), **{f"metric {kind}: average": average})
 
     threshold = 0.0 if from_logits else 0.5
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        return total(_cells(name, threshold, *each) for each in pairs(name, labels, outputs, weights, weighted))
+    def pair(label: Array, output: Array, rows: Array | None) -> Array:
+        return _cells(name, threshold, label, output, rows)
 
     def fold(running: Any, cells: Array) -> Any:
         return kahan(running, score(cells), (jnp.sum(cells) > 0).astype(jnp.int32))
 
-    if average == "macro":
-        return Metric(name, zero_mean, stats, fold, computed(name))
-
     def compute(cells: Any) -> dict[str, Any]:
-        counts = exact(cells) if weighted else cells
-        return {name: xp(cells).where(counts.sum() > 0, score(counts), np.float32(np.nan))}
+        return {name: xp(cells).where(cells.sum() > 0, score(cells), np.float32(np.nan))}
 
-    if weighted:
-        return Metric(name, lambda: zero_sums(4), stats, added, compute)
-    return Metric(name, lambda: jnp.zeros(4, jnp.int32), stats, lambda running, cells: running + cells, compute)
+    metric = counts(name, (4,), pair, compute, weighted)
+    return metric if average == "micro" else metric._replace(init=zero_mean, update=fold, compute=computed(name))
 
 
 def _cells(name: str, threshold: float, label: Array, output: Array, rows: Array | None) -> Array:
@@ -219,7 +207,6 @@ def _cells(name: str, threshold: float, label: Array, output: Array, rows: Array
     two = output.ndim == 2 and output.shape[1] == 2
     predicted = jnp.argmax(output, 1) == 1 if two else output.reshape(-1) > threshold
     true = like(name, label, predicted.shape).astype(jnp.int32) == 1
-    each = each_row(true, output, rows)
-    each = each.astype(jnp.int32) if each.dtype == bool else each
+    each = count_each(true, output, rows)
     cells = [predicted & true, predicted & ~true, ~predicted & true, ~predicted & ~true]
     return jnp.stack([jnp.sum(jnp.where(cell, each, 0), dtype=each.dtype) for cell in cells])

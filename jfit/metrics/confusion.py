@@ -1,16 +1,18 @@
-"""Multi-class metrics: precision, recall, PCC (multi-class MCC) and the confusion matrix.
+"""Metrics of counts; for many classes: precision, recall, PCC (multi-class MCC) and the confusion matrix.
 
 All but the confusion matrix need only three counts per class: correct predictions, predictions, labels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.metrics.core import (
     Arrays,
     Metric,
@@ -61,7 +63,7 @@ def precision(
 
     Source: scikit-learn, `precision_score` with zero_division=0.
     """
-    return _score("precision", 1, average, num_classes, name, weighted, from_logits)
+    return _score("precision", lambda predicted, true: predicted, average, num_classes, name, weighted, from_logits)
 
 
 def recall(
@@ -96,7 +98,7 @@ def recall(
 
     Source: scikit-learn, `recall_score` with zero_division=0.
     """
-    return _score("recall", 2, average, num_classes, name, weighted, from_logits)
+    return _score("recall", lambda predicted, true: true, average, num_classes, name, weighted, from_logits)
 
 
 def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = False, from_logits: bool | None = None) -> Metric:
@@ -130,11 +132,8 @@ def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = Fals
         correlation = (hit.sum() * n - (predicted * true).sum()) / lib.where(root > 0, root, 1.0)
         return lib.where(root > 0, correlation, np.nan)
 
-    if num_classes is None:
-        metric = needs_size(name, lambda classes: pcc(classes, name, weighted, from_logits), classes_of)
-    else:
-        metric = _counted(name, num_classes, value, weighted, from_logits)
-    return metric._replace(fitted=lambda targets: for_classes(pcc(num_classes, name, weighted), targets, from_logits))
+    make = lambda classes, from_logits: _counted(name, classes, value, weighted, from_logits)  # noqa: E731
+    return _sized(name, num_classes, from_logits, make)
 
 
 def confusion_matrix(
@@ -168,38 +167,25 @@ def confusion_matrix(
 
     Source: scikit-learn, `confusion_matrix`.
     """
-    if normalize not in (None, "true", "pred", "all"):
-        raise ValueError(f"metric confusion_matrix: normalize is {normalize!r}; it must be 'true', 'pred', 'all' or None.")
+    one_of(("true", "pred", "all", None), **{"metric confusion_matrix: normalize": normalize})
 
-    def fitted(targets: Any) -> Metric:
-        return for_classes(confusion_matrix(num_classes, normalize, name, weighted), targets, from_logits)
+    def make(classes: int, from_logits: bool | None) -> Metric:
+        def pair(label: Array, output: Array, rows: Array | None) -> Array:
+            predicted, true, each = _classes(name, classes, label, output, rows, from_logits)
+            inside = (true < classes) & (predicted < classes)
+            cell = jnp.where(inside, true * classes + predicted, classes * classes)
+            return jnp.zeros(classes * classes + 1, each.dtype).at[cell].add(each)[:-1].reshape(classes, classes)
 
-    if num_classes is None:
-        make = lambda classes: confusion_matrix(classes, normalize, name, weighted, from_logits)  # noqa: E731
-        return needs_size(name, make, classes_of)._replace(fitted=fitted)
-    classes = _checked(name, num_classes)
+        return counts(name, (classes, classes), pair, lambda matrix: {name: _normalized(matrix, normalize)}, weighted)
 
-    def pair(label: Array, output: Array, rows: Array | None) -> Array:
-        predicted, true, each = _classes(name, classes, label, output, rows, from_logits)
-        inside = (true < classes) & (predicted < classes)
-        cell = jnp.where(inside, true * classes + predicted, classes * classes)
-        return jnp.zeros(classes * classes + 1, each.dtype).at[cell].add(each)[:-1].reshape(classes, classes)
+    return _sized(name, num_classes, from_logits, make)
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
 
-    def compute(running: Any) -> dict[str, Any]:
-        matrix = exact(running) if weighted else running
-        if normalize is not None:
-            axis = {"true": 1, "pred": 0, "all": None}[normalize]
-            sums = matrix.sum(axis=axis, keepdims=True)
-            matrix = matrix / xp(sums).where(sums > 0, sums, 1)  # 0 for a class without rows, as in scikit-learn
-        return {name: matrix}
-
-    metric = Metric(name, lambda: jnp.zeros((classes, classes), jnp.int32), stats, lambda sums, seen: sums + seen, compute)
-    if weighted:
-        metric = metric._replace(init=lambda: zero_sums(classes, classes), update=added)
-    return metric._replace(fitted=fitted)
+def _normalized(matrix: Any, normalize: str | None) -> Any:
+    if normalize is None:
+        return matrix
+    sums = matrix.sum(axis={"true": 1, "pred": 0, "all": None}[normalize], keepdims=True)
+    return matrix / xp(sums).where(sums > 0, sums, 1)  # 0 for a class without rows, as in scikit-learn
 
 
 def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
@@ -217,50 +203,50 @@ def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
     return max([2, *(shape[1] for shape in outputs if len(shape) > 1)])
 
 
-def _checked(name: str, classes: int) -> int:
-    if isinstance(classes, bool) or int(classes) != classes or classes < 2:
-        raise ValueError(f"metric {name}: num_classes is {classes!r}; it must be a whole number, at least 2.")
-    return int(classes)
-
-
-def _score(
-    kind: str, which: int, average: str | None, num_classes: int | None, name: str, weighted: bool, from_logits: bool | None
+def counts(
+    name: str,
+    shape: tuple[int, ...],
+    pair: Callable[[Array, Array, Array | None], Array],
+    compute: Callable[[Any], dict[str, Any]],
+    weighted: bool,
 ) -> Metric:
-    """Correct predictions / predictions (which=1: precision), or / labels (which=2: recall)."""
-    if average not in ("binary", "macro", "micro", None):
-        raise ValueError(f"metric {kind}: average is {average!r}; it must be 'binary', 'macro', 'micro' or None.")
+    """Make a metric of counts of rows, int32 sums over all batches; if `weighted`, of sums of their weights.
 
-    def fitted(targets: Any) -> Metric:
-        return for_classes(_score(kind, which, average, num_classes, name, weighted, None), targets, from_logits)
+    Args:
+        name: name of the value in logs and results.
+        shape: shape of the counts.
+        pair: `(label, output, rows) -> counts of one batch`, with the counts of `count_each`.
+        compute: `counts -> {name: value}`.
+        weighted: whether rows are weighted by their row weights.
+    """
 
+    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
+        return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
+
+    if weighted:
+        return Metric(name, lambda: zero_sums(*shape), stats, added, lambda running: compute(exact(running)))
+    return Metric(name, lambda: jnp.zeros(shape, jnp.int32), stats, lambda running, seen: running + seen, compute)
+
+
+def count_each(values: Array, output: Array, rows: Array | None) -> Array:
+    """Return the count (int32) or weight (float32) of each value; arguments as for `each_row`."""
+    each = each_row(values, output, rows)
+    return each.astype(jnp.int32) if each.dtype == bool else each
+
+
+def _sized(name: str, num_classes: int | None, from_logits: bool | None, make: Callable[[int, bool | None], Metric]) -> Metric:
+    """Return `make(number of classes, from_logits)`, for as many classes as the outputs have if `num_classes` is None."""
     if num_classes is None:
-        make = lambda classes: _score(kind, which, average, classes, name, weighted, from_logits)  # noqa: E731
-        return needs_size(name, make, classes_of)._replace(fitted=fitted)
-    if average == "binary" and num_classes != 2:
-        raise ValueError(
-            f"metric {kind}: average='binary' needs two classes, but there are {num_classes}; pass 'macro', 'micro' or None."
-        )
-
-    def score(hit: Any, predicted: Any, true: Any) -> Any:
-        lib, counts = xp(predicted), (hit, predicted, true)[which]
-        hit, counts, occurs = hit[:-1], counts[:-1], (predicted + true)[:-1] > 0
-        each = hit / lib.where(counts > 0, counts, 1)
-        if average == "binary":
-            value = each[1]
-        elif average == "macro":
-            value = (each * occurs).sum() / lib.maximum(occurs.sum(), 1)
-        elif average == "micro":
-            value = hit.sum() / lib.where(counts.sum() > 0, counts.sum(), 1)
-        else:
-            value = each
-        return lib.where(predicted.sum() > 0, value, np.nan)
-
-    return _counted(name, num_classes, score, weighted, from_logits)._replace(fitted=fitted)
+        metric = needs_size(name, lambda classes: _sized(name, classes, from_logits, make), classes_of)
+    elif isinstance(num_classes, bool) or int(num_classes) != num_classes or num_classes < 2:
+        raise ValueError(f"metric {name}: num_classes is {num_classes!r}; it must be a whole number, at least 2.")
+    else:
+        metric = make(int(num_classes), from_logits)
+    return metric._replace(fitted=lambda targets: for_classes(_sized(name, num_classes, None, make), targets, from_logits))
 
 
-def _counted(name: str, num_classes: int, value: Any, weighted: bool, from_logits: bool | None) -> Metric:
-    """Metric of three counts per class, shape (3, classes + 1): correct, predicted, true; the last column is other classes."""
-    classes = _checked(name, num_classes)
+def _counted(name: str, classes: int, value: Callable[..., Any], weighted: bool, from_logits: bool | None) -> Metric:
+    """Metric `value(correct, predicted, true)` of three counts per class (classes + 1,); the last entry is other classes."""
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
         predicted, true, each = _classes(name, classes, label, output, rows, from_logits)
@@ -268,16 +254,41 @@ def _counted(name: str, num_classes: int, value: Any, weighted: bool, from_logit
         hit = jnp.where((predicted == true) & (true < classes), each, jnp.zeros((), each.dtype))
         return jnp.stack([zero.at[true].add(hit), zero.at[predicted].add(each), zero.at[true].add(each)])
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
+    return counts(name, (3, classes + 1), pair, lambda sums: {name: value(*(sums * 1.0))}, weighted)
 
-    def compute(running: Any) -> dict[str, Any]:
-        return {name: value(*((exact(running) if weighted else running) * 1.0))}
 
-    if weighted:
-        return Metric(name, lambda: zero_sums(3, classes + 1), stats, added, compute)
-    zero = (3, classes + 1)
-    return Metric(name, lambda: jnp.zeros(zero, jnp.int32), stats, lambda running, seen: running + seen, compute)
+def _score(
+    kind: str,
+    count: Callable[[Any, Any], Any],
+    average: str | None,
+    num_classes: int | None,
+    name: str,
+    weighted: bool,
+    from_logits: bool | None,
+) -> Metric:
+    """Correct predictions of each class / `count(predicted, true)`, averaged over the classes."""
+    one_of(("binary", "macro", "micro", None), **{f"metric {kind}: average": average})
+
+    def value(hit: Any, predicted: Any, true: Any) -> Any:
+        lib, of = xp(predicted), count(predicted, true)[:-1]
+        hit, occurs = hit[:-1], (predicted + true)[:-1] > 0
+        each = hit / lib.where(of > 0, of, 1)
+        averages = {
+            None: each,
+            "binary": each[1],
+            "macro": (each * occurs).sum() / lib.maximum(occurs.sum(), 1),
+            "micro": hit.sum() / lib.where(of.sum() > 0, of.sum(), 1),
+        }
+        return lib.where(predicted.sum() > 0, averages[average], np.nan)
+
+    def make(classes: int, from_logits: bool | None) -> Metric:
+        if average == "binary" and classes != 2:
+            raise ValueError(
+                f"metric {kind}: average='binary' needs two classes, found {classes}; pass 'macro', 'micro' or None."
+            )
+        return _counted(name, classes, value, weighted, from_logits)
+
+    return _sized(name, num_classes, from_logits, make)
 
 
 def _classes(
@@ -291,7 +302,7 @@ def _classes(
     else:  # probabilities of class 1, or the classes themselves
         predicted = (output > (0.0 if from_logits else 0.5)) if classes == 2 else output
     true = like(name, label, predicted.shape).astype(jnp.int32).reshape(-1)
-    each = each_row(predicted, output, rows).reshape(-1)
+    each = count_each(predicted, output, rows).reshape(-1)
     predicted = predicted.astype(jnp.int32).reshape(-1)
     predicted, true = (jnp.where((z >= 0) & (z < classes), z, classes) for z in (predicted, true))
-    return predicted, true, each.astype(jnp.int32) if each.dtype == bool else each
+    return predicted, true, each

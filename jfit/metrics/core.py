@@ -107,8 +107,7 @@ def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, S
 
     def unknown(*_: Any) -> Any:
         raise ValueError(
-            f"metric {name}: the number of classes is unknown, but the size of its sums depends on it; pass num_classes= "
-            "(jfit.fit and score take it from the output shape)"
+            f"metric {name}: the number of classes is unknown, and the size of its sums depends on it; pass num_classes="
         )
 
     def with_classes(labels: Shapes, outputs: Shapes) -> Metric:
@@ -155,10 +154,7 @@ def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
         ValueError: the label has another number of elements; the message contains `name`, the name of the metric.
     """
     if label.size != math.prod(shape):
-        raise ValueError(
-            f"metric {name}: the label has shape {label.shape}, but the predictions have shape {tuple(shape)}; "
-            "pass one label per prediction."
-        )
+        raise ValueError(f"metric {name}: the label has shape {label.shape}, but the predictions have shape {tuple(shape)}")
     return label.reshape(shape)
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.metrics.confusion import classes_of
-from jfit.metrics.core import Arrays, Metric, Weights, added, each_row, exact, like, needs_size, pairs, total, xp, zero_sums
+from jfit.checks import one_of
+from jfit.metrics.confusion import classes_of, count_each, counts
+from jfit.metrics.core import like, needs_size, pairs, xp
 from jfit.metrics.targets import for_scores
 
 EDGE = 16.0  # bins cover logits from -16 to 16; the logit of the largest float32 below 1 is 16.6
@@ -57,8 +58,7 @@ def roc_auc(
 
     Source: T. Fawcett, An introduction to ROC analysis, 2006; scikit-learn, `roc_auc_score` (multi_class="ovr").
     """
-    if average not in ("macro", None):
-        raise ValueError(f"metric roc_auc: average is {average!r}; it must be 'macro' or None.")
+    one_of(("macro", None), **{"metric roc_auc: average": average})
 
     def fitted(targets: Any) -> Any:
         make = lambda logits: roc_auc(num_classes, bins, average, logits, bound, name, weighted)  # noqa: E731
@@ -69,35 +69,26 @@ def roc_auc(
     if isinstance(bins, bool) or int(bins) != bins or bins < 2:
         raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2, or None for the exact value.")
     if num_classes is None:
-        return needs_size(name, lambda k: roc_auc(k, bins, average, logits, bound, name, weighted), classes_of)._replace(
-            fitted=fitted
-        )
+        make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731
+        return needs_size(name, make, classes_of)._replace(fitted=fitted)
     curves = 1 if num_classes <= 2 else num_classes
     shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
 
     def pair(label: Array, output: Array, rows: Array | None) -> Array:
         score, true = _curves(jnp, name, curves, label, output, bool(logits))
-        each = each_row(true, output, rows)
-        each = each.astype(jnp.int32) if each.dtype == bool else each
+        each = count_each(true, output, rows)
         place = jnp.clip((score + EDGE) * (bins / (2 * EDGE)), 0, bins - 1)
         place = jnp.where(jnp.isnan(score), bins, place.astype(jnp.int32))  # (rows, curves)
         kind = jnp.where(true, 0, 1)
         column = jnp.broadcast_to(jnp.arange(curves)[None], place.shape)
         return jnp.zeros(shape, each.dtype).at[kind, column, place].add(each)
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> Array:
-        return total(pair(*each) for each in pairs(name, labels, outputs, weights, weighted))
-
-    def compute(running: Any) -> dict[str, Any]:
-        positives, negatives = (exact(running) if weighted else running) * 1.0
-        area, error = area_under(positives, negatives)
+    def compute(sums: Any) -> dict[str, Any]:
+        area, error = area_under(*(sums * 1.0))
         result = {name: _averaged(area, average)}
         return {**result, f"{name}_bound": _averaged(error, average)} if bound else result
 
-    metric = Metric(name, lambda: jnp.zeros(shape, jnp.int32), stats, lambda running, seen: running + seen, compute)
-    if weighted:
-        metric = metric._replace(init=lambda: zero_sums(*shape), update=added)
-    return metric._replace(fitted=fitted)
+    return counts(name, shape, pair, compute, weighted)._replace(fitted=fitted)
 
 
 def area_under(positives: Any, negatives: Any) -> tuple[Any, Any]:

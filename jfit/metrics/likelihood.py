@@ -106,10 +106,7 @@ def perplexity(
     Source: Apache MXNet 1.9.1, `Perplexity`.
     """
     if ignore_label is not None and ignore_index is not None and ignore_label != ignore_index:
-        raise ValueError(
-            f"metric {name}: ignore_label is {ignore_label} and ignore_index is {ignore_index}; they are two names of one "
-            "parameter, so pass one of them"
-        )
+        raise ValueError(f"metric {name}: ignore_label and ignore_index are two names of one parameter; pass one of them")
     ignored = ignore_label if ignore_index is None else ignore_index
     return _likelihood(name, lambda p: -jnp.log(jnp.maximum(p, 1e-10)), axis, "exp", weighted, from_logits, ignored)
 

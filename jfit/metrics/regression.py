@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.metrics.core import (
     Arrays,
     Metric,
@@ -121,8 +122,7 @@ def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = Fa
     Source: Apache MXNet 1.9.1, `PearsonCorrelation`; T. Chan, G. Golub and R. LeVeque, Updating formulae and a pairwise
     algorithm for computing sample variances, 1979.
     """
-    if average not in ("macro", "micro"):
-        raise ValueError(f"metric pearsonr: average is {average!r}; it must be 'macro' or 'micro'.")
+    one_of(("macro", "micro"), **{"metric pearsonr: average": average})
 
     def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, ...]:
         return tuple(_moments(name, *each) for each in pairs(name, labels, outputs, weights, weighted))

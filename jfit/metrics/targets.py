@@ -239,8 +239,7 @@ def check_classes(name: str, target: Target) -> Target:
     if target.form == "mismatch":
         raise ValueError(
             f"metric {name}: labels of shape {_rows(target.label)} do not match outputs of shape {_rows(target.output)}; pass "
-            f"labels of shape {_rows(target.output[:-1])} (class indices) or {_rows(target.output)} (one-hot or 0 and 1), "
-            "eval_metric=None, or for classes on another axis jfit.metrics.get('acc', axis=1)"
+            f"labels of shape {_rows(target.output[:-1])} (class indices) or {_rows(target.output)} (one-hot or 0 and 1)"
         )
     if target.form == "values":
         if target.looks is None:
@@ -252,9 +251,8 @@ def check_classes(name: str, target: Target) -> Target:
         target = target._replace(form=target.looks, scores="probabilities")
     if target.form == "classes" and target.fraction is not None:
         raise ValueError(
-            f"metric {name}: the labels {_rows(target.label)} are not whole numbers (found {target.fraction:.6g}), but the "
-            f"outputs {_rows(target.output)} have one score per class; pass integer class labels, or eval_metric='mse' and "
-            "labels of the shape of the outputs"
+            f"metric {name}: the labels {_rows(target.label)} are not whole numbers (found {target.fraction:.6g}), but "
+            f"the outputs {_rows(target.output)} have one score per class; pass integer class labels, or eval_metric='mse'"
         )
     if target.form == "binary" and target.fraction is not None:
         raise ValueError(
@@ -264,8 +262,7 @@ def check_classes(name: str, target: Target) -> Target:
     if target.form == "unknown":
         raise ValueError(
             f"metric {name}: the loss does not say what the labels {_rows(target.label)} are for outputs "
-            f"{_rows(target.output)}: one-hot, or 0 and 1 for each output; pass integer class labels, or use a loss such as "
-            "optax.softmax_cross_entropy"
+            f"{_rows(target.output)}; pass integer class labels, or use a loss such as optax.softmax_cross_entropy"
         )
     if target.form == "binary" and target.scores is None:
         raise ValueError(unknown_scores(name, target))
@@ -351,8 +348,7 @@ def for_scores(make: Callable[[bool], Any], name: str, targets: Sequence[Target]
     for target in targets:
         if _is_multi_label(target):
             raise ValueError(
-                f"metric {name}: the outputs {_rows(target.output)} are multi-label, which it does not support; pass a "
-                "function (label, output) of NumPy arrays instead"
+                f"metric {name}: outputs {_rows(target.output)} are multi-label; pass a function (label, output) instead"
             )
         if target.scores is None:
             raise ValueError(unknown_scores(name, target).replace("from_logits=", "logits="))
@@ -376,9 +372,7 @@ def _score_arrays(target: Target, label: Any, output: Any, weight: Any) -> tuple
 
 # ------------------------------------------------------------------------------------------------ eval_metric="auto"
 def _undecided(*_: Any) -> Any:
-    raise ValueError(
-        "eval_metric='auto' is chosen by jfit.fit and jfit.score for a model and its data; pass a name such as 'acc'"
-    )
+    raise ValueError("eval_metric='auto' is chosen by jfit.fit and jfit.score; pass a name such as 'acc'")
 
 
 AUTO = Metric("auto", _undecided, _undecided, _undecided, _undecided)

@@ -113,15 +113,10 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
     return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
 
 
-def need_last(op: str, what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
-    """Raise a ValueError unless `shape` has at least `axes` axes and its last axis has `count` entries.
-
-    `op` and `what` are the names of the operator and of the input in the message.
-    """
+def need_last(what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
+    """Raise a ValueError unless `shape`, of input `what`, has at least `axes` axes and `count` entries on the last."""
     if len(shape) < axes or shape[-1] != count:
-        raise ValueError(
-            f"{op}: {what} has shape {shape}, expected at least {axes} axes with {count} entries on the last; reshape {what}"
-        )
+        raise ValueError(f"{what} has shape {shape}, expected at least {axes} axes with {count} entries on the last")
 
 
 # ------------------------------------------------------------------------------------------ overlap and encoding
@@ -137,8 +132,8 @@ def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 @operator("_contrib_box_iou", inputs=("lhs", "rhs"), attrs={"format": FORMAT}, rows=_iou_rows)
 def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
     """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they do not intersect; the gradient is 0."""
-    need_last("box_iou", "lhs", lhs.shape, 4)
-    need_last("box_iou", "rhs", rhs.shape, 4)
+    need_last("lhs", lhs.shape, 4)
+    need_last("rhs", rhs.shape, 4)
     wide = accumulating(lhs.dtype)
     one = corners(lax.stop_gradient(lhs).astype(wide).reshape(-1, 1, 4), attrs.format)
     two = corners(lax.stop_gradient(rhs).astype(wide).reshape(1, -1, 4), attrs.format)
@@ -180,8 +175,8 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     matched to, refs[n, matches[n, anchor]]; `anchors` and `refs` themselves are corners (left, top, right, bottom).  The second
     output is a mask: 1 where sample > 0.5, else 0.
     """
-    need_last("box_encode", "anchors", anchors.shape, 4, 3)
-    need_last("box_encode", "refs", refs.shape, 4, 3)
+    need_last("anchors", anchors.shape, 4, 3)
+    need_last("refs", refs.shape, 4, 3)
     dtype, wide = samples.dtype, accumulating(samples.dtype)
     values = lax.stop_gradient((anchors.astype(wide), refs.astype(wide), means.astype(wide), stds.astype(wide)))
     anchors, refs, means, stds = values
@@ -213,8 +208,8 @@ def box_decode(ctx, attrs, data, anchors):
     (x, y, w, h) are the centre and size of the anchor, and std = (std0, std1, std2, std3); clip <= 0 means no clipping.  The
     attribute `format` is that of the input `anchors`.
     """
-    need_last("box_decode", "data", data.shape, 4, 3)
-    need_last("box_decode", "anchors", anchors.shape, 4, 3)
+    need_last("data", data.shape, 4, 3)
+    need_last("anchors", anchors.shape, 4, 3)
     wide = accumulating(data.dtype)
     code, boxes = lax.stop_gradient((data.astype(wide), anchors.astype(wide)))
     boxes = jnp.broadcast_to(boxes, data.shape)
@@ -241,17 +236,11 @@ def _leading_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
     width, start = shape[-1] if shape else 0, attrs.coord_start
     if len(shape) < 2 or width < 5 + (attrs.id_index >= 0):
-        raise ValueError(
-            f"box_nms: data has shape {shape}, expected (..., boxes, entries) with a score, four coordinates"
-            f"{' and a class' if attrs.id_index >= 0 else ''} for each box; reshape data or change id_index"
-        )
+        raise ValueError(f"expected boxes with a score, four coordinates{' and a class' if attrs.id_index >= 0 else ''}")
     places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else [])]
     taken = range(start, start + 4)
     if start < 0 or start + 4 > width or len({*places, *taken}) != len(places) + 4 or not all(0 <= p < width for p in places):
-        raise ValueError(
-            f"box_nms: score_index {attrs.score_index}, id_index {attrs.id_index} and coordinates from {start} on must be "
-            f"different entries of the {width} of each box; change the indices"
-        )
+        raise ValueError(f"score, id and coordinates (from {start} on) must be different entries of the {width} of each box")
 
 
 def _nms_order(attrs: Attrs, data: Array) -> Array:

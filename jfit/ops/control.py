@@ -47,9 +47,7 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
             raise ValueError(f"num_outputs is {attrs.num_outputs}, but the bodies have {[g.outputs for g in graphs]} outputs")
         if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
-            raise ValueError(
-                f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in total"
-            )
+            raise ValueError(f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in all")
         if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
             raise ValueError(f"func_var_locs is {attrs.func_var_locs}, expected positions in func_input_locs")
         return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
@@ -135,10 +133,7 @@ def _stacked(rows: MaybeLayout) -> MaybeLayout:
 
 def _like(new: Array, old: Array, which: int) -> Array:
     if new.shape != old.shape:
-        raise ValueError(
-            f"loop state {which} has shape {old.shape} before an iteration and {new.shape} after it, expected equal shapes; "
-            "reshape it in the body"
-        )
+        raise ValueError(f"loop state {which} has shape {old.shape}, and {new.shape} after an iteration; reshape it")
     return new.astype(old.dtype)
 
 
@@ -147,10 +142,11 @@ def _foreach_order(attrs: Attrs) -> list[int]:
     """Return for each input of the body the position of its value in the node's inputs (data, then states, then the rest)."""
     placed = (*attrs.in_data_locs, *attrs.in_state_locs, *attrs.remain_locs)
     if sorted(placed) != list(range(attrs.num_args - 1)):
-        raise ValueError(
-            f"in_data_locs, in_state_locs and remain_locs are {placed}, expected each of 0 to {attrs.num_args - 2} once"
-        )
+        raise ValueError(f"in_data_locs, in_state_locs, remain_locs are {placed}, expected 0 to {attrs.num_args - 2} once each")
     return sorted(range(len(placed)), key=placed.__getitem__)
+
+
+COUNTS = dict.fromkeys(("num_args", "num_outputs", "num_out_data"), integer())
 
 
 def _slice_shape(data: MaybeShape) -> MaybeShape:
@@ -191,14 +187,7 @@ def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("in_data_locs", "in_state_locs", "remain_locs")),
     variadic="num_args",
     graphs=("body",),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "num_out_data": integer(),
-        "in_state_locs": shape(),
-        "in_data_locs": shape(),
-        "remain_locs": shape(),
-    },
+    attrs=COUNTS | dict.fromkeys(("in_state_locs", "in_data_locs", "remain_locs"), shape()),
     shapes=_foreach_shapes,
     types=_foreach_types,
     needs_rng=True,
@@ -263,15 +252,8 @@ def _while_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("cond_input_locs",), ("func_input_locs",)),
     variadic="num_args",
     graphs=("cond", "func"),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "num_out_data": integer(),
-        "max_iterations": integer(),
-        "cond_input_locs": shape(),
-        "func_input_locs": shape(),
-        "func_var_locs": shape(),
-    },
+    attrs={**COUNTS, "max_iterations": integer()}
+    | dict.fromkeys(("cond_input_locs", "func_input_locs", "func_var_locs"), shape()),
     shapes=_while_shapes,
     types=_while_types,
     needs_rng=True,
@@ -339,13 +321,8 @@ def _cond_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     outputs=_outputs(("cond_input_locs",), ("then_input_locs",), ("else_input_locs",)),
     variadic="num_args",
     graphs=("cond", "then_branch", "else_branch"),
-    attrs={
-        "num_args": integer(),
-        "num_outputs": integer(),
-        "cond_input_locs": shape(),
-        "then_input_locs": shape(),
-        "else_input_locs": shape(),
-    },
+    attrs=dict.fromkeys(("num_args", "num_outputs"), integer())
+    | dict.fromkeys(("cond_input_locs", "then_input_locs", "else_input_locs"), shape()),
     shapes=_cond_shapes,
     types=_cond_types,
     needs_rng=True,
@@ -364,8 +341,7 @@ def cond(ctx, attrs, *arrays):
     for i, (a, b) in enumerate(zip(jax.eval_shape(first, *arrays), jax.eval_shape(second, *arrays), strict=True)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise ValueError(
-                f"output {i} is {a.dtype}{list(a.shape)} in one branch and {b.dtype}{list(b.shape)} in the other; both "
-                "branches must return equal shapes and dtypes, so reshape or cast one of them"
+                f"output {i} is {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}; both branches must be equal"
             )
     outs = lax.cond(_scalar(predicate(*arrays)[0], "pred of a cond") != 0, first, second, *arrays)
     return outs, [b if a is None else a if b is None or a == b else LOST for a, b in zip(rows, other_rows, strict=True)]

@@ -42,16 +42,11 @@ def _layout(op: str, attrs: Attrs) -> str:
 def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
     layout = _layout(op, attrs)
     if len(data) != len(layout):
-        raise ValueError(
-            f"{op}: data has shape {data}, expected {len(layout)} axes {layout} because kernel is {attrs.kernel}; "
-            "reshape the data or fix kernel"
-        )
+        raise ValueError(f"{op}: data has shape {data}, expected {len(layout)} axes {layout} because kernel is {attrs.kernel}")
     channels = data[layout.index("C")]
     for what, count in (("data channels", channels), ("num_filter", attrs.num_filter)):
         if count % max(attrs.num_group, 1):
-            raise ValueError(
-                f"{op}: {what} {count} cannot be split into num_group={attrs.num_group} groups; change one of them"
-            )
+            raise ValueError(f"{what} {count} cannot be split into num_group={attrs.num_group} groups; change one of them")
     return channels
 
 
@@ -161,24 +156,12 @@ def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     return [tuple(out)] if min(out) > 0 else None
 
 
-@operator(
-    "Convolution_v1",
-    inputs=_inputs,
-    attrs=_attributes(1024, no_bias=False),
-    fill=_conv_fill,
-    rows=batch_rows,
-    layout="channels",
-)
-@operator(
-    "Convolution",
-    inputs=_inputs,
-    attrs=_attributes(1024, no_bias=False),
-    aliases=("_npx_convolution",),
-    fill=_conv_fill,
-    infer_outputs=_conv_outputs,
-    rows=batch_rows,
-    layout="channels",
-)
+_RECORD: dict[str, Any] = {"inputs": _inputs, "rows": batch_rows, "layout": "channels"}
+_CONVOLUTION = _RECORD | {"attrs": _attributes(1024, no_bias=False), "fill": _conv_fill}
+
+
+@operator("Convolution_v1", **_CONVOLUTION)
+@operator("Convolution", aliases=("_npx_convolution",), infer_outputs=_conv_outputs, **_CONVOLUTION)
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y[o] = Σᵢ w[o, i] ⋆ x[i] + b[o] (cross-correlation), weight (num_filter, channels / num_group, *kernel)."""
     layout = _layout("Convolution", attrs)
@@ -205,22 +188,17 @@ def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     for n, s, d, k, target in zip(sizes, stride, dilate, attrs.kernel, _spatial(attrs, "target_shape", 0), strict=True):
         full = s * (n - 1) + d * (k - 1) + 1
         if target > full:
-            raise ValueError(
-                f"Deconvolution: target_shape is {attrs.target_shape}, but {n} entries with stride {s} produce at most {full}; "
-                "make target_shape smaller or stride larger"
-            )
+            raise ValueError(f"target_shape is {attrs.target_shape}, but {n} entries with stride {s} produce at most {full}")
         pads.append(((full - target + 1) // 2, (full - target) % 2))
     return pads
 
 
 @operator(
     "Deconvolution",
-    inputs=_inputs,
     attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
     aliases=("_npx_deconvolution",),
     fill=_deconv_fill,
-    rows=batch_rows,
-    layout="channels",
+    **_RECORD,
 )
 def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
@@ -286,10 +264,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     groups, parts = attrs.num_group, attrs.num_deformable_group
     if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
-        raise ValueError(
-            f"data has shape {data}, expected (batch, channels, height, width); num_group {groups} must divide channels and "
-            f"num_filter {attrs.num_filter}, and num_deformable_group {parts} must divide channels"
-        )
+        raise ValueError(f"num_group {groups} must divide channels and num_filter, num_deformable_group {parts} channels")
     taps = attrs.kernel[0] * attrs.kernel[1] * parts
     weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
@@ -366,14 +341,12 @@ def _columns(attrs: Attrs, data: Array, offset: Array, mask: Array | None) -> Ar
     return jnp.moveaxis(samples, -1, 2).reshape(batch, channels, taps, out_y * out_x)
 
 
-def _convolve_sampled(op: str, attrs: Attrs, data: Array, sampling: list[Array], weight: Array, bias: Array | None) -> Array:
-    """Deformable convolution; `sampling` is [offset] or [offset, mask], `op` the operator's name for the error message."""
+def _convolve_sampled(attrs: Attrs, data: Array, sampling: list[Array], weight: Array, bias: Array | None) -> Array:
+    """Deformable convolution; `sampling` is [offset] or [offset, mask]."""
     shapes = [data.shape, *(s.shape for s in sampling), weight.shape, *([] if bias is None else [bias.shape])]
     expected = _fill(attrs, [data.shape, *[None] * (len(shapes) - 1)], [None])
     if shapes != expected:
-        raise ValueError(
-            f"{op}: inputs have shapes {shapes}, expected {expected}; change the inputs, kernel, stride, dilate or pad"
-        )
+        raise ValueError(f"inputs have shapes {shapes}, expected {expected}; change them, kernel, stride, dilate or pad")
     wide, groups = accumulating(data.dtype), attrs.num_group
     data_wide, *sampling = (v.astype(wide) for v in (data, *sampling))
     columns = _columns(attrs, data_wide, sampling[0], sampling[1] if len(sampling) > 1 else None)
@@ -390,13 +363,13 @@ def deformable_convolution(ctx, attrs, data, offset, weight, bias=None):
 
     offset has shape (batch, 2 * taps * num_deformable_group, height, width), in the order (y, x) for each tap.
     """
-    return _convolve_sampled("DeformableConvolution", attrs, data, [offset], weight, bias)
+    return _convolve_sampled(attrs, data, [offset], weight, bias)
 
 
 @operator("_contrib_ModulatedDeformableConvolution", **_record(("mask",), im2col_step=integer(64)))
 def modulated_deformable_convolution(ctx, attrs, data, offset, mask, weight, bias=None):
     """y = Σₖ w[k] · mask[k] · x(position of tap k + offset[k]) + b, x sampled bilinearly, 0 outside the data."""
-    return _convolve_sampled("ModulatedDeformableConvolution", attrs, data, [offset, mask], weight, bias)
+    return _convolve_sampled(attrs, data, [offset, mask], weight, bias)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -412,10 +385,7 @@ def _geometry(op: str, attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, 
     for n, k, s, d, p in zip(sizes, attrs.kernel, *options, strict=True):
         reach = d * (k - 1) + 1
         if n + 2 * p < reach:
-            raise ValueError(
-                f"{op}: a dilated kernel of {reach} entries does not fit into {n} entries with pad {p}; make pad larger, or "
-                "kernel or dilate smaller"
-            )
+            raise ValueError(f"a dilated kernel of {reach} does not fit into {n} entries with pad {p}; change one")
         axes.append((k, s, d, p, (n + 2 * p - reach) // s + 1))
     return axes
 
@@ -447,10 +417,7 @@ def col2im(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     geometry = _geometry("col2im", attrs, attrs.output_size)
     taps, windows = math.prod(attrs.kernel), math.prod(count for *_, count in geometry)
     if data.ndim != 3 or data.shape[1] % taps or data.shape[2] != windows:
-        raise ValueError(
-            f"col2im: data has shape {data.shape}, expected (rows, channels * {taps}, {windows}) because output_size has "
-            f"{windows} windows with this kernel, stride, dilate and pad; change one of them"
-        )
+        raise ValueError(f"expected (rows, channels * {taps}, {windows}): output_size has {windows} windows of this kernel")
     image = jax.ShapeDtypeStruct((data.shape[0], data.shape[1] // taps, *attrs.output_size), data.dtype)
     (out,) = jax.linear_transpose(lambda x: _patch_columns(geometry, x), image)(data)
     return out

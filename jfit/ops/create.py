@@ -19,6 +19,14 @@ RANGE_DTYPES = [name for name in DTYPES_OUT if name != "bool"]
 RECORD: dict[str, Any] = {"inputs": (), "types": dtype_attr_types, "rows": no_rows}
 SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*DTYPES_OUT, default="float32")}
 
+RANGE = {
+    "step": number(1.0),
+    "repeat": integer(1),
+    "infer_range": flag(False),
+    "ctx": text(""),
+    "dtype": choice(*RANGE_DTYPES, default="float32"),
+}
+
 
 @operator("_zeros", attrs=SHAPED, **RECORD)
 def zeros(ctx, attrs):
@@ -43,11 +51,7 @@ def full(ctx, attrs):
     attrs={
         "start": number(),
         "stop": maybe_number(None),
-        "step": number(1.0),
-        "repeat": integer(1),
-        "infer_range": flag(False),
-        "ctx": text(""),
-        "dtype": choice(*RANGE_DTYPES, default="float32"),
+        **RANGE,
     },
     **RECORD,
 )
@@ -106,11 +110,7 @@ def eye(ctx, attrs):
         "stop": maybe_number(None),
         "num": integer(50),
         "endpoint": flag(True),
-        "step": number(1.0),
-        "repeat": integer(1),
-        "infer_range": flag(False),
-        "ctx": text(""),
-        "dtype": choice(*RANGE_DTYPES, default="float32"),
+        **RANGE,
     },
     **RECORD,
 )

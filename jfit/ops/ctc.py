@@ -101,10 +101,7 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
     """
     steps, batch, classes = data.shape
     if label.ndim != 2 or label.shape[0] != batch or label.shape[1] > steps:
-        raise ValueError(
-            f"CTCLoss: label has shape {label.shape}, expected ({batch}, at most {steps}) because data has shape {data.shape} "
-            "(time, batch, classes); reshape or truncate the labels"
-        )
+        raise ValueError(f"expected a label ({batch}, at most {steps}) for data (time, batch, classes); reshape or truncate it")
     optional = dict(zip(_names(attrs)[2:], lengths, strict=True))
     labels = label.astype(jnp.int32)
     padding = 0 if attrs.blank_label == "first" else -1
@@ -121,8 +118,7 @@ def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
     """Return (number of time steps, number of sequences) of data (time * batch, classes); `rows` is the size of its axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
         raise ValueError(
-            f"WarpCTC: {rows} rows of data, input_length {attrs.input_length}, label_length {attrs.label_length}; expected "
-            "lengths of at least 1 and input_length * batch rows, the time axis first"
+            f"{rows} rows are not input_length * batch rows: {attrs.input_length} * batch, or label_length is below 1"
         )
     return attrs.input_length, rows // attrs.input_length
 

@@ -345,10 +345,7 @@ def check_broadcast(attrs, ins, outs):
     if lhs is not None and rhs is not None:
         for a, b in zip(reversed(lhs), reversed(rhs), strict=False):
             if a != b and 1 not in (a, b) and 0 not in (a, b):
-                raise ValueError(
-                    f"lhs has shape {lhs} and rhs {rhs}, which do not broadcast because sizes {a} and {b} differ; "
-                    "sizes must be equal or 1; reshape one of them"
-                )
+                raise ValueError(f"the arrays do not broadcast: sizes {a} and {b} differ; sizes must be equal or 1")
     return ins
 
 

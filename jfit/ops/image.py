@@ -73,10 +73,7 @@ def _per_channel(name: str, values: tuple[float, ...], channels: int) -> Array:
     if len(set(values)) == 1:
         values = values[:1]
     if len(values) not in (1, channels):
-        raise ValueError(
-            f"_image_normalize: {name} is {values} and the data has {channels} channels, expected one value or one "
-            f"per channel; change {name}"
-        )
+        raise ValueError(f"{name} is {values}, expected one value or one per channel ({channels})")
     return jnp.asarray(values, jnp.float32)
 
 
@@ -103,10 +100,7 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     high, wide = data.shape[-3:-1]
     inside = 0 <= attrs.x < attrs.x + attrs.width <= wide and 0 <= attrs.y < attrs.y + attrs.height <= high
     if not inside:
-        raise ValueError(
-            f"_image_crop: the crop {attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image of "
-            f"{wide} x {high}; change x, y, width or height"
-        )
+        raise ValueError(f"{attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image, {wide} x {high}")
     return data[..., attrs.y : attrs.y + attrs.height, attrs.x : attrs.x + attrs.width, :]
 
 
@@ -168,28 +162,12 @@ def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
         raise ValueError(f"_cvcopyMakeBorder: type is {attrs.type}, expected 0 to 4 (constant, edge, symmetric, wrap, reflect)")
     values: Any = attrs["values"] or attrs["value"]
     if len(values) not in (1, src.shape[-1]):
-        raise ValueError(
-            f"_cvcopyMakeBorder: values is {values}, expected one value, or one for each of {src.shape[-1]} channels"
-        )
+        raise ValueError(f"values is {values}, expected one value, or one for each of {src.shape[-1]} channels")
     inside = jnp.pad(jnp.ones(src.shape[-3:-1], bool), pads[-3:-1])[..., None]
     colour = jnp.asarray(values, jnp.float32).astype(src.dtype).reshape((1,) * (src.ndim - 1) + (-1,))
     padded = jnp.pad(src, pads)
     inside = inside.reshape((1,) * (src.ndim - 3) + inside.shape)
     return jnp.where(inside, padded, jnp.broadcast_to(colour, padded.shape))
-
-
-@operator("_image_flip_left_right", rows=batch_only)
-def flip_left_right(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[h, W - 1 - w]; the gradient is not flipped (dx = dy), as in MXNet."""
-    check_image("_image_flip_left_right", data)
-    return straight(data, jnp.flip(data, -2))
-
-
-@operator("_image_flip_top_bottom", rows=batch_only)
-def flip_top_bottom(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-    """y[h, w] = x[H - 1 - h, w]; the gradient is not flipped (dx = dy), as in MXNet."""
-    check_image("_image_flip_top_bottom", data)
-    return straight(data, jnp.flip(data, -3))
 
 
 def add_lighting(data: Array, alpha: Array) -> Array:
@@ -342,18 +320,24 @@ def random_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return _each("_image_random_lighting", ctx, data, light)
 
 
-def _add_flip(name: str, axis: int, words: str) -> None:
-    op = f"_image_random_flip_{name}"
+def _add_flips(name: str, axis: int, formula: str, words: str) -> None:
+    op, random_op = f"_image_flip_{name}", f"_image_random_flip_{name}"
+
+    def always(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+        check_image(op, data)
+        return straight(data, jnp.flip(data, axis))
 
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         def flip(image: Array, key: Array) -> Any:
             return jnp.where(jax.random.bernoulli(key), jnp.flip(image, axis), image)
 
-        return _each(op, ctx, data, flip)
+        return _each(random_op, ctx, data, flip)
 
+    always.__doc__ = f"{formula}; the gradient is not flipped (dx = dy), as in MXNet."
     fn.__doc__ = f"y = x, or with probability 1/2 x {words}; the gradient is not flipped (dx = dy)."
-    operator(op, rows=batch_only, needs_rng=True)(fn)
+    operator(op, rows=batch_only)(always)
+    operator(random_op, rows=batch_only, needs_rng=True)(fn)
 
 
-_add_flip("left_right", -2, "flipped left to right")
-_add_flip("top_bottom", -3, "flipped upside down")
+_add_flips("left_right", -2, "y[h, w] = x[h, W - 1 - w]", "flipped left to right")
+_add_flips("top_bottom", -3, "y[h, w] = x[H - 1 - h, w]", "flipped upside down")

@@ -165,14 +165,16 @@ def _times(data: Array, axis: int) -> Array:
     return jnp.arange(data.shape[axis], dtype=jnp.int32).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
 
 
+_SEQUENCE: dict[str, Any] = {"inputs": _with_length, "fill": _length_shapes, "types": first_types}
+_SEQUENCE_ATTRS = {"use_sequence_length": flag(False), "axis": integer(0)}
+
+
 @operator(
     "SequenceMask",
-    inputs=_with_length,
     attrs={"use_sequence_length": flag(False), "value": number(0.0), "axis": integer(0)},
     aliases=("_npx_sequence_mask",),
-    fill=_length_shapes,
-    types=first_types,
     rows=_not_time_rows,
+    **_SEQUENCE,
 )
 def sequence_mask(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[t, n] where t < length[n], else value."""
@@ -185,11 +187,9 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
 
 @operator(
     "SequenceLast",
-    inputs=_with_length,
-    attrs={"use_sequence_length": flag(False), "axis": integer(0)},
-    fill=_length_shapes,
-    types=first_types,
+    attrs=_SEQUENCE_ATTRS,
     rows=lambda attrs, rows, shapes, outs: [drop_axes(r, (attrs.axis,)) for r in _not_time_rows(attrs, rows, shapes, outs)],
+    **_SEQUENCE,
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""
@@ -200,14 +200,7 @@ def sequence_last(ctx, attrs, data, sequence_length=None):
     return jnp.squeeze(jnp.take_along_axis(data, last, axis), axis)
 
 
-@operator(
-    "SequenceReverse",
-    inputs=_with_length,
-    attrs={"use_sequence_length": flag(False), "axis": integer(0)},
-    fill=_length_shapes,
-    types=first_types,
-    rows=_not_time_rows,
-)
+@operator("SequenceReverse", attrs=_SEQUENCE_ATTRS, rows=_not_time_rows, **_SEQUENCE)
 def sequence_reverse(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[length[n] - 1 - t, n] where t < length[n], else x[t, n]."""
     axis = _sequence_axis(attrs)
@@ -226,10 +219,7 @@ def sequence_reverse(ctx, attrs, data, sequence_length=None):
 def _places(indices: Array, shape_: tuple[int, ...]) -> tuple[Array, ...]:
     """Return one int32 index array for each leading axis of `shape_`, all within bounds."""
     if len(indices) > len(shape_):
-        raise ValueError(
-            f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}; the first axis of "
-            "indices must not be longer than the number of axes of the data"
-        )
+        raise ValueError(f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}")
     ids = indices.astype(jnp.int32)
     return tuple(jnp.clip(jnp.where(i < 0, i + d, i), 0, d - 1) for i, d in zip(ids, shape_, strict=False))
 
@@ -411,10 +401,7 @@ def _dropped(attrs, rows, shapes, outs):
 def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     if len(attrs.shape) != data.shape[0]:
-        raise ValueError(
-            f"ravel_multi_index: shape {attrs.shape} has {len(attrs.shape)} axes, but the first axis of data {data.shape} has "
-            f"size {data.shape[0]}; expected one index for each axis of `shape`"
-        )
+        raise ValueError(f"shape has {len(attrs.shape)} axes, but the first axis of data {data.shape} has size {len(data)}")
     ids = data.astype(jnp.int32)
     total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)

@@ -83,10 +83,12 @@ def _softmax_output_fill(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeSh
             return [data, tuple(a or b for a, b in zip(label, shape, strict=True))]
     if 0 in label or 0 in data or size_of(label) == size_of(expected):
         return ins
-    raise ValueError(
-        f"SoftmaxOutput: label has shape {label}, expected {expected} (class ids) or {data} (probabilities) because data has "
-        f"shape {data}; reshape the label, or set multi_output or preserve_shape"
-    )
+    raise _wrong_label(label, expected, data)
+
+
+def _wrong_label(label: Any, classes: Any, data: Any) -> ValueError:
+    remedy = "reshape the label, or set multi_output or preserve_shape"
+    return ValueError(f"label has shape {label}, expected {classes} (class ids) or {data} (probabilities); {remedy}")
 
 
 def _probabilities(attrs: Attrs, data: Array) -> Array:
@@ -213,10 +215,7 @@ def _softmax_rows(attrs, rows, shapes, outs):
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""
     if label is not None and label.shape != data.shape and label.size != size_of(_label_shape(attrs, data.shape)):
-        raise ValueError(
-            f"label has shape {label.shape}, expected {_label_shape(attrs, data.shape)} (class ids) or {data.shape} "
-            "(probabilities); reshape the label, or set multi_output or preserve_shape"
-        )
+        raise _wrong_label(label.shape, _label_shape(attrs, data.shape), data.shape)
     return _softmax_output(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
 
@@ -230,9 +229,7 @@ def _regression_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if len(label) == len(data):
         return [data, tuple(a or b for a, b in zip(label, data, strict=True))]
     if 0 not in data and 0 not in label and size_of(label) != size_of(data):
-        raise ValueError(
-            f"regression: label has shape {label}, expected as many entries as data of shape {data}; reshape the label"
-        )
+        raise ValueError("expected a label with as many entries as the data; reshape it")
     return [data, tuple(n or (data[0] if i == 0 else 0) for i, n in enumerate(label))]
 
 
@@ -301,9 +298,7 @@ def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> di
 
 def _run_regression(call: Callable[..., Array], ctx: Ctx, attrs: Attrs, data: Array, label: Array | None) -> Array:
     if label is not None and label.size != data.size:
-        raise ValueError(
-            f"label has shape {label.shape}, expected as many entries as data of shape {data.shape}; reshape the label"
-        )
+        raise ValueError("expected a label with as many entries as the data; reshape it")
     return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
 
@@ -441,10 +436,7 @@ def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:
 def svm_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = x; its gradient is that of c Σ max(0, margin ∓ x)ᵖ, - at the label's class, + elsewhere; p = 2, 1 with use_linear."""
     if data.ndim != 2 or (label is not None and label.size != data.shape[0]):
-        actual = None if label is None else label.shape
-        raise ValueError(
-            f"SVMOutput: data has shape {data.shape} and label {actual}, expected (rows, classes) and one class id per row"
-        )
+        raise ValueError("expected data (rows, classes) and one class id per row")
     return _svm(attrs, data, label, ctx.row_weight(data.ndim))
 
 

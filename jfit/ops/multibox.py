@@ -47,8 +47,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, expected (batch, channels, height, width); reshape data")
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
         raise ValueError(
-            f"MultiBoxPrior: sizes is {attrs.sizes}, steps is {attrs.steps}, offsets is {attrs.offsets}; expected at least one "
-            "size, and two numbers (y, x) for steps and for offsets"
+            f"expected at least one size, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}"
         )
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
@@ -198,9 +197,7 @@ def _non_maximum_suppression(attrs: Attrs, ids: Array, boxes: Array, alive: Arra
 def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
     shapes = f"cls_prob has shape {cls_prob.shape}, loc_pred {loc_pred.shape}, anchor {anchor.shape}"
     if cls_prob.ndim != 3 or anchor.ndim != 3 or anchor.shape != (1, cls_prob.shape[2], 4):
-        raise ValueError(
-            f"MultiBoxDetection: {shapes}; expected a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)"
-        )
+        raise ValueError(f"{shapes}; expected a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)")
     if loc_pred.shape != (cls_prob.shape[0], 4 * cls_prob.shape[2]):
         raise ValueError(f"MultiBoxDetection: {shapes}; expected a loc_pred (batch, 4 * anchors), four offsets per anchor")
 

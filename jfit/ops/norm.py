@@ -273,9 +273,7 @@ def _group_fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     need_rank("GroupNorm", data, 3, "rows, channels and at least one spatial axis")
     if attrs.num_groups < 1 or data[1] % attrs.num_groups:
-        raise ValueError(
-            f"GroupNorm: {data[1]} channels cannot be split into num_groups={attrs.num_groups} equal groups; change num_groups"
-        )
+        raise ValueError(f"GroupNorm: {data[1]} channels cannot be split into num_groups={attrs.num_groups} equal groups")
     return [data, (attrs.num_groups,), (attrs.num_groups,)]
 
 
@@ -335,9 +333,7 @@ def lrn(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
     if data.ndim != 4:
         raise ValueError(f"LRN: data has shape {data.shape}, expected 4 axes (rows, channels, height, width); reshape the data")
     if attrs.nsize > data.shape[3 if ctx.channels_last else 1] or attrs.nsize % 2 != 1:
-        raise ValueError(
-            f"LRN: nsize is {attrs.nsize}, expected an odd number not larger than the number of channels; change nsize"
-        )
+        raise ValueError(f"nsize is {attrs.nsize}, expected an odd number not larger than the number of channels")
     channel, half = (3 if ctx.channels_last else 1), attrs.nsize // 2
     wide = data.astype(accumulating(data.dtype))
     window = [attrs.nsize if k == channel else 1 for k in range(4)]

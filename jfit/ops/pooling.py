@@ -41,16 +41,12 @@ def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tup
         if len(value) != dims:
             raise ValueError(f"Pooling: {key} is {value}, expected {dims} entries because data has {dims} spatial axes")
     if attrs.pooling_convention == "same":
-        raise ValueError(
-            "Pooling: pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad"
-        )
+        raise ValueError("pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad")
     pads = []
     for n, k, s, p in zip(sizes, *windows.values(), strict=True):
         span = n + 2 * p - k  # how far a window can move
         if span < 0 or (p >= k > 0 and p > 0):
-            raise ValueError(
-                f"Pooling: kernel {k} with pad {p} does not fit {n} entries; expected pad < kernel <= entries + 2 pad"
-            )
+            raise ValueError(f"kernel {k} with pad {p} does not fit {n} entries; expected pad < kernel <= entries + 2 pad")
         steps = -(-span // s) if attrs.pooling_convention == "full" else span // s
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
     return windows["kernel"], windows["stride"], tuple(pads)

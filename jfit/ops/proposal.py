@@ -133,10 +133,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     if scores is None:
         return ins
     if len(scores) != 4 or scores[1] not in (0, 2 * len(attrs.scales) * len(attrs.ratios)):
-        raise ValueError(
-            f"cls_prob has shape {scores}, expected (images, {2 * len(attrs.scales) * len(attrs.ratios)}, height, width): "
-            f"background and object scores of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales; change scales or ratios"
-        )
+        raise ValueError(f"expected scores of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales; change scales or ratios")
     expected = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
     return [scores, *(fill_unknown(known, shape) for known, shape in zip(ins[1:], expected, strict=True))]
 
@@ -195,7 +192,5 @@ def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im
 def proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
     """y = MultiProposal(x) for a batch of one image: (0, left, top, right, bottom) of the best boxes; gradient 0."""
     if cls_prob.shape[0] != 1:
-        raise ValueError(
-            f"Proposal: cls_prob has shape {cls_prob.shape}, expected a batch of one image; use MultiProposal for several"
-        )
+        raise ValueError("expected a batch of one image; use MultiProposal for several")
     return _run(attrs, cls_prob, bbox_pred, im_info)

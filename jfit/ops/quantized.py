@@ -20,7 +20,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import along, batch_rows, common_rows, dtype_of, size_of, unify
+from jfit.ops.rules import along, batch_rows, common_rows, data_rows, dtype_of, size_of, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Conversion: quantize, quantize_v2, quantize_asym, requantize, dequantize. An integer q represents q · range / steps,
@@ -156,7 +156,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
     attrs={"out_type": choice("float32", default="float32")},
     fill=range_shapes,
     types=lambda attrs, ins: ([ins[0], *[DTYPES["float32"]] * 2], [DTYPES["float32"]]),
-    rows=lambda attrs, rows, shapes, outs: batch_rows(attrs, rows[:1], shapes, outs),
+    rows=data_rows,
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
     """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""
@@ -223,15 +223,16 @@ def _layer_inputs(attrs: Attrs) -> tuple[str, ...]:
     return _ranged("data", "weight") if attrs.no_bias else _ranged("data", "weight", "bias")
 
 
-def _layer_fill(name: str):
-    """Make the function that infers input shapes: parameters as in the float operator `name`, (1,) for each end of a range."""
+def _layer(name: str, float_name: str):
+    """Return a decorator that registers a layer; its parameters have the shapes of those of the operator `float_name`."""
 
     def fill(attrs: Attrs, ins: list, outs: list) -> list:
-        arrays, rule = 2 if attrs.no_bias else 3, lookup(name).fill
+        arrays, rule = 2 if attrs.no_bias else 3, lookup(float_name).fill
         assert rule is not None
         return [*rule(attrs, ins[:arrays], outs[:1]), *[(1,)] * 2 * arrays]
 
-    return fill
+    record: dict[str, Any] = {"attrs": lookup(float_name).attrs, "fill": fill, "types": _sums_types, "rows": _data_rows}
+    return operator(name, inputs=_layer_inputs, outputs=QUANTIZED_OUTPUTS, **record)
 
 
 def _wide(op: str, data: Array) -> Array:
@@ -242,15 +243,7 @@ def _wide(op: str, data: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ sums of products
-@operator(
-    "_contrib_quantized_fully_connected",
-    inputs=_layer_inputs,
-    outputs=QUANTIZED_OUTPUTS,
-    attrs=lookup("FullyConnected").attrs,
-    fill=_layer_fill("FullyConnected"),
-    types=_sums_types,
-    rows=_data_rows,
-)
+@_layer("_contrib_quantized_fully_connected", "FullyConnected")
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
     """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
@@ -286,15 +279,7 @@ def float_convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Arr
     return high.astype(jnp.int32) * 16 + low.astype(jnp.int32)
 
 
-@operator(
-    "_contrib_quantized_conv",
-    inputs=_layer_inputs,
-    outputs=QUANTIZED_OUTPUTS,
-    attrs=lookup("Convolution").attrs,
-    fill=_layer_fill("Convolution"),
-    types=_sums_types,
-    rows=_data_rows,
-)
+@_layer("_contrib_quantized_conv", "Convolution")
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array) -> tuple[Array, Array, Array]:
     """p = W ⋆ x + b in int32; the unit of p is (data range / 127) (weight range / 127).
 
@@ -325,9 +310,7 @@ def _same_range_operator(name: str, **record: Any):
 def pool(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = maximum or rounded mean of each window; the range is unchanged."""
     if attrs.pool_type not in ("max", "avg"):
-        raise ValueError(
-            f"_contrib_quantized_pooling: pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it"
-        )
+        raise ValueError(f"pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it")
     wide = _wide("_contrib_quantized_pooling", data).astype(jnp.float32)
     if attrs.pool_type == "max" or attrs.global_pool or attrs.count_include_pad is False:
         values = pooling.pooling(ctx, attrs, wide)
@@ -526,9 +509,7 @@ def batch_norm(
 ):
     """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
     if attrs.min_calib_range is None or attrs.max_calib_range is None:
-        raise ValueError(
-            "_contrib_quantized_batch_norm: min_calib_range and max_calib_range are required; calibrate the quantized model"
-        )
+        raise ValueError("min_calib_range and max_calib_range are required; calibrate the quantized model")
     size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
     step = magnitude(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)

@@ -171,9 +171,7 @@ def _add(law: Distribution) -> None:
 
     def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         if not jnp.issubdtype(data.dtype, jnp.floating):
-            raise ValueError(
-                f"{name}_like: data has dtype {data.dtype}, expected a float dtype because the output has it too; cast the data"
-            )
+            raise ValueError(f"data has dtype {data.dtype}, expected a float dtype, which the output has too; cast the data")
         parameters = _parameters(f"{name}_like", law, attrs)
         return cast_samples(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
 
@@ -210,10 +208,7 @@ def randint(ctx: Ctx, attrs: Attrs) -> Array:
     dtype = dtype_of(attrs.dtype or "int32")
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     if not least <= attrs.low < attrs.high <= most:
-        raise ValueError(
-            f"_random_randint: low is {attrs.low} and high is {attrs.high}, expected low < high, both in the range of {dtype} "
-            f"({least} to {most}); change them"
-        )
+        raise ValueError(f"low is {attrs.low}, high {attrs.high}; expected low < high, both from {least} to {most} ({dtype})")
     return ctx.random(lambda key, size: jax.random.randint(key, size, attrs.low, attrs.high, dtype), shape_of(ctx.node, attrs))
 
 
@@ -252,10 +247,7 @@ def _add_sample(law: Distribution) -> None:
     def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
         lead = parameters[0].shape
         if any(p.shape != lead for p in parameters):
-            raise ValueError(
-                f"{name}: the parameters have shapes {[p.shape for p in parameters]}, expected equal shapes because entry i "
-                "of every parameter belongs to distribution i; broadcast them"
-            )
+            raise ValueError("expected equal shapes: entry i of every parameter belongs to distribution i; broadcast them")
         # one key per entry, split from the key of its row
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
@@ -347,10 +339,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     """
     size: Shape = shape_of("_sample_unique_zipfian", attrs)
     if len(size) != 2 or size[1] > attrs.range_max:
-        raise ValueError(
-            f"_sample_unique_zipfian: shape is {size} and range_max is {attrs.range_max}, expected (rows, ids per row) with at "
-            "most range_max ids per row because they are distinct; change them"
-        )
+        raise ValueError(f"shape is {size}, expected (rows, ids per row) with at most range_max ids because they are distinct")
     edges = jnp.clip(jnp.arange(attrs.range_max + 1) - 0.5, 0, None) + 1.0
     edges = edges.at[-1].set(float(attrs.range_max))
     chance = jnp.log(edges[1:] / edges[:-1]) / jnp.log(float(max(attrs.range_max, 2)))
@@ -436,12 +425,9 @@ DENSITY_TABLE: list[tuple[str, tuple[str, ...], LogDensity]] = [
 ]
 
 
-def _leading(op: str, name: str, shape: Shape, sample: Shape) -> None:
+def _leading(name: str, shape: Shape, sample: Shape) -> None:
     if sample[: len(shape)] != shape:
-        raise ValueError(
-            f"{op}: {name} has shape {shape} and sample has {sample}, expected the leading axes of the sample because "
-            f"entry [i] of {name} belongs to the samples [i, ...]; reshape {name}"
-        )
+        raise ValueError(f"{name} has shape {shape} and sample has {sample}, expected the leading axes of the sample")
 
 
 def _same_rows(attrs, rows, shapes, outs):
@@ -464,7 +450,7 @@ def _add_density(law: str, names: tuple[str, ...], density: LogDensity) -> None:
         wide = sample.astype(accumulating(sample.dtype))
         aligned = []
         for name, p in zip(names, parameters, strict=True):
-            _leading(op, name, p.shape, sample.shape)
+            _leading(name, p.shape, sample.shape)
             aligned.append(p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)))
         return _density(density(wide, *aligned), attrs, sample.dtype)
 
@@ -489,13 +475,9 @@ for _row in DENSITY_TABLE:
 )
 def dirichlet(ctx: Ctx, attrs: Attrs, sample: Array, alpha: Array) -> Array:
     """p(x) = Γ(Σ alpha) Πᵢ xᵢ^(alphaᵢ - 1) / Πᵢ Γ(alphaᵢ), i along the last axis."""
-    op = "_random_pdf_dirichlet"
     if alpha.ndim == 0 or sample.ndim == 0 or alpha.shape[-1] != sample.shape[-1]:
-        raise ValueError(
-            f"{op}: alpha has shape {alpha.shape} and sample has {sample.shape}, expected the same last axis because it holds "
-            "the components of one distribution; reshape alpha"
-        )
-    _leading(op, "alpha without its last axis", alpha.shape[:-1], sample.shape[:-1])
+        raise ValueError("expected the same last axis of alpha and sample, the components of one distribution; reshape alpha")
+    _leading("alpha without its last axis", alpha.shape[:-1], sample.shape[:-1])
     wide = sample.astype(accumulating(sample.dtype))
     spread = (*alpha.shape[:-1], *(1,) * (sample.ndim - alpha.ndim), alpha.shape[-1])
     a = alpha.astype(wide.dtype).reshape(spread)

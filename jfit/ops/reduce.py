@@ -276,9 +276,7 @@ def histogram(ctx, attrs, data, bins=None):
     """y₀[k] = number of entries in [edge k, edge k + 1), the last bin including its upper edge; y₁ = the edges."""
     if bins is None:
         if len(attrs.range) != 2 or attrs.bin_cnt < 1:
-            raise ValueError(
-                f"bin_cnt is {attrs.bin_cnt} and range {attrs.range}, expected at least 1 and (low, high); pass both, or bins"
-            )
+            raise ValueError(f"bin_cnt is {attrs.bin_cnt} and range {attrs.range}, expected at least 1 and (low, high)")
         bins = jnp.asarray(np.linspace(attrs.range[0], attrs.range[1], attrs.bin_cnt + 1), data.dtype)
     entries = data.reshape(-1)
     count = bins.shape[0] - 1

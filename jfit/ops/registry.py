@@ -152,9 +152,7 @@ class Op:
         for key, attr in self.attrs.items():
             if key not in values:
                 if attr.default is REQUIRED:
-                    raise ValueError(
-                        f"operator {self.name} needs the attribute {key!r} ({attr.kind}); pass {self.name}(..., {key}=...)"
-                    )
+                    raise ValueError(f"operator {self.name} needs the attribute {key!r} ({attr.kind}); pass {key}=...")
                 values[key] = attr.default
         return Attrs(values)
 

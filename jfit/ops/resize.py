@@ -13,7 +13,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shap
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, argument_names, batch_rows, shared_batch_rows, unify
+from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, shared_batch_rows, unify
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
@@ -30,10 +30,6 @@ def _crop_names(attrs: Attrs) -> tuple[str, ...]:
     return argument_names(attrs)
 
 
-def _crop_rows(attrs, rows, shapes, outs):
-    return batch_rows(attrs, rows[:1], shapes, outs)
-
-
 def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
     if len(value) != 2:
         raise ValueError(f"{op}: {key} is {value}, expected two entries (height, width)")
@@ -45,7 +41,7 @@ def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
     inputs=_crop_names,
     variadic="num_args",
     attrs={"num_args": integer(), "offset": shape((0, 0)), "h_w": shape((0, 0)), "center_crop": flag(False)},
-    rows=_crop_rows,
+    rows=data_rows,
 )
 def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) -> Array:
     """y = x[:, :, top : top + h, left : left + w]; (h, w) = h_w or the second input's; (top, left) = offset, or centred."""
@@ -56,9 +52,7 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) ->
         start = ((size[0] - target[0]) // 2, (size[1] - target[1]) // 2)
     for n, first, count in zip(size, start, target, strict=True):
         if count < 1 or first < 0 or first + count > n:
-            raise ValueError(
-                f"Crop: size {target} at offset {start} exceeds the data of size {size}; change h_w, crop_like or offset"
-            )
+            raise ValueError(f"size {target} at offset {start} exceeds the data of size {size}; change the size or offset")
     (top, left), (high, wide) = start, target
     return data[:, :, top : top + high, left : left + wide]
 
@@ -115,9 +109,7 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
     for array in arrays:
         size = _image("UpSampling", array.shape)
         if high * scale % size[0] or wide * scale % size[1]:
-            raise ValueError(
-                f"UpSampling: an input of size {size} cannot be repeated to {(high * scale, wide * scale)}; expected a divisor"
-            )
+            raise ValueError(f"an input of size {size} cannot be repeated to {(high * scale, wide * scale)}: no divisor")
         times = (high * scale // size[0], wide * scale // size[1])
         split = array.reshape(*array.shape[:2], size[0], 1, size[1], 1)
         spread = jnp.broadcast_to(split, (*array.shape[:2], size[0], times[0], size[1], times[1]))
@@ -165,10 +157,6 @@ def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
     return below + part * (above - below)
 
 
-def _resize_rows(attrs, rows, shapes, outs):
-    return batch_rows(attrs, rows[:1], shapes, outs)
-
-
 @operator(
     "_contrib_BilinearResize2D",
     inputs=lambda a: ("data", "like") if a.mode == "like" else ("data",),
@@ -180,7 +168,7 @@ def _resize_rows(attrs, rows, shapes, outs):
         "mode": choice("like", "odd_scale", "size", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up", default="size"),
         "align_corners": flag(True),
     },
-    rows=_resize_rows,
+    rows=data_rows,
 )
 def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = None) -> Array:
     """y = x resized by bilinear interpolation; `mode` selects how the new height and width are computed."""

@@ -246,9 +246,7 @@ def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
 def rnn(ctx, attrs, data, parameters, state, *rest):
     """h(t) = cell(x(t), h(t-1)) for every layer and direction; x (time, batch, inputs), y (time, batch, directions * size)."""
     if attrs.projection_size and attrs.mode != "lstm":
-        raise ValueError(
-            f"projection_size is {attrs.projection_size}, but only mode lstm has a projection, not {attrs.mode}; remove it"
-        )
+        raise ValueError(f"projection_size is {attrs.projection_size}, but only mode lstm has a projection; remove it")
     lengths = rest[-1].astype(jnp.int32) if attrs.use_sequence_length else None
     states = (state, rest[0]) if attrs.mode == "lstm" else (state,)
     weights = unpack(attrs, parameters, data.shape[2])

@@ -40,10 +40,7 @@ def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 
 def _check(op: str, data: Array, rois: Array, columns: int = 5) -> None:
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != columns:
-        raise ValueError(
-            f"{op}: data has shape {data.shape} and rois {rois.shape}, expected (batch, channels, height, width) and "
-            f"(regions, {columns}) with the index of the image first; reshape them"
-        )
+        raise ValueError(f"{op}: data has shape {data.shape} and rois {rois.shape}, expected 4 axes and (regions, {columns})")
 
 
 def _image(rois: Array, data: Array) -> tuple[Array, Array]:
@@ -252,11 +249,9 @@ def _groups(bins: int, groups: int) -> np.ndarray:
     return np.clip(np.arange(bins) * groups // bins, 0, groups - 1)
 
 
-def _check_channels(op: str, channels: int, dim: int, group: int) -> None:
+def _check_channels(channels: int, dim: int, group: int) -> None:
     if channels != dim * group * group:
-        raise ValueError(
-            f"{op}: data has {channels} channels, expected output_dim {dim} * group_size {group}² = {dim * group * group}"
-        )
+        raise ValueError(f"data has {channels} channels, expected output_dim {dim} * group_size² = {dim * group * group}")
 
 
 def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
@@ -284,7 +279,7 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     _check("PSROIPooling", data, rois)
     bins, group = attrs.pooled_size, attrs.group_size or attrs.pooled_size
     channels, height, width = data.shape[1:]
-    _check_channels("PSROIPooling", channels, attrs.output_dim, group)
+    _check_channels(channels, attrs.output_dim, group)
     regions = lax.stop_gradient(rois).astype(accumulating(data.dtype))
     image, valid = _image(regions, data)
     left, top, across, down = _edges(regions, attrs.spatial_scale, 0.0)
@@ -316,17 +311,16 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 )
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
     """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
-    op, bins, group, dim = "DeformablePSROIPooling", attrs.pooled_size, attrs.group_size, attrs.output_dim
-    _check(op, data, rois)
+    bins, group, dim = attrs.pooled_size, attrs.group_size, attrs.output_dim
+    _check("DeformablePSROIPooling", data, rois)
     batch, channels, height, width = data.shape
-    _check_channels(op, channels, dim, group)
+    _check_channels(channels, dim, group)
     part = attrs.part_size or bins
     wide = accumulating(data.dtype)
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
     if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
         raise ValueError(
-            f"{op}: trans has shape {offsets.shape}, expected (regions, 2 * classes, {part}, {part}) where the classes divide "
-            f"output_dim {dim}; change part_size or trans"
+            f"trans has shape {offsets.shape}, not (regions, 2 * divisor of {dim}, {part}, {part}); change part_size"
         )
     classes = offsets.shape[1] // 2
     regions = lax.stop_gradient(rois).astype(wide)
@@ -404,10 +398,7 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
     Corners are rounded to integers, ties away from zero; an empty bin is 0. The gradient goes to the first maximum.
     """
     if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(attrs.pooled_size) != 2:
-        raise ValueError(
-            f"ROIPooling: data has shape {data.shape}, rois {rois.shape}, pooled_size is {attrs.pooled_size}; expected 4 axes, "
-            "(regions, 5) and two numbers; reshape the inputs"
-        )
+        raise ValueError(f"expected 4 axes of data, rois (regions, 5) and two numbers in pooled_size {attrs.pooled_size}")
     rows, channels, height, width = data.shape
     scaled = rois[:, 1:].astype(jnp.float32) * attrs.spatial_scale
     corners = (jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)).astype(jnp.int32)  # (regions, 4)

@@ -60,6 +60,11 @@ def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Seque
     return [first] * len(outs)
 
 
+def data_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
+    """`batch_rows` of the first input alone."""
+    return batch_rows(attrs, rows[:1], shapes, outs)
+
+
 def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Return where the batch rows are in the outputs (`RowLayout`).
 

@@ -52,20 +52,17 @@ def reshape_target(source: Shape, codes: Sequence[int], reverse: bool = False) -
     try:
         target = _apply_codes(sizes, groups)
     except IndexError:
-        raise ValueError(
-            f"shape codes {tuple(codes)} use more axes than the data of shape {source} has; pass fewer codes or explicit sizes"
-        ) from None
+        raise ValueError(f"shape codes {tuple(codes)} use more axes than the data of shape {source} has") from None
     if target.count(-1) > 1:
         raise ValueError(f"shape {tuple(codes)} has more than one -1, so the sizes cannot be inferred; keep one of them")
     if -1 in target:
         rest = math.prod(t for t in target if t != -1)
         target[target.index(-1)] = math.prod(source) // rest if rest else 0
-    if math.prod(target) != math.prod(source):
-        raise ValueError(
-            f"data of shape {source} has {math.prod(source)} entries and cannot be reshaped to {tuple(codes)}, which means "
-            f"{tuple(reversed(target)) if reverse else tuple(target)}; change the shape"
-        )
-    return tuple(reversed(target)) if reverse else tuple(target)
+    result = tuple(reversed(target)) if reverse else tuple(target)
+    if math.prod(result) != math.prod(source):
+        size = math.prod(source)
+        raise ValueError(f"the data has {size} entries and cannot be reshaped to {tuple(codes)}, which means {result}")
+    return result
 
 
 def _groups(codes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -243,9 +240,7 @@ def squeeze(ctx, attrs, data):
         axes = [normalize_axis(a, data.ndim) for a in attrs.axis]
     for a in axes:
         if data.shape[a] != 1:
-            raise ValueError(
-                f"axis {a} of data of shape {data.shape} has size {data.shape[a]}, only size 1 can be squeezed; leave it out"
-            )
+            raise ValueError(f"axis {a} has size {data.shape[a]}, only size 1 can be squeezed; leave it out")
     remaining = tuple(d for a, d in enumerate(data.shape) if a not in axes)
     return data.reshape(remaining or (1,))
 
@@ -254,9 +249,7 @@ def squeeze(ctx, attrs, data):
 def broadcast_to(ctx, attrs, data):
     """y = x broadcast to `shape` along its axes of size 1; a 0 in shape keeps the size."""
     if len(attrs.shape) != data.ndim:
-        raise ValueError(
-            f"shape {attrs.shape} has {len(attrs.shape)} axes, but data of shape {data.shape} has {data.ndim}; pass {data.ndim}"
-        )
+        raise ValueError(f"shape {attrs.shape} has {len(attrs.shape)} axes, but the data has {data.ndim}")
     return jnp.broadcast_to(data, tuple(s or d for s, d in zip(attrs.shape, data.shape, strict=True)))
 
 
@@ -335,10 +328,7 @@ def reverse(ctx, attrs, data):
 def pad(ctx, attrs, data):
     """y = x padded by pad_width = (before, after) of each axis in turn, with a constant, the edge entry or a reflection."""
     if len(attrs.pad_width) != 2 * data.ndim:
-        raise ValueError(
-            f"pad_width has {len(attrs.pad_width)} numbers, expected {2 * data.ndim} for data of shape {data.shape}: "
-            "(before, after) of each axis"
-        )
+        raise ValueError(f"pad_width has {len(attrs.pad_width)} numbers, expected {2 * data.ndim}, two for each axis")
     widths = list(zip(attrs.pad_width[::2], attrs.pad_width[1::2], strict=True))
     extra = {"constant_values": attrs.constant_value} if attrs.mode == "constant" else {}
     return jnp.pad(data, widths, mode=attrs.mode, **extra)

@@ -135,14 +135,9 @@ def slice_channel(ctx, attrs, data):
     axis = normalize_axis(attrs.axis, data.ndim)
     size, count = data.shape[axis], attrs.num_outputs
     if count < 1 or size % count:
-        raise ValueError(
-            f"axis {axis} of data of shape {data.shape} has size {size}, which is not divisible into {count} equal parts; "
-            "change num_outputs"
-        )
+        raise ValueError(f"axis {axis} has size {size}, which is not divisible into {count} equal parts; change num_outputs")
     if attrs.squeeze_axis and size != count:
-        raise ValueError(
-            f"squeeze_axis requires parts of size 1, but axis {axis} has size {size} for {count} parts; leave squeeze_axis out"
-        )
+        raise ValueError(f"squeeze_axis requires parts of size 1, but axis {axis} has size {size} for {count} parts")
     parts = jnp.split(data, count, axis)
     return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
 
@@ -200,10 +195,7 @@ def slice_like(ctx, attrs, data, shape_like):
     axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
     for a in axes:
         if shape_like.shape[a] > data.shape[a]:
-            raise ValueError(
-                f"shape_like has size {shape_like.shape[a]} along axis {a}, but data of shape {data.shape} is smaller; "
-                "slice_like can only truncate, so choose other axes"
-            )
+            raise ValueError(f"shape_like is larger than the data along axis {a}; slice_like truncates only, choose other axes")
     return data[tuple(slice(shape_like.shape[a]) if a in axes else slice(None) for a in range(data.ndim))]
 
 

@@ -57,9 +57,7 @@ def _sketch_rows(attrs, rows, shapes, outs):
 def count_sketch(ctx, attrs, data, h, s):
     """y[..., j] = Σ s[i] x[..., i] over all i with h[i] = j; h (hash) and s (signs) have no gradient."""
     if h.size != data.shape[-1] or s.size != data.shape[-1]:
-        raise ValueError(
-            f"h has shape {h.shape} and s {s.shape}, expected {data.shape[-1]} entries in each for data of shape {data.shape}"
-        )
+        raise ValueError(f"expected {data.shape[-1]} entries in each of h and s, as many as on the last axis of the data")
     buckets = h.reshape(-1).astype(jnp.int32)
     wide = data.astype(accumulating(data.dtype))
     signed = wide * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(wide.dtype)

@@ -8,12 +8,11 @@ copies of 16-bit weights.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,22 +91,14 @@ class OptState(NamedTuple):
     shared: dict[str, Array] | None = None
 
 
-class Common(NamedTuple):
-    """The arguments that all optimizers share.
+class Common(TypedDict, total=False):
+    """The arguments that all optimizers share, see `jfit.optim`."""
 
-    Attributes:
-        learning_rate: number, or schedule of the update count, which starts at 0.
-        wd: weight decay.
-        lr_mult: learning rate multipliers, see `jfit.optim`.
-        wd_mult: weight decay multipliers, see `jfit.optim`.
-        multi_precision: keep and update a float32 master copy of 16-bit parameters (slot `master`).
-    """
-
-    learning_rate: LearningRate
-    wd: float = 0.0
-    lr_mult: Multiplier = None
-    wd_mult: Multiplier | str = "mxnet"
-    multi_precision: bool = False
+    wd: float
+    clip_gradient: float | None
+    lr_mult: Multiplier
+    wd_mult: Multiplier | str | tuple[str, Any]
+    multi_precision: bool
 
 
 class StateSpec(NamedTuple):
@@ -214,21 +205,49 @@ def check_numbers(params: Mapping[str, Any]) -> None:
             (below_1 if name in _BELOW_1 else at_least_0)(**{name: value})
 
 
-def checked(make: F) -> F:
-    """Decorate an optimizer: call `check_numbers` with its arguments; `unchecked` returns the optimizer without this."""
+def optimizer(**defaults: Any) -> Callable[[F], F]:
+    """Decorate the factory of an optimizer: add the parameters `Common`, and check the numbers (`check_numbers`).
 
-    @functools.wraps(make)
-    def with_check(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(TypeError):  # of `bind`, which `make` raises with its name
-            check_numbers(inspect.signature(make).bind(*args, **kwargs).arguments)
-        return make(*args, **kwargs)
+    `inspect.signature` of the result lists all parameters: those of `Common` that the factory does not have follow its
+    positional ones.
 
-    cast(Any, with_check).unchecked = make
-    return cast(F, with_check)
+    Args:
+        **defaults: default values of parameters of `Common` that are not those of most optimizers.
+    """
+    values = {"wd": 0.0, "clip_gradient": None, "lr_mult": None, "wd_mult": "mxnet", "multi_precision": False} | defaults
+
+    def decorate(make: F) -> F:
+        own = {name: p for name, p in inspect.signature(make).parameters.items() if p.kind != p.VAR_KEYWORD}
+        kind, types = inspect.Parameter.POSITIONAL_OR_KEYWORD, {k: v.__forward_arg__ for k, v in Common.__annotations__.items()}
+        common = [inspect.Parameter(k, kind, default=v, annotation=types[k]) for k, v in values.items() if k not in own]
+        last = [p.replace(kind=kind) for p in own.values() if p.kind == p.KEYWORD_ONLY]
+        first = [p for p in own.values() if p.kind == kind]
+        signature = inspect.Signature(first + common + last, return_annotation="Optimizer")
+
+        def arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{make.__name__}() {error}") from None
+            bound.apply_defaults()
+            return bound.arguments
+
+        @functools.wraps(make)
+        def with_check(*args: Any, **kwargs: Any) -> Any:
+            given = arguments(*args, **kwargs)
+            check_numbers(given)
+            return make(**given)
+
+        attributes: Any = with_check
+        attributes.__signature__ = signature
+        attributes.unchecked = lambda *args, **kwargs: make(**arguments(*args, **kwargs))
+        return attributes
+
+    return decorate
 
 
 def unchecked(make: F) -> F:
-    """The function that `checked` decorated, for MXNet's classes, which take any number; other functions are unchanged."""
+    """The optimizer without the check of its numbers, for MXNet's classes, which take any; other functions are unchanged."""
     return getattr(make, "unchecked", make)
 
 
@@ -245,6 +264,7 @@ def copied(w: Array) -> Array:
 def transformation(
     rule: Rule,
     slots: Sequence[str] | Mapping[str, Start],
+    base: LearningRate,
     common: Common,
     *,
     counted: bool = False,
@@ -262,6 +282,7 @@ def transformation(
             to the weight, ctx is a `RuleContext`.
         slots: names of the per-parameter state, initially zeros; or a dict slot name -> function of the float32 weight that
             makes the initial value.
+        base: learning rate: number, or schedule of the update count, which starts at 0.
         common: the arguments that all optimizers share.
         counted: whether the rule reads `ctx.t`, the number of the update.
         shared: function that returns the initial scalars shared by all parameters, by name; None if there are none.
@@ -279,7 +300,8 @@ def transformation(
         `Optimizer`.  The updates are added to the parameters; an update is a `SparseRows` if its gradient is one and the rule
         is lazy.
     """
-    base, decay_rate, lr_mult, wd_mult, multi_precision = common
+    decay_rate, lr_mult, wd_mult = common.get("wd", 0.0), common.get("lr_mult"), common.get("wd_mult")
+    multi_precision = common.get("multi_precision", False)
     counted = counted or callable(base)
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
@@ -328,6 +350,7 @@ def transformation(
         return transformation(
             rule,
             slots,
+            base,
             common,
             counted=counted,
             shared=shared,
@@ -460,9 +483,7 @@ def _log(beta: Any) -> Any:
     if isinstance(beta, jax.Array):
         return jnp.log(beta)
     if beta < 0:
-        raise ValueError(
-            f"a decay rate is {beta}; expected at least 0, because the bias correction is computed from its logarithm"
-        )
+        raise ValueError(f"a decay rate is {beta}; expected at least 0: the bias correction needs its logarithm")
     return math.log(beta) if beta else None
 
 
@@ -583,9 +604,7 @@ def multipliers(
     if isinstance(spec, tuple):
         default, spec = spec
     if isinstance(spec, str) and spec not in DECAYED:
-        raise ValueError(
-            f"wd_mult is {spec!r}; it needs to be 'mxnet', 'lars', a dict by name, a function of the name, or None."
-        )
+        raise ValueError(f"wd_mult is {spec!r}; expected 'mxnet', 'lars', a dict by name, a function of the name, or None")
     names = leaf_names(params)
     if callable(spec):
         values = np.asarray([spec(name) for name in names], np.float32)

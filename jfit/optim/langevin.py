@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +12,18 @@ from jax import Array
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     decayed,
+    optimizer,
     transformation,
 )
 
 
-@checked
-def sgld(
-    learning_rate: LearningRate = 0.01,
-    seed: int = 0,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def sgld(learning_rate: LearningRate = 0.01, seed: int = 0, **common: Unpack[Common]) -> Optimizer:
     """w <- w - lr / 2 * (c(g) + wd * w) + sqrt(lr) * noise, noise from the standard normal distribution.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -59,7 +50,7 @@ def sgld(
 
     Source: Welling and Teh 2011, https://icml.cc/2011/papers/398_icmlpaper.pdf; Apache MXNet 1.9.1, `SGLD`.
     """
-    clip = clipper(clip_gradient)
+    clip = clipper(common.get("clip_gradient"))
 
     def start() -> dict[str, Array]:
         return {"key": jax.random.key_data(jax.random.key(seed))}
@@ -70,4 +61,4 @@ def sgld(
         noise = jax.random.normal(key, w.shape, w.dtype)
         return -ctx.lr / 2 * decayed(clip(g), ctx.wd, w) + jnp.sqrt(ctx.lr) * noise, ()
 
-    return transformation(rule, (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True, shared=start)
+    return transformation(rule, (), learning_rate, common, counted=True, shared=start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,16 +11,15 @@ from jax import Array
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     decay_rates,
     decayed,
     moments,
     one_minus_power,
+    optimizer,
     transformation,
 )
 from jfit.optim.schedules import operand
@@ -33,7 +32,7 @@ _FIXED = ("gamma", "beta", "bias")
 _STRATEGIES = ("linear", "power2", "sqrt", "lars")
 
 
-@checked
+@optimizer()
 def lamb(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
@@ -42,11 +41,7 @@ def lamb(
     lower_bound: float | None = None,
     upper_bound: float | None = None,
     bias_correction: bool = True,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """w <- w - lr * (r / |u|) * u, with u = mean' / (sqrt(var') + epsilon) + wd * w and r = |w|, clipped to the bounds.
 
@@ -74,7 +69,8 @@ def lamb(
 
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; Apache MXNet 1.9.1, `lamb_update_phase1` and `_phase2`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon, lower=lower_bound, upper=upper_bound)
+    clip = clipper(common.get("clip_gradient"))
+    numbers = decay_rates(beta1, beta2, epsilon=epsilon, lower=lower_bound, upper=upper_bound)
     above, below = bool(lower_bound), bool(upper_bound)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
@@ -88,10 +84,10 @@ def lamb(
         is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
         return -ctx.lr * jnp.where(is_zero, 1.0, size / jnp.where(is_zero, 1.0, step_size)) * u, (mean, var)
 
-    return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    return transformation(rule, ("mean", "var"), learning_rate, common, counted=True)
 
 
-@checked
+@optimizer(wd_mult="lars")
 def lars(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -99,14 +95,11 @@ def lars(
     eps: float = 0.0,
     momentum_correction: bool = True,
     adapt: Adapt = "mxnet",
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "lars",
-    multi_precision: bool = False,
+    *,
     order: Sequence[str] | None = None,
     group: int | None = None,
     fixed: Sequence[str] | None = None,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
@@ -146,7 +139,7 @@ def lars(
     Source: You, Gitman and Ginsburg 2017, https://arxiv.org/abs/1708.03888; Goyal et al. 2017 (momentum correction),
         https://arxiv.org/abs/1706.02677; Apache MXNet 1.9.1, `LARS`.
     """
-    clip, correct = clipper(clip_gradient), bool(momentum and momentum_correction)
+    clip, correct = clipper(common.get("clip_gradient")), bool(momentum and momentum_correction)
     numbers = Constants(momentum=momentum, eta=eta, eps=eps)
 
     def advance(shared: Mapping[str, Array], contexts: Sequence[RuleContext]) -> list[dict[str, Array]]:
@@ -171,14 +164,13 @@ def lars(
         m = corrected * slots[0] + step
         return m, (m,)
 
-    decays: Any = ("lars", wd_mult) if isinstance(wd_mult, Mapping) else wd_mult
-    common = Common(learning_rate, wd, lr_mult, decays, multi_precision)
-    if not correct:
-        return transformation(rule, ("momentum",) if momentum else (), common)
-    return transformation(rule, ("momentum",), common, shared=_no_rate_yet, advance=advance, order=order, fixed=fixed)
+    if isinstance(common.get("wd_mult"), Mapping):
+        common["wd_mult"] = ("lars", common.get("wd_mult"))
+    in_order: Any = {"shared": _no_rate_yet, "advance": advance, "order": order, "fixed": fixed} if correct else {}
+    return transformation(rule, ("momentum",) if momentum else (), learning_rate, common, **in_order)
 
 
-@checked
+@optimizer()
 def lbsgd(
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
@@ -190,11 +182,7 @@ def lbsgd(
     num_epochs: int = 60,
     grad_scale: float = 1.0,
     one_buffer: bool = False,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """Every batch_scale updates: m <- momentum * m - lr * f * (c(mean of the last batch_scale g) + wd * w);  w <- w + m.
 
@@ -242,7 +230,7 @@ def lbsgd(
     """
     if batch_scale < 1 or batch_scale != int(batch_scale):
         raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
-    clip = clipper(clip_gradient)
+    clip = clipper(common.get("clip_gradient"))
     has_momentum, numbers = bool(momentum), Constants(momentum=momentum)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
 
@@ -268,7 +256,7 @@ def lbsgd(
         return jnp.where(now, delta, 0.0), (*kept, jnp.where(now, 0.0, total))
 
     slots = (*(["momentum"] if momentum else []), *(["sum"] if batch_scale > 1 else []))
-    return transformation(rule, slots, Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    return transformation(rule, slots, learning_rate, common, counted=True)
 
 
 def _warm(strategy: str, number: Any, length: float, top: float) -> Any:
@@ -287,15 +275,10 @@ def _adapts(adapt: Adapt, name: str) -> bool:
         return bool(adapt.get(name, by_rule))
     if isinstance(adapt, str):
         if adapt != "mxnet":
-            raise ValueError(
-                f"lars: adapt is {adapt!r}; it must be 'mxnet', a dict by name, a function of the name, or a list of bool."
-            )
+            raise ValueError(f"lars: adapt is {adapt!r}; expected 'mxnet', a dict by name, a function of it, or a list of bool")
         return by_rule
     if not name.isdecimal() or int(name) >= len(adapt):
-        raise ValueError(
-            f"lars: adapt is a sequence of {len(adapt)} booleans, which needs a list of as many arrays as parameters, but a "
-            f"parameter is called {name!r}. Pass a dict by name, or a function of the name."
-        )
+        raise ValueError(f"lars: adapt is a sequence, which needs a list of as many arrays, but a parameter is called {name!r}")
     return bool(adapt[int(name)])
 
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     decay_rates,
     decayed,
     one_minus_power,
+    optimizer,
     transformation,
 )
 from jfit.programs import Constants
 
 
-@checked
-def ftrl(
-    learning_rate: LearningRate = 0.1,
-    lamda1: float = 0.01,
-    beta: float = 1.0,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def ftrl(learning_rate: LearningRate = 0.1, lamda1: float = 0.01, beta: float = 1.0, **common: Unpack[Common]) -> Optimizer:
     """z <- z + c(g) - (sqrt(n + c(g)^2) - sqrt(n)) * w / lr;  n <- n + c(g)^2;  w <- soft(z) / ((beta + sqrt(n)) / lr + wd).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -60,7 +52,7 @@ def ftrl(
 
     Source: McMahan et al. 2013, https://dl.acm.org/doi/10.1145/2487575.2488200; Apache MXNet 1.9.1, `ftrl_update`.
     """
-    clip, numbers = clipper(clip_gradient), Constants(lamda1=lamda1, beta=beta)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(lamda1=lamda1, beta=beta)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
@@ -71,20 +63,16 @@ def ftrl(
         # If soft is 0, the update is -w, and w + (-w) is exactly 0.
         return soft / ((numbers.beta + jnp.sqrt(n)) / ctx.lr + ctx.wd) - w, (z, n)
 
-    return transformation(rule, ("z", "n"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("z", "n"), learning_rate, common)
 
 
-@checked
+@optimizer()
 def ftml(
     learning_rate: LearningRate = 0.01,
     beta1: float = 0.6,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """z <- beta1 * z + (1 - beta1) * G - (d - beta1 * d_before) * w;  w <- -z / d, with G = c(g + wd * w).
 
@@ -112,7 +100,7 @@ def ftml(
 
     Source: Zheng and Kwok 2017, https://proceedings.mlr.press/v70/zheng17a.html; Apache MXNet 1.9.1, `ftml_update`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2, epsilon=epsilon)
+    clip, numbers = clipper(common.get("clip_gradient")), decay_rates(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
@@ -122,4 +110,4 @@ def ftml(
         z = numbers.beta1 * slots[2] + numbers.rest1 * g - (d - numbers.beta1 * slots[0]) * w
         return -z / d - w, (d, v, z)
 
-    return transformation(rule, ("d", "v", "z"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    return transformation(rule, ("d", "v", "z"), learning_rate, common, counted=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,33 +12,29 @@ from jax import Array
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     decay_rates,
     decayed,
     moments,
     one_minus_power,
+    optimizer,
     transformation,
 )
 from jfit.programs import Constants
 
 
-@checked
+@optimizer()
 def adam(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    *,
     lazy_update: bool = True,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
@@ -64,18 +60,17 @@ def adam(
 
     Source: Kingma and Ba 2015, https://arxiv.org/abs/1412.6980; Apache MXNet 1.9.1, `adam_update`.
     """
-    clip, numbers = clipper(clip_gradient), _kernel_rates(beta1, beta2, epsilon=epsilon)
+    clip, numbers = clipper(common.get("clip_gradient")), _kernel_rates(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         mean, var = moments(clip(decayed(g, ctx.wd, w)), slots, numbers)
         rate = ctx.lr * jnp.sqrt(one_minus_power(numbers.log2, ctx.t)) / one_minus_power(numbers.log1, ctx.t)
         return -rate * mean / (jnp.sqrt(var) + numbers.epsilon), (mean, var)
 
-    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
-    return transformation(rule, ("mean", "var"), common, counted=True, lazy=lazy_update)
+    return transformation(rule, ("mean", "var"), learning_rate, common, counted=True, lazy=lazy_update)
 
 
-@checked
+@optimizer()
 def adamw(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
@@ -84,9 +79,7 @@ def adamw(
     wd: float = 0.01,
     clip_gradient: float | None = None,
     bias_correction: bool = True,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    **common: Any,
 ) -> Optimizer:
     """w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w) where mean' and var' are averages of c(g) and c(g)^2.
 
@@ -116,7 +109,8 @@ def adamw(
 
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; Apache MXNet 1.9.1, `_contrib_adamw_update`.
     """
-    clip, numbers = clipper(clip_gradient), (decay_rates if bias_correction else _kernel_rates)(beta1, beta2, epsilon=epsilon)
+    clip = clipper(clip_gradient)
+    numbers = (decay_rates if bias_correction else _kernel_rates)(beta1, beta2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         mean, var = m, v = moments(clip(g), slots, numbers)
@@ -124,19 +118,12 @@ def adamw(
             m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
         return -ctx.lr * decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w), (mean, var)
 
-    return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    return transformation(rule, ("mean", "var"), learning_rate, Common(wd=wd, **common), counted=True)
 
 
-@checked
+@optimizer()
 def adamax(
-    learning_rate: LearningRate = 0.002,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    learning_rate: LearningRate = 0.002, beta1: float = 0.9, beta2: float = 0.999, **common: Unpack[Common]
 ) -> Optimizer:
     """G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
@@ -163,7 +150,7 @@ def adamax(
 
     Source: Kingma and Ba 2015, section 7, https://arxiv.org/abs/1412.6980; Apache MXNet 1.9.1, `Adamax`.
     """
-    clip, numbers = clipper(clip_gradient), decay_rates(beta1, beta2)
+    clip, numbers = clipper(common.get("clip_gradient")), decay_rates(beta1, beta2)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(decayed(g, ctx.wd, w))
@@ -171,23 +158,20 @@ def adamax(
         rate = ctx.lr / one_minus_power(numbers.log1, ctx.t)
         return -rate * mean / jnp.where(size == 0, 1.0, size), (mean, size)
 
-    return transformation(rule, ("mean", "var"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), counted=True)
+    return transformation(rule, ("mean", "var"), learning_rate, common, counted=True)
 
 
-@checked
+@optimizer()
 def nadam(
     learning_rate: LearningRate = 0.001,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
     schedule_decay: float = 0.004,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    *,
     order: Sequence[str] | None = None,
     fixed: Sequence[str] | None = None,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """w <- w - lr * ((1 - b(t)) * G / (1 - M) + b(t+1) * mean / (1 - M * b(t+1))) / (sqrt(var / (1 - beta2^t)) + epsilon).
 
@@ -226,7 +210,7 @@ def nadam(
 
     Source: Dozat 2016, https://cs229.stanford.edu/proj2015/054_report.pdf; Apache MXNet 1.9.1, `Nadam`.
     """
-    clip, more = clipper(clip_gradient), {"epsilon": epsilon, "schedule_decay": schedule_decay}
+    clip, more = clipper(common.get("clip_gradient")), {"epsilon": epsilon, "schedule_decay": schedule_decay}
     numbers = decay_rates(beta1, beta2, corrects_mean=False, **more)
 
     def warmed(t: Any) -> Any:
@@ -245,9 +229,10 @@ def nadam(
         ahead = ctx.shared["of_g"] * g + ctx.shared["of_mean"] * mean
         return -ctx.lr * ahead / (jnp.sqrt(var / one_minus_power(numbers.log2, ctx.t)) + numbers.epsilon), (mean, var)
 
-    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
     start = lambda: {"m_schedule": jnp.ones((), jnp.float32)}  # noqa: E731
-    return transformation(rule, ("mean", "var"), common, counted=True, shared=start, advance=advance, order=order, fixed=fixed)
+    return transformation(
+        rule, ("mean", "var"), learning_rate, common, counted=True, shared=start, advance=advance, order=order, fixed=fixed
+    )
 
 
 def _kernel_rates(beta1: float, beta2: float, **others: Any) -> Constants:

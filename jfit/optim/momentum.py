@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     copied,
     decayed,
+    optimizer,
     transformation,
     unchecked,
     zeros,
@@ -23,16 +24,9 @@ from jfit.optim.core import (
 from jfit.programs import Constants
 
 
-@checked
+@optimizer()
 def sgd(
-    learning_rate: LearningRate = 0.01,
-    momentum: float = 0.0,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-    lazy_update: bool = True,
+    learning_rate: LearningRate = 0.01, momentum: float = 0.0, *, lazy_update: bool = True, **common: Unpack[Common]
 ) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m.
 
@@ -58,7 +52,7 @@ def sgd(
 
     Source: Apache MXNet 1.9.1, `sgd_update` and `sgd_mom_update` (weight decay is added after clipping).
     """
-    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         step = -ctx.lr * decayed(clip(g), ctx.wd, w)
@@ -67,20 +61,11 @@ def sgd(
         m = numbers.momentum * slots[0] + step
         return m, (m,)
 
-    common = Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
-    return transformation(rule, ("momentum",) if momentum else (), common, lazy=lazy_update)
+    return transformation(rule, ("momentum",) if momentum else (), learning_rate, common, lazy=lazy_update)
 
 
-@checked
-def nag(
-    learning_rate: LearningRate = 0.01,
-    momentum: float = 0.0,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def nag(learning_rate: LearningRate = 0.01, momentum: float = 0.0, **common: Unpack[Common]) -> Optimizer:
     """m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w));  m <- m' - lr * (c(g) + wd * w').
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -107,27 +92,20 @@ def nag(
     Source: Apache MXNet 1.9.1, `nag_mom_update`; Nesterov 1983.
     """
     if not momentum:
-        return unchecked(sgd)(learning_rate, 0.0, wd, clip_gradient, lr_mult, wd_mult, multi_precision)
-    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, ahead=1 + momentum)
+        return unchecked(sgd)(learning_rate, **common)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum, ahead=1 + momentum)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g, m = clip(g), numbers.momentum * slots[0]
         delta = -m + numbers.ahead * (m - ctx.lr * decayed(g, ctx.wd, w))
         return delta, (m - ctx.lr * decayed(g, ctx.wd, w + delta),)
 
-    return transformation(rule, ("momentum",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("momentum",), learning_rate, common)
 
 
-@checked
+@optimizer()
 def signum(
-    learning_rate: LearningRate = 0.01,
-    momentum: float = 0.9,
-    wd_lh: float = 0.0,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    learning_rate: LearningRate = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **common: Unpack[Common]
 ) -> Optimizer:
     """m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
@@ -159,11 +137,8 @@ def signum(
     Source: Bernstein et al. 2018, https://arxiv.org/abs/1802.04434; Apache MXNet 1.9.1, `signum_update`, `signsgd_update`.
     """
     if wd_lh and not momentum:
-        raise ValueError(
-            f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh (nor has MXNet's kernel); "
-            "pass wd, which signSGD applies outside the sign, or a nonzero momentum."
-        )
-    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, rest=1 - momentum, growth=-wd_lh)
+        raise ValueError(f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh; pass wd, or a momentum")
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum, rest=1 - momentum, growth=-wd_lh)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         if not slots:
@@ -171,19 +146,12 @@ def signum(
         m = numbers.momentum * slots[0] - numbers.rest * decayed(clip(g), ctx.wd, w)
         return ctx.lr * decayed(_sign(m), numbers.growth, w), (m,)
 
-    return transformation(rule, ("momentum",) if momentum else (), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("momentum",) if momentum else (), learning_rate, common)
 
 
-@checked
+@optimizer()
 def dcasgd(
-    learning_rate: LearningRate = 0.01,
-    momentum: float = 0.0,
-    lamda: float = 0.04,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    learning_rate: LearningRate = 0.01, momentum: float = 0.0, lamda: float = 0.04, **common: Unpack[Common]
 ) -> Optimizer:
     """m <- momentum * m - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- w;  w <- w + m.
 
@@ -212,7 +180,7 @@ def dcasgd(
 
     Source: Zheng et al. 2017, https://arxiv.org/abs/1609.08326; Apache MXNet 1.9.1, `DCASGD`.
     """
-    clip, numbers = clipper(clip_gradient), Constants(momentum=momentum, lamda=lamda)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum, lamda=lamda)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
@@ -223,18 +191,11 @@ def dcasgd(
         return m, (m, w)
 
     slots = {"momentum": zeros, "previous": copied} if momentum else {"previous": copied}
-    return transformation(rule, slots, Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, slots, learning_rate, common)
 
 
-@checked
-def adding(
-    learning_rate: LearningRate = 0.01,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def adding(learning_rate: LearningRate = 0.01, **common: Unpack[Common]) -> Optimizer:
     """w <- w + g: adds the unscaled gradient.  Known as "test"; MXNet tests its updaters with it.
 
     Args:
@@ -258,7 +219,7 @@ def adding(
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         return g, (w + g,)
 
-    return transformation(rule, ("weight",), Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("weight",), learning_rate, {**common, "wd": 0.0})
 
 
 def _sign(x: Array) -> Array:

@@ -130,10 +130,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
             f"{kind.__module__}.{kind.__qualname__}{remedy}."
         )
     if params:
-        raise ValueError(
-            f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed; "
-            "pass them to its constructor, or pass the optimizer by name."
-        )
+        raise ValueError(f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed")
     if isinstance(spec, Optimizer):
         return spec
     name = type(spec).__name__
@@ -303,8 +300,7 @@ def _tiny_state(transform: Any, name: str) -> Any:
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
             raise ValueError(
                 f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
-                "update, but the train step passes only its value and the gradients. Use another optimizer, such as 'adam', or "
-                "switch the line search off (linesearch=None) if the optimizer allows it."
+                "update; use another optimizer, such as 'adam', or switch it off (linesearch=None) if the optimizer allows it."
             )
     return state
 

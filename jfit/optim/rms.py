@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from jax import Array
 
 from jfit.optim.core import (
     Common,
     LearningRate,
-    Multiplier,
     Optimizer,
     RuleContext,
     Slots,
-    checked,
     clipper,
     decayed,
+    optimizer,
     transformation,
     zeros,
 )
 from jfit.programs import Constants
 
 
-@checked
+@optimizer()
 def rmsprop(
     learning_rate: LearningRate = 0.001,
     gamma1: float = 0.9,
@@ -29,11 +30,7 @@ def rmsprop(
     epsilon: float = 1e-8,
     centered: bool = False,
     clip_weights: float | None = None,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    **common: Unpack[Common],
 ) -> Optimizer:
     """G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon).
 
@@ -63,7 +60,7 @@ def rmsprop(
 
     Source: Tieleman and Hinton 2012; Graves 2013, https://arxiv.org/abs/1308.0850; Apache MXNet 1.9.1, `rmsprop_update`.
     """
-    clip, bound, clips = clipper(clip_gradient), clipper(clip_weights), bool(clip_weights)
+    clip, bound, clips = clipper(common.get("clip_gradient")), clipper(clip_weights), bool(clip_weights)
     numbers = Constants(gamma1=gamma1, rest=1 - gamma1, gamma2=gamma2, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
@@ -77,21 +74,11 @@ def rmsprop(
             new = (n, mean, delta)
         return (bound(w + delta) - w if clips else delta), new
 
-    return transformation(
-        rule, ("n", "g", "delta") if centered else ("n",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision)
-    )
+    return transformation(rule, ("n", "g", "delta") if centered else ("n",), learning_rate, common)
 
 
-@checked
-def adagrad(
-    learning_rate: LearningRate = 0.01,
-    eps: float = 1e-7,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def adagrad(learning_rate: LearningRate = 0.01, eps: float = 1e-7, **common: Unpack[Common]) -> Optimizer:
     """h <- h + c(g)^2;  w <- w - lr * (c(g) / sqrt(h + eps) + wd * w).
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -114,26 +101,18 @@ def adagrad(
 
     Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `AdaGrad`.
     """
-    clip, numbers = clipper(clip_gradient), Constants(eps=eps)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(eps=eps)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
         history = slots[0] + g * g
         return -ctx.lr * decayed(g / jnp.sqrt(history + numbers.eps), ctx.wd, w), (history,)
 
-    return transformation(rule, ("history",), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision), lazy=True)
+    return transformation(rule, ("history",), learning_rate, common, lazy=True)
 
 
-@checked
-def group_adagrad(
-    learning_rate: LearningRate = 0.01,
-    eps: float = 1e-5,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
-) -> Optimizer:
+@optimizer()
+def group_adagrad(learning_rate: LearningRate = 0.01, eps: float = 1e-5, **common: Unpack[Common]) -> Optimizer:
     """h <- h + mean of c(g)^2 over each row;  w <- w - lr * c(g) / sqrt(h + eps): one step size per row of a matrix.
 
     g: gradient, w: weight, lr: learning rate; c(x) clips x to ±clip_gradient, if that is set.
@@ -161,15 +140,14 @@ def group_adagrad(
 
     Source: Duchi, Hazan and Singer 2011, https://jmlr.org/papers/v12/duchi11a.html; Apache MXNet 1.9.1, `GroupAdaGrad`.
     """
-    if wd:
-        raise ValueError(f"group_adagrad: wd is {wd}, but it must be 0: this optimizer has no weight decay.")
-    clip, numbers = clipper(clip_gradient), Constants(eps=eps)
+    if common.get("wd"):
+        raise ValueError(f"group_adagrad: wd is {common.get('wd')}, but it must be 0: this optimizer has no weight decay.")
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(eps=eps)
 
     def start(w: Array) -> Array:
         if w.ndim != 2:
             raise ValueError(
-                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix, because the step size is per "
-                "row; train the other parameters with another optimizer, such as adagrad, using optax.multi_transform."
+                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix: the step size is per row"
             )
         return zeros(w[:, :1])
 
@@ -178,19 +156,12 @@ def group_adagrad(
         history = slots[0] + jnp.mean(g * g, axis=1, keepdims=True)  # (rows, 1)
         return -ctx.lr * g / jnp.sqrt(history + numbers.eps), (history,)
 
-    return transformation(rule, {"history": start}, Common(learning_rate, 0.0, lr_mult, wd_mult, multi_precision), lazy=True)
+    return transformation(rule, {"history": start}, learning_rate, common, lazy=True)
 
 
-@checked
+@optimizer()
 def adadelta(
-    learning_rate: LearningRate = 0.01,
-    rho: float = 0.9,
-    epsilon: float = 1e-5,
-    wd: float = 0.0,
-    clip_gradient: float | None = None,
-    lr_mult: Multiplier = None,
-    wd_mult: Multiplier | str = "mxnet",
-    multi_precision: bool = False,
+    learning_rate: LearningRate = 0.01, rho: float = 0.9, epsilon: float = 1e-5, **common: Unpack[Common]
 ) -> Optimizer:
     """a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
@@ -218,7 +189,7 @@ def adadelta(
 
     Source: Zeiler 2012, https://arxiv.org/abs/1212.5701; Apache MXNet 1.9.1, `AdaDelta`.
     """
-    clip, numbers = clipper(clip_gradient), Constants(rho=rho, rest=1 - rho, epsilon=epsilon)
+    clip, numbers = clipper(common.get("clip_gradient")), Constants(rho=rho, rest=1 - rho, epsilon=epsilon)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         g = clip(g)
@@ -226,4 +197,4 @@ def adadelta(
         delta = jnp.sqrt(slots[1] + numbers.epsilon) / jnp.sqrt(acc_g + numbers.epsilon) * g
         return -decayed(delta, ctx.wd, w), (acc_g, numbers.rho * slots[1] + numbers.rest * delta * delta)
 
-    return transformation(rule, ("acc_g", "acc_delta"), Common(learning_rate, wd, lr_mult, wd_mult, multi_precision))
+    return transformation(rule, ("acc_g", "acc_delta"), learning_rate, common)

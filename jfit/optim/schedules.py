@@ -36,6 +36,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.ops.registry import nearest
 
 Rate = float | Array
@@ -77,18 +78,12 @@ class Schedule:
     pending: Callable[[int | None, int | None], Schedule] | None = None
 
     def __post_init__(self) -> None:
-        if self.warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"schedule {self.name}: warmup_mode is {self.warmup_mode!r}; it must be 'linear' or 'constant'.")
+        one_of(("linear", "constant"), **{f"schedule {self.name}: warmup_mode": self.warmup_mode})
         if isinstance(self.warmup_steps, Span) or self.warmup_steps < 0 or self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(
-                f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number, at least 0."
-            )
+            raise ValueError(f"schedule {self.name}: warmup_steps is {self.warmup_steps}; it must be a whole number from 0")
         top = self.base_lr if self.warmup_final_lr is None else self.warmup_final_lr
         if top is not None and top < self.warmup_begin_lr:
-            raise ValueError(
-                f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}; "
-                "the learning rate grows during a warm-up, so base_lr must be the larger one."
-            )
+            raise ValueError(f"schedule {self.name}: base_lr {top} is below warmup_begin_lr {self.warmup_begin_lr}")
 
     def __call__(self, count: Any, base: Rate | None = None) -> Array:
         """Return the learning rate of update number `count`.
@@ -248,9 +243,7 @@ def multifactor(step: Sequence[Length], factor: float = 1.0, base_lr: float = 0.
     """
     steps = tuple(step)
     if not steps or any(s < 1 for s in steps) or any(b <= a for a, b in itertools.pairwise(steps)):
-        raise ValueError(
-            f"schedule multifactor: step is {list(steps)}; it must be a strictly increasing list of numbers, at least 1."
-        )
+        raise ValueError(f"schedule multifactor: step is {list(steps)}; it must be a strictly increasing list, from 1")
     _check_factor("multifactor", factor)
     decay = factor
 
@@ -408,15 +401,13 @@ def one_cycle(
     Source: Smith and Topin 2018, https://arxiv.org/abs/1708.07120; the values are those of `optax.cosine_onecycle_schedule` and
     `optax.linear_onecycle_schedule`.  The momentum is not changed.
     """
-    if anneal not in ("cosine", "linear"):
-        raise ValueError(f"schedule one_cycle: anneal is {anneal!r}; it must be 'cosine' or 'linear'.")
+    one_of(("cosine", "linear"), **{"schedule one_cycle: anneal": anneal})
     first, last = 1 / div_factor, 1 / (div_factor * final_div_factor)
     middle = [(int(pct_final * max_update), first)] if anneal == "linear" else []
     knots = [(0, first), (int(pct_start * max_update), 1.0), *middle, (int(max_update), last)]
     if any(b[0] <= a[0] for a, b in itertools.pairwise(knots)):
         raise ValueError(
-            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}, with "
-            f"max_update={max_update}, pct_start={pct_start}, pct_final={pct_final}; they must increase."
+            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}; they must increase."
         )
 
     def rule(count: Any, base: Rate) -> Array:
@@ -438,9 +429,7 @@ def _check_factor(name: str, value: float) -> None:
 def _part_left(name: str, max_update: int, warmup: dict[str, Any]) -> Callable[[Any], Array]:
     warm = warmup.get("warmup_steps", 0)
     if max_update < 1 or max_update <= warm:
-        raise ValueError(
-            f"schedule {name}: max_update is {max_update}; it must be at least 1 and more than warmup_steps ({warm})."
-        )
+        raise ValueError(f"schedule {name}: max_update is {max_update}; it must be at least 1 and above warmup_steps ({warm})")
     return lambda count: jnp.clip(1.0 - (count - operand(warm)) / operand(max_update - warm), 0.0, 1.0)
 
 
@@ -532,8 +521,7 @@ def run_schedule(
     if "max_update" in accepted and "max_update" not in settings:
         if updates is None:
             raise ValueError(
-                f"schedule {schedule!r} needs the number of updates of the run, which is unknown, because the training data "
-                "has no length; pass schedule_params={'max_update': ...}"
+                f"schedule {schedule!r} needs the number of updates of the run; pass schedule_params={{'max_update': ...}}"
             )
         settings["max_update"] = fraction(1.0)
     return as_schedule(schedule, **settings).over(updates, updates_per_epoch)
@@ -565,21 +553,20 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
     name = getattr(rate, "__name__", type(rate).__name__)
-    two = _positional(rate) >= 2
+    takes_base = _positional(rate) >= 2
 
-    def in_units_of(length: int) -> Schedule:
-        if two:
-            return Schedule(name, lambda count, base: rate((count - 1) / length, base))
-        return Schedule(name, lambda count, base: rate((count - 1) / length), base_lr=None, absolute=True)
+    def called_with(argument: Callable[[Any], Any]) -> Schedule:
+        if takes_base:
+            return Schedule(name, lambda count, base: rate(argument(count), base))
+        return Schedule(name, lambda count, base: rate(argument(count)), base_lr=None, absolute=True)
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
-        return in_units_of(unit_length(unit, updates, updates_per_epoch, f"schedule {name}"))
+        length = unit_length(unit, updates, updates_per_epoch, f"schedule {name}")
+        return called_with(lambda count: (count - 1) / length)
 
-    if check_unit(unit) != "step":
-        return replace(in_units_of(1), rule=unknown_length(name), pending=over)
-    if two:
-        return Schedule(name, rate)
-    return Schedule(name, lambda count, base: rate(count - 1), base_lr=None, absolute=True)
+    if check_unit(unit) == "step":  # jfit counts updates from 1, optax from 0
+        return called_with(lambda count: count if takes_base else count - 1)
+    return replace(called_with(lambda count: count), rule=unknown_length(name), pending=over)
 
 
 def _named(name: str, params: dict[str, Any]) -> Schedule:
@@ -627,9 +614,7 @@ class Span:
         if not isinstance(self.amount, int | float) or isinstance(self.amount, bool) or not 0 <= self.amount < math.inf:
             raise ValueError(f"{self!r}: a length must be a finite number, at least 0.")
         if self.unit == "fraction" and self.amount > 1:
-            raise ValueError(
-                f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs, a whole number for updates."
-            )
+            raise ValueError(f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs")
 
     def __repr__(self) -> str:
         return f"{'epochs' if self.unit == 'epoch' else 'fraction'}({self.amount!r})"

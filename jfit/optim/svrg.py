@@ -104,9 +104,7 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     Source: Johnson and Zhang 2013, Accelerating stochastic gradient descent using predictive variance reduction.
     """
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
-        raise TypeError(
-            f"svrg wraps an optax transformation (init, update), but got {inner!r}: pass jfit.optim.sgd(0.1), for example"
-        )
+        raise TypeError(f"svrg wraps an optax transformation, such as jfit.optim.sgd(0.1), but got {inner!r}")
     within = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> SvrgState:
@@ -118,9 +116,8 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[Any, SvrgState]:
         if snapshot_gradients is None:
             raise ValueError(
-                "svrg needs the gradient of the same batch at its snapshot: call update(grads, state, params, "
-                "snapshot_gradients=gradient(state.snapshot, ...)) in your own training loop; jfit.fit and jfit.train_step "
-                "compute one gradient per step."
+                "svrg needs the gradient of the same batch at its snapshot: update(..., snapshot_gradients=...) in your"
+                " own training loop; jfit.fit and jfit.train_step compute one gradient per step."
             )
 
         def corrected(g: Array, at_snapshot: Array, full: Array) -> Array:
@@ -158,9 +155,7 @@ def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgSta
         (True, [0.5, 0.5])
     """
     if not isinstance(state, SvrgState):
-        raise TypeError(
-            f"svrg_snapshot needs the state of an svrg optimizer, but got a {type(state).__name__}; see svrg(...).init"
-        )
+        raise TypeError(f"svrg_snapshot needs the state of an svrg optimizer, but got a {type(state).__name__}")
     full = jax.tree.map(lambda g, old: jnp.array(g, old.dtype), full_gradients, state.full)
     return state._replace(snapshot=_own(params), full=full, taken=jnp.ones((), bool))
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.interpret import entry_name
+from jfit.lowering.interpret import Interpretation, entry_name
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.lowering.taps import Point, run_tapped
 from jfit.ops.axis import Axis
@@ -172,7 +172,7 @@ class Watch:
 def _forward_of_graph(model: Model, arguments: Any, options: dict[str, Any], recorder: _Recorder) -> Any:
     """Return (objective, new auxiliary states, sums of the losses) of a graph."""
     params, aux, inputs = arguments
-    values, new_aux = model.apply(params, aux, inputs, **options, _tap=recorder)  # type: ignore[call-arg]
+    values, new_aux = model.apply(params, aux, inputs, **options, how=Interpretation(tap=recorder))  # type: ignore[call-arg]
     joint = joint_losses(model, values, inputs, options["weight"], params, new_aux, options["axis_name"])
     assert model.symbol is not None
     names = [entry_name(h) for h in model.symbol.heads]

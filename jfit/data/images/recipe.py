@@ -105,9 +105,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     """
     shape = tuple(recipe.data_shape)
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
-        raise ValueError(
-            f"data_shape is {shape}, expected (channels, height, width) with 1 or 3 channels and sizes of at least 1."
-        )
+        raise ValueError(f"data_shape is {shape}, expected (channels, height, width) with 1 or 3 channels")
     if recipe.dtype not in DTYPES:
         raise ValueError(f"dtype is {recipe.dtype!r}, expected one of {', '.join(DTYPES)}.")
     if recipe.inter_method not in (*INTERPOLATIONS, 9, 10):

@@ -51,14 +51,10 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
                     raise TypeError(_no_instance(module))
                 return adapt if package != "equinox" or _has_parameters(module) else None
         if base.__name__ == "Layer" and f"{base.__module__}.".startswith("keras."):
-            raise TypeError(
-                f"the model is a Keras layer ({kind.__name__}), expected a keras.Model; wrap an "
-                "instance of it, as in keras.Sequential([layer])"
-            )
+            raise TypeError(f"the model is a Keras layer ({kind.__name__}); wrap an instance of it: keras.Sequential([layer])")
         if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
             raise TypeError(
-                f"the model is a torch module ({kind.__name__}), but jfit trains JAX programs; pass a module of Flax, "
-                "Equinox, Haiku or Keras, or a pure function of its parameters with loss= and params="
+                f"the model is a torch module ({kind.__name__}); pass a JAX module, or a pure function of its parameters"
             )
     return None
 
@@ -103,13 +99,11 @@ def from_module(
     adapt = adapter_of(module)
     if adapt is None:
         raise TypeError(
-            f"{type(module).__module__}.{type(module).__qualname__} is no module of a framework that jfit supports; "
-            "expected one of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters with loss= and params="
+            f"{type(module).__module__}.{type(module).__qualname__} is no module of Flax, Equinox, Haiku or Keras; pass a pure "
+            "function of its parameters with loss= and params="
         )
     if "init" in options:
-        raise TypeError(
-            "from_module takes no init=, because a module has its own initial values; pass params= and aux= for other values"
-        )
+        raise TypeError("from_module takes no init=: a module has its own initial values; pass params= and aux= for others")
     adapted = adapt(module, params, aux, inputs)
     values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
@@ -123,10 +117,7 @@ def required_loss(loss: Any, kind: str = "function") -> Any:
         TypeError: it is None.
     """
     if loss is None:
-        raise TypeError(
-            f"a {kind} as model needs loss=, a per-example loss such as optax.softmax_cross_entropy_with_integer_labels, or a "
-            'name such as "cross_entropy"'
-        )
+        raise TypeError(f"a {kind} as model needs loss=, the loss of each example, by name ('cross_entropy') or as a function")
     return loss
 
 

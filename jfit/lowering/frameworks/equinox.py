@@ -38,8 +38,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     own_params, static = eqx.partition(net, eqx.is_inexact_array)
     if not jax.tree.leaves(own_params):
         raise ValueError(
-            f"the Equinox module {type(net).__name__} has no floating-point arrays to train; if it is a function of params, "
-            "such as one of eqx.filter_jit, pass params="
+            f"the Equinox module {type(net).__name__} has no floating-point arrays to train; pass a function with params="
         )
     stateful = isinstance(module, tuple)
     call = call_of(net.__call__, inputs, {"key", "state"} if stateful else {"key"})
@@ -77,8 +76,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             if not stateful or "out_axes" not in str(error):
                 raise
             raise ValueError(
-                f"the state that {type(net).__name__} returns depends on the row, but jfit maps the module over the rows of "
-                f"the batch with one state; combine the rows with jax.lax.pmean(value, {axis!r}), as BatchNorm does"
+                f"the state that {type(net).__name__} returns depends on the row, but jfit maps it over the rows with one "
+                f"state; combine the rows with jax.lax.pmean(value, {axis!r})"
             ) from error
 
     def restore(params: Any, aux: Any) -> Any:
@@ -97,8 +96,7 @@ def _axis_name(eqx: Any, net: Any) -> Hashable:
     names = {norm.axis_name for norm in _norms(eqx)(net)}
     if len(names) > 1 or any(isinstance(name, (tuple, list)) for name in names):
         raise ValueError(
-            f"the BatchNorm layers of {type(net).__name__} have the axis names {sorted(map(repr, names))}, expected one name; "
-            'jfit maps the module over the batch with one axis: pass axis_name="batch" to all of them'
+            f"the BatchNorm layers of {type(net).__name__} have the axis names {sorted(map(repr, names))}, expected one name"
         )
     return names.pop() if names else "batch"
 

@@ -39,8 +39,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
 
     if keras.config.backend() != "jax":
         raise ValueError(
-            f"the backend of Keras is {keras.config.backend()!r}, but jfit trains JAX programs; set the environment variable "
-            "KERAS_BACKEND=jax before the first import of keras"
+            f"the backend of Keras is {keras.config.backend()!r}, but jfit trains JAX programs; set KERAS_BACKEND=jax"
         )
     model = _Built(module, params, aux, inputs)
     if module.built and module.variables:
@@ -67,9 +66,8 @@ class _Built:
             self.call = self.call._replace(inputs=names, optional=())
         elif len(self.call.inputs) > 1:
             raise TypeError(
-                f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}, but Keras builds and calls "
-                "models with one argument; write call(self, inputs), where inputs is a list or dict of the arrays, and pass "
-                "the same list or dict as x"
+                f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}, but Keras calls models with "
+                "one argument; take a list or dict of the arrays, and pass the same as x"
             )
         self.inputs = self.call.inputs
         self.is_dict = isinstance(getattr(model, "input", None), dict) if inputs else False
@@ -109,7 +107,7 @@ class _Built:
         if losses:
             raise ValueError(
                 f"the Keras model {model.name!r} adds {len(losses)} losses (regularizers or add_loss), which fit would leave "
-                "out; remove them from the layers, and use weight decay (optimizer='adamw'), or add them in loss="
+                "out; use weight decay (optimizer='adamw'), or add them in loss="
             )
         pairs = zip(model.non_trainable_variables, new, strict=True)
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
@@ -124,9 +122,8 @@ class _Built:
             target = copy.deepcopy(self.model)
         except (NotImplementedError, TypeError) as error:
             raise TypeError(
-                f"Keras cannot copy the model {type(self.model).__name__}, so there is no trained copy of it, and the model "
-                "that was passed is not changed; define get_config in its class, or read the values: run.params and run.aux "
-                "are dicts by variable path"
+                f"Keras cannot copy the model {type(self.model).__name__}, so there is no trained copy of it; "
+                "define get_config in its class, or read run.params and run.aux"
             ) from error
         values, names = {**params, **aux}, _names(self.model)
         for own, variable in zip(self.model.variables, target.variables, strict=True):

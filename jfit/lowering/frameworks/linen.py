@@ -79,8 +79,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             if jax.tree.structure(updates[name]) != jax.tree.structure(aux[name]):
                 raise ValueError(
                     f"the collection {name!r} of {type(module).__name__} has other arrays after a call than before, as sow "
-                    "appends a value in every call; the state of a training keeps its arrays: sow into 'intermediates', which "
-                    "is dropped, or return the values as outputs"
+                    "appends one in every call; sow into 'intermediates', which is dropped"
                 )
         return output, {**aux, **updates}
 

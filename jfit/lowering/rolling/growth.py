@@ -34,6 +34,7 @@ class Wiring:
         self.claimed: set[int] = set()
         self.labels: list[int] = []  # equal for nodes with equal operators and attributes; -1: never part of a block
         self._states: dict[int, int] = {}  # node with auxiliary states -> the one that updates them before
+        batch = {i for i, n in enumerate(order) if n.op is None and n.name in inputs}
         numbers: dict[object, int] = {}
         latest: dict[int, int] = {}
         for i, node in enumerate(order):
@@ -44,9 +45,7 @@ class Wiring:
                 self.constant.append(True)
                 self.labels.append(-1)
                 continue
-            self.constant.append(
-                bool(node.inputs) and all(self.constant[j] and not self._batch(j, inputs) for j, _ in self.inputs[i])
-            )
+            self.constant.append(bool(node.inputs) and all(self.constant[j] and j not in batch for j, _ in self.inputs[i]))
             inside = not (op.aux or node.subgraphs or op.kind != "plain" or op.label or op.family in OUTSIDE or not node.inputs)
             if id(node) in excluded or not inside or (op.family == "conv" and not convolutions):
                 self.labels.append(-1)
@@ -56,9 +55,6 @@ class Wiring:
                 if j in latest:
                     self._states[i] = latest[j]
                 latest[j] = i
-
-    def _batch(self, n: int, inputs: Collection[str]) -> bool:
-        return self.nodes[n].op is None and self.nodes[n].name in inputs
 
     def before(self, n: int) -> list[int]:
         """Return the nodes that run before node `n`: its inputs, and the last one that updates its auxiliary states."""
@@ -97,15 +93,13 @@ class Growth:
 
     def _equal(self, column: Sequence[Edge]) -> bool:
         """Return whether the edges come from distinct nodes that are alike enough to form a pack."""
-        first, index = column[0]
-        label = self.wiring.labels[first]
+        kinds = {(self.wiring.labels[n], index) for n, index in column}
         nodes = {n for n, _ in column}
-        return (
-            label >= 0
-            and len(nodes) == len(column)
-            and all(i == index and self.wiring.labels[n] == label for n, i in column)
-            and not any(n in self.where or n in self.wiring.claimed for n in nodes)
-        )
+        return len(kinds) == 1 and len(nodes) == len(column) and all(map(self._is_free, nodes))
+
+    def _is_free(self, n: int) -> bool:
+        """Return whether a node can be part of a block and is in none."""
+        return self.wiring.labels[n] >= 0 and n not in self.where and n not in self.wiring.claimed
 
     def _entry(self, edge: Edge) -> Entry:
         return Entry(self.wiring.nodes[edge[0]], edge[1])
@@ -206,9 +200,8 @@ class Growth:
         for n in self.wiring.users[sources[0]] if sources else ():
             ins = self.wiring.inputs[n]
             if (
-                self.wiring.labels[n] == self.wiring.labels[nodes[0]]
-                and n not in self.where
-                and n not in self.wiring.claimed
+                self._is_free(n)
+                and self.wiring.labels[n] == self.wiring.labels[nodes[0]]
                 and all(ins[slot] == e for slot, e in known.items())
                 and not any(self._depends(j) or self.wiring.own[j] for s, (j, _) in enumerate(ins) if s not in known)
             ):
@@ -297,25 +290,22 @@ class Growth:
 
     def _readers(self, pack: int) -> list[list[int]]:
         """Return the groups of equal nodes, one per step, that read the nodes of a pack and are not in the block."""
-        tables: list[dict[object, list[int]]] = []
-        for source in self.packs[pack]:
-            table: dict[object, list[int]] = {}
-            for n in self.wiring.users[source]:
-                if self.wiring.labels[n] >= 0 and n not in self.where and n not in self.wiring.claimed:
-                    ins = self.wiring.inputs[n]
-                    key = [
-                        (s, j if self.wiring.nodes[j].op is None else -1, i if j == source else -1)
-                        for s, (j, i) in enumerate(ins)
-                    ]
-                    table.setdefault((self.wiring.labels[n], *key), []).append(n)
-            tables.append(table)
-            if not table:
-                return []
-        groups = []
-        for key, nodes in tables[0].items():
-            if all(len(table.get(key, ())) == len(nodes) for table in tables):
-                groups += [list(group) for group in zip(*(table[key] for table in tables), strict=True)]
-        return [group for group in groups if len(set(group)) == len(group)]
+        by_step = [self._free_users(source) for source in self.packs[pack]]
+        groups: list[tuple[int, ...]] = []
+        for kind, nodes in by_step[0].items():
+            if all(len(users.get(kind, ())) == len(nodes) for users in by_step):
+                groups += zip(*(users[kind] for users in by_step), strict=True)
+        return [list(group) for group in groups if len(set(group)) == len(group)]
+
+    def _free_users(self, source: int) -> dict[object, list[int]]:
+        """Return the users of a node that are in no block; equal keys: equal operators that read it and variables equally."""
+        users: dict[object, list[int]] = {}
+        for n in filter(self._is_free, self.wiring.users[source]):
+            inputs = (
+                (j if self.wiring.nodes[j].op is None else -1, i if j == source else -1) for j, i in self.wiring.inputs[n]
+            )
+            users.setdefault((self.wiring.labels[n], *inputs), []).append(n)
+        return users
 
     # -------------------------------------------------------------------------------- result
     def claim(self) -> None:
