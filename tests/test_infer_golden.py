@@ -6,9 +6,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cases.infer_nets import NETS, SHAPES, TYPES, build
 from decided import DECIDED
-from infer_nets import NETS, SHAPES, TYPES
-from record_infer import build
 
 import jfit.mx as mx
 from jfit.graph.infer import trace_shapes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases.rnn_cells import CASES, NUMBERS
-from record_rnn import PACKED, batches, expanded, graph, named, numbers, packing, trained
+from cases.rnn_cells import PACKED, batches, expanded, graph, named, numbers, packing, trained
 
 import jfit.mx as mx
 from jfit import counters
