@@ -326,7 +326,7 @@ def readme_pages(text: str) -> dict[str, str]:
 def site_path(path: str) -> str:
     """Return the page of a file of the repository, "" if the site does not have it.
 
-    >>> site_path("docs/data.md"), site_path("notebooks/01_fit.ipynb"), site_path("tests/decided.py")
+    >>> site_path("docs/data.md"), site_path("notebooks/01_fit.ipynb"), site_path("tests/decided.md")
     ('data.md', 'notebooks/01_fit.md', '')
     """
     if path in COPIES:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+
+from jfit.formats import load_arrays
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = (
@@ -32,30 +33,6 @@ USED = (
     "optimizer_wd_mult", "optimizer_lr_mult", "state_counts", "learning_rate_after_step", "slices", "note", "skip_compare",
     "sensitivity_3e-7", "sensitivity_max",
 )  # fmt: skip
-DTYPES = dict(enumerate(["float32", "float64", "float16", "uint8", "int32", "int8", "int64"]))
-DENSE = 0xF993FAC9
-
-
-def read_params(path: Path) -> dict[str, np.ndarray]:
-    """Names and arrays of an MXNet file that holds dense arrays of format V2."""
-    with path.open("rb") as file:
-        kind, _, count = struct.unpack("<QQQ", file.read(24))
-        if kind != 0x112:
-            raise ValueError(f"{path}: the first number is {kind:#x}, a file of arrays starts with 0x112")
-        arrays = [_array(file) for _ in range(count)]
-        (count,) = struct.unpack("<Q", file.read(8))
-        names = [file.read(struct.unpack("<Q", file.read(8))[0]).decode() for _ in range(count)]
-    return dict(zip(names, arrays, strict=True))
-
-
-def _array(file: BinaryIO) -> np.ndarray:
-    magic, storage, rank = struct.unpack("<IIi", file.read(12))
-    if magic != DENSE or storage != 0:
-        raise ValueError(f"record {magic:#x} of storage {storage}, only dense records of format V2 are read")
-    shape = struct.unpack(f"<{rank}q", file.read(8 * rank))
-    _, _, flag = struct.unpack("<iii", file.read(12))  # device type, device number, dtype
-    dtype = np.dtype(DTYPES[flag])
-    return np.frombuffer(file.read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -75,7 +52,7 @@ def copy(fixtures: Path) -> None:
         if model["name"] in SMALL:
             with np.load(fixtures / model["io"]) as archive:
                 arrays = {key: archive[key] for key in archive.files}
-            arrays |= {key.replace(":", "/"): value for key, value in read_params(fixtures / model["params"]).items()}
+            arrays |= {key.replace(":", "/"): value for key, value in load_arrays(fixtures / model["params"]).items()}
             np.savez_compressed(models / f"{model['name']}.npz", **arrays)
     for name in ("save_000800", "save_000800_upgraded"):
         (models / f"{name}.json").write_text((fixtures / "checkpoint" / f"{name}.json").read_text())

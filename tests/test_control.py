@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from control_nets import NETS
+from cases.control_nets import NETS
 from jax.test_util import check_grads
 
 import jfit

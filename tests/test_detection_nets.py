@@ -1,10 +1,10 @@
 """Object detectors built with jfit.mx: outputs and training steps recorded from MXNet 1.9.1, and row tracking in them."""
 
-import detection_nets as nets
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import detection_nets as nets
 from golden_mx import arrays_of, assert_close, host, under
 
 import jfit

@@ -95,6 +95,14 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
+def test_each_difference_from_mxnet_names_a_test_that_exists():
+    rows = re.findall(
+        r"^\| \w+ \|.*\| `(test_\w+\.py)::(test_\w+)` \|$", (ROOT / "tests" / "decided.md").read_text(encoding="utf-8"), re.M
+    )
+    sources = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(rows) > 40 and not [row for row in rows if f"\ndef {row[1]}(" not in sources.get(row[0], "")]
+
+
 def test_the_files_and_functions_that_architecture_names_exist():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     places = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)(?::(\w+))?`", text)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import record_images
+from cases import images as recorded
+from cases.images import AUGMENTERS, BATCHES, FOLDER, pictures, png
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_images import AUGMENTERS, BATCHES, FOLDER, pictures, png
 
 import jfit.mx as mx
 from jfit.data.images import Recipe, colour, decode, encode, resize
@@ -36,11 +36,11 @@ def levels(found, wanted) -> float:
 @pytest.fixture(scope="module")
 def functions():
     found: dict = {}
-    record_images.functions(mx, found)
+    recorded.functions(mx, found)
     return found
 
 
-@pytest.mark.parametrize("size", record_images.SIZES)
+@pytest.mark.parametrize("size", recorded.SIZES)
 @pytest.mark.parametrize("interp", range(5))
 def test_sizes_are_opencvs_to_one_level(golden, functions, size, interp):
     # OpenCV rounds its weights to 11 bits; without weights there is nothing to round.
@@ -66,7 +66,7 @@ def test_batches_of_image_record_iter_are_mxnets(golden, name):
 @pytest.fixture(scope="module")
 def augmented():
     found: dict = {}
-    record_images.augmenters(mx, found)
+    recorded.augmenters(mx, found)
     return found
 
 
@@ -79,7 +79,7 @@ def test_augmenters_draw_and_compute_as_mxnet(golden, augmented, name):
 
 def test_image_iter_reads_draws_and_pads_as_mxnet(golden):
     found: dict = {}
-    record_images.image_iter(mx, found)
+    recorded.image_iter(mx, found)
     for handle in ("pad", "discard", "roll_over"):
         np.testing.assert_allclose(found[f"iter {handle}"], golden[f"iter {handle}"], rtol=1e-6)
 
@@ -275,5 +275,5 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch):
 
 
 def test_the_photo_is_the_recorded_one():
-    assert np.abs(decode(PHOTO).astype(float) - record_images.photo()).mean() < 8
+    assert np.abs(decode(PHOTO).astype(float) - recorded.photo()).mean() < 8
     assert Path(FOLDER / "photo.jpg").stat().st_size < 4000

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.images import FOLDER, pictures, png
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_images import FOLDER, pictures, png
 
 import jfit
 import jfit.mx as mx

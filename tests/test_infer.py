@@ -19,62 +19,6 @@ def shapes(net, **given):
 
 
 # ------------------------------------------------------------------------------------------ forward
-@pytest.mark.parametrize(
-    ("make", "data", "want"),
-    [
-        (
-            lambda x: sym.FullyConnected(x, num_hidden=4, name="n"),
-            (2, 3, 5),
-            {"n_weight": (4, 15), "n_bias": (4,), "n_output": (2, 4)},
-        ),
-        (
-            lambda x: sym.FullyConnected(x, num_hidden=4, flatten=False, name="n"),
-            (2, 3, 5),
-            {"n_weight": (4, 5), "n_output": (2, 3, 4)},
-        ),
-        (
-            lambda x: sym.Convolution(x, kernel=(3, 3), num_filter=8, num_group=2, stride=(2, 2), name="n"),
-            (2, 4, 9, 7),
-            {"n_weight": (8, 2, 3, 3), "n_bias": (8,), "n_output": (2, 8, 4, 3)},
-        ),
-        (
-            lambda x: sym.Convolution(x, kernel=3, num_filter=8, no_bias=True, name="n"),
-            (2, 4, 9),
-            {"n_weight": (8, 4, 3), "n_output": (2, 8, 7)},
-        ),
-        (
-            lambda x: sym.Deconvolution(x, kernel=(2, 2), stride=(2, 2), num_filter=3, name="n"),
-            (2, 4, 5, 5),
-            {"n_weight": (4, 3, 2, 2), "n_output": (2, 3, 10, 10)},
-        ),
-        (
-            lambda x: sym.BatchNorm(x, name="n"),
-            (2, 4, 5),
-            {"n_gamma": (4,), "n_beta": (4,), "n_moving_mean": (4,), "n_moving_var": (4,), "n_output": (2, 4, 5)},
-        ),
-        (lambda x: sym.LayerNorm(x, name="n"), (2, 4, 5), {"n_gamma": (5,), "n_output": (2, 4, 5)}),
-        (lambda x: sym.LeakyReLU(x, act_type="prelu", name="n"), (2, 4, 5), {"n_gamma": (4,)}),
-        (lambda x: sym.Embedding(x, input_dim=9, output_dim=3, name="n"), (2, 4), {"n_weight": (9, 3), "n_output": (2, 4, 3)}),
-        (lambda x: sym.SoftmaxOutput(x, name="n"), (2, 4), {"n_label": (2,), "n_output": (2, 4)}),
-        (lambda x: sym.SoftmaxOutput(x, multi_output=True, name="n"), (2, 4, 5), {"n_label": (2, 5)}),
-        (lambda x: sym.LinearRegressionOutput(x, name="n"), (2, 4), {"n_label": (2, 4)}),
-        (
-            lambda x: sym.RNN(x, state_size=3, num_layers=2, mode="lstm", name="n"),
-            (5, 2, 4),
-            {"n_state": (2, 2, 3), "n_state_cell": (2, 2, 3), "n_output": (5, 2, 3)},
-        ),
-        (lambda x: sym.Reshape(x, shape=(0, -1), name="n"), (2, 3, 5), {"n_output": (2, 15)}),
-        (
-            lambda x: sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="n"),
-            (2, 3, 5, 5),
-            {"n_output": (2, 3, 2, 2)},
-        ),
-        (lambda x: sym.sum(x, name="n"), (2, 3), {"n_output": (1,)}),
-    ],
-)
-def test_shapes_follow_from_the_data(make, data, want):
-    found = shapes(make(V("data")), data=data)
-    assert {k: found[k] for k in want} == want
 
 
 def test_a_shape_declared_on_a_variable_is_used():
@@ -102,35 +46,6 @@ def test_positional_shapes_follow_list_arguments():
     net = sym.broadcast_add(V("a"), V("b"))
     assert net.infer_shape((2, 3), (1, 3))[1] == [(2, 3)]
     assert (V("a") + V("b")).infer_shape(None, (1, 3))[0] == [(1, 3), (1, 3)]
-
-
-# ------------------------------------------------------------------------------------------ backward
-def test_shapes_are_inferred_backward_through_elementwise_operators():
-    net = sym.relu(V("a")) + V("b") * 2
-    assert net.infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
-
-
-def test_shapes_are_inferred_backward_through_a_long_chain():
-    net = V("a")
-    for _ in range(20):
-        net = sym.relu(net)
-    assert (net + V("b")).infer_shape(b=(2, 3))[0] == [(2, 3), (2, 3)]
-
-
-def test_begin_states_get_the_batch_size_from_the_rest_of_the_graph():
-    state = sym._zeros(shape=(0, 4), name="state")
-    step = sym.FullyConnected(V("data"), num_hidden=4, name="i") + sym.FullyConnected(state, num_hidden=4, name="h")
-    internals = step.get_internals()
-    found = dict(zip(internals.list_outputs(), internals.infer_shape(data=(5, 3))[1], strict=True))
-    assert (found["state_output"], found["h_weight"]) == ((5, 4), (4, 4))
-
-
-def test_fused_begin_states_get_the_batch_size_from_the_data():
-    state = sym._zeros(shape=(1, 0, 4), name="s")
-    net = sym.RNN(V("data"), V("p"), state, state_size=4, num_layers=1, mode="gru", name="r")
-    found = net.get_internals()
-    known = dict(zip(found.list_outputs(), found.infer_shape(data=(6, 5, 3))[1], strict=True))
-    assert (known["s_output"], known["r_output"]) == ((1, 5, 4), (6, 5, 4))
 
 
 # ------------------------------------------------------------------------------------------ contradictions
@@ -172,19 +87,6 @@ def dtypes(net, **given):
     arguments, outputs, aux = net.infer_type(**given)
     names = [*net.list_arguments(), *net.list_outputs(), *net.list_auxiliary_states()]
     return {n: np.dtype(t).name for n, t in zip(names, [*arguments, *outputs, *aux], strict=True)}
-
-
-def test_dtypes_follow_the_data_and_are_float32_without():
-    net = sym.BatchNorm(sym.FullyConnected(V("data"), num_hidden=2, name="f"), name="b")
-    assert set(dtypes(net).values()) == {"float32"}
-    half = dtypes(net, data="float16")
-    assert (half["f_weight"], half["b_gamma"], half["b_moving_mean"], half["b_output"]) == (
-        "float16",
-        "float32",
-        "float32",
-        "float16",
-    )
-    assert dtypes(net, data=np.float64)["f_weight"] == "float64"
 
 
 def test_dtypes_are_declared_cast_and_inferred_backward():

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from record_images import FOLDER, png
+from cases.images import FOLDER, png
 
 import jfit.mx as mx
 from jfit.data import CSVIter, ImageRecords, LibSVMIter, NDArrayIter, ResizeIter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from record_created_variables import INITIALIZERS, facts, networks, values
+from cases.created_variables import INITIALIZERS, facts, networks, values
 
 import jfit.mx as mx
 from jfit.graph import Symbol

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from record_rnn import pictures
+from cases.rnn_cells import pictures
 
 import jfit.mx as mx
 

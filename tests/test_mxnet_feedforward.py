@@ -1,17 +1,15 @@
-"""FeedForward of MXNet's Python interface: the recorded training, predictions, kinds of data, files, interrupts."""
+"""FeedForward of MXNet's Python interface: predictions, kinds of data, files, interrupts."""
 
 import logging
 import pickle
-import re
 
 import jax
 import numpy as np
 import pytest
-from golden_mx import GOLDEN, arrays_of, manifest, under
+from golden_mx import arrays_of, manifest, under
 
 import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
-from jfit.mxnet.callback import Speedometer
 from jfit.mxnet.feedforward.feedforward import FeedForward
 from jfit.mxnet.metric import CustomMetric, create
 from jfit.mxnet.module.module import Module
@@ -26,10 +24,6 @@ DEVICES = [jfit.cpu(i) for i in range(3)]
 
 def recorded_net():
     return jfit.sym.load_json(MAN["symbol_json"])
-
-
-def recorded_data(rows=None):
-    return jfit.NDArrayIter(FIT["X"][:rows], FIT["Y"][:rows], BATCH)
 
 
 def recorded(**kwargs):
@@ -60,29 +54,7 @@ def softmax(params, x):
     return e / e.sum(1, keepdims=True)
 
 
-# ------------------------------------------------------------------------------------------------ what was recorded
-def test_the_recorded_training_is_reproduced():
-    want = arrays_of("fit", "feedforward.npz")
-    ff = recorded()
-    ff.fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
-    for name, value in under(want, "final/").items():
-        np.testing.assert_allclose(np.asarray(ff.arg_params[name]), value, rtol=2e-4, atol=2e-5)
-    predicted = ff.predict(recorded_data())
-    assert type(predicted).__name__ == MAN["feedforward"]["predict_type"]
-    np.testing.assert_allclose(predicted, want["predict"], rtol=2e-4, atol=2e-5)
-    right = (want["predict"].argmax(1) == FIT["Y"]).mean()  # the recorded score counts wrapped rows
-    assert ff.score(recorded_data()) == pytest.approx(right)
-
-
-def test_the_log_has_the_recorded_lines(caplog):
-    with caplog.at_level(logging.INFO):
-        recorded().fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
-
-    def shape(text):
-        return re.sub(r"Speed: [\d.inf]+|Speed: <SPEED>|=[\d.]+|=<T>", "#", text)
-
-    wanted = (GOLDEN / "fit" / "feedforward_log_normalized.txt").read_text().splitlines()
-    assert [shape(r.getMessage()) for r in caplog.records] == [shape(line.removeprefix("INFO:")) for line in wanted]
+# ------------------------------------------------------------------------------------------------ training
 
 
 def test_batches_are_counted_from_one_and_the_callback_sees_the_metric():

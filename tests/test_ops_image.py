@@ -103,20 +103,6 @@ def test_rows():
     assert op.rows({}, [None], [(4, 6, 3)], [(3, 4, 6)]) == [None]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision(dtype):
-    floats = jnp.asarray(BYTES, dtype)
-    for interp in range(5):
-        out = _run("_image_resize", floats, size=(3, 3), interp=interp)
-        assert out.dtype == dtype
-        np.testing.assert_allclose(
-            out.astype("f"), _run("_image_resize", BYTES.astype("f"), size=(3, 3), interp=interp), rtol=0.02, atol=1
-        )
-    assert _run("_image_random_contrast", floats, min_factor=0.5, max_factor=0.5).dtype == dtype
-    assert _run("_image_to_tensor", floats).dtype == jnp.float32
-    assert _run("_image_normalize", floats, mean=0.5, std=2.0).dtype == dtype
-
-
 def test_namespaces():
     picture = mx.nd.array(BYTES, dtype="uint8")
     assert mx.nd.image.to_tensor(picture).shape == (3, 4, 6)

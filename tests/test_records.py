@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.images import MAGIC, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_images import MAGIC, payloads
 
 import jfit.mx as mx
 from jfit.formats import FormatError

@@ -5,7 +5,7 @@ import pytest
 from fit_support import blobs, mlp, same, train
 
 import jfit
-from jfit import counters, sym
+from jfit import sym
 
 
 def test_a_stream_that_reuses_one_buffer_trains_on_the_right_rows():
@@ -37,14 +37,6 @@ def test_resuming_in_the_middle_of_an_epoch_needs_the_same_batch_size(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path, batch_size=8, callbacks=[stop])
     with pytest.raises(ValueError, match=r"middle of an epoch of batches of 8 rows, but this run has batch_size=16"):
         train(num_epoch=2, checkpoint=tmp_path, resume=True, batch_size=16)
-
-
-def test_scoring_again_with_several_metrics_compiles_nothing():
-    run, data = train(num_epoch=1), blobs()
-    run.score(data, ["acc", "ce"])
-    with counters.counted() as seen:
-        run.score(data, ["acc", "ce"])
-    assert seen["traces"] == 0
 
 
 def test_a_learning_rate_passed_by_the_user_is_not_donated():

@@ -220,26 +220,6 @@ def test_the_learning_rate_of_an_optax_instance_is_reported_and_cannot_be_set():
         jfit.train_step(mlp(), optax.sgd(0.1), schedule="constant")
 
 
-@pytest.mark.repetitions(2)
-# ------------------------------------------------------------------------------------------ optax
-@pytest.mark.parametrize(
-    ("name", "params", "twin"),
-    [
-        ("sgd", {}, optax.sgd(RATE)),
-        ("sgd", {"momentum": 0.9}, optax.sgd(RATE, momentum=0.9)),
-        ("adam", {}, optax.adam(RATE, eps=1e-12)),
-        ("adamw", {"wd": 0.0, "epsilon": 1e-8}, optax.adamw(RATE, weight_decay=0.0)),
-        ("lion", {}, optax.lion(RATE)),
-    ],
-)
-def test_optimizers_by_name_equal_those_of_optax_where_the_formulas_coincide(name, params, twin):
-    batch = batch_of(8)
-    if name == "adam":
-        params = {"epsilon": 1e-12}
-    named = jfit.optim.get(name, learning_rate=RATE, **params)
-    assert_close(stepped(mlp(), batch, named, steps=3)[1].params, stepped(mlp(), batch, twin, steps=3)[1].params, 1e-5)
-
-
 def test_clipping_in_a_chain_equals_the_clipping_argument():
     batch, chain = batch_of(8), optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(RATE))
     assert_close(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from record_rows import DATA, LABEL, fitted, network
+from cases.rows import DATA, LABEL, fitted, network
 
 import jfit
 import jfit.mx as mx

@@ -1,4 +1,4 @@
-"""Trainings with BatchNorm(fix_gamma=True) recorded from MXNet (`record_fixed_gammas.py`), for `test_fixed_gammas.py`.
+"""Trainings with BatchNorm(fix_gamma=True) for `test_fixed_gammas.py`, recorded with MXNET_SUBGRAPH_BACKEND=NONE.
 
 `mx` is MXNet or `jfit.mx`: the same code runs on both.  MXNet's optimizers update the gamma of a BatchNorm with `fix_gamma`
 like any other parameter, and BatchNorm overwrites it with 1 on the next forward pass.  The update still changes the state that
@@ -193,3 +193,8 @@ def _give(mx: Any, parameter: Any, gradient: np.ndarray, context: Any) -> None:
     with mx.autograd.record():
         out = parameter.data(context) * mx.nd.array(gradient, ctx=context)
     out.backward()
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    found = {name: trained(mx, name) for name in CASES} | {"feedforward": fed_forward(mx), "own": own_rule(mx)}
+    return {"fixed_gammas.npz": found | {f"trainer_{on_store}": trainers(mx, on_store) for on_store in (False, True)}}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import multiprocessing
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,18 @@ def walk_arrays(mx: Any, number: int) -> dict[str, Any]:
         epochs.append(found)
         getattr(it, restart)()
     return {"described": described, "epochs": epochs}
+
+
+def _walk(what: str, name: Any, folder: str) -> Any:
+    import mxnet as mx
+
+    return walk_files(mx, name, Path(folder)) if what == "files" else walk_arrays(mx, name)
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    """Each case in a process of its own, because an error in a thread of MXNet's readers terminates the process."""
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=200) as pool:
+        write_files(Path(folder))
+        files = {name: pool.apply(_walk, ("files", name, folder)) for name in FILES}
+        arrays = [pool.apply(_walk, ("arrays", number, folder)) for number in range(WALKS)]
+    return {"io/iterators.json": {"files": files, "arrays": arrays}}

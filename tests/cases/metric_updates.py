@@ -107,3 +107,8 @@ def _said(metric: Any) -> list[Any]:
 
     found = [numbers(metric.get()[1]), numbers(metric.get_global()[1])]
     return found if isinstance(found[0], list) else [*found, numbers(metric.sum_metric), numbers(metric.num_inst)]
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    """The value of each metric after each update and reset."""
+    return {"metric_updates.json": {n: run(mx.metric, lambda x: mx.nd.array(x, dtype=x.dtype), n) for n in CASES}}

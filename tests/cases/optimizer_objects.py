@@ -1,4 +1,4 @@
-"""Trainings recorded from MXNet (`record_optimizer_objects.py`), for `test_mxnet_optimizer_named.py`.
+"""Trainings by MXNet's optimizer objects, for `test_mxnet_optimizer_named.py`.
 
 `mx` is MXNet or `jfit.mx`: the same code runs on both.
 """
@@ -143,3 +143,8 @@ def trained(mx: Any, name: str) -> np.ndarray:
         module.update()
         rows.append(np.concatenate([v.asnumpy().ravel() for _, v in sorted(module.get_params()[0].items())]))
     return np.stack(rows)
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    arrays = {name: updates(mx, case) for name, case in CASES.items()}
+    return {"shells.npz": arrays | {f"module_{name}": trained(mx, name) for name in MODULES}}

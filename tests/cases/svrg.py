@@ -1,7 +1,8 @@
-"""Trainings with SVRGModule recorded from MXNet 1.9.1 (tests/record_svrg.py) and replayed by jfit: log lines and callbacks."""
+"""Trainings with SVRGModule: log lines and callbacks in order, parameters after each epoch, full gradients at the end."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from typing import Any
@@ -93,3 +94,18 @@ def train(mx: Any, module_class: Any, name: str) -> dict[str, Any]:
 def listed(array: np.ndarray) -> list[float]:
     """Eight digits of each number."""
     return [float(f"{x:.8g}") for x in array.ravel()]
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    """Where the key-value store updates, MXNet overwrites the devices' parameters with zeros when the optimizer is created,
+    until the first update; the cases in RESTORED set them again."""
+    real = importlib.import_module("mxnet.contrib.svrg_optimization.svrg_module").SVRGModule
+
+    class Restored(real):
+        def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+            super().init_optimizer(*args, **kwargs)
+            self.set_params(*self.get_params())
+
+    found = {n: train(mx, Restored if n in RESTORED else real, n) for n in CASES}
+    mx.nd.waitall()
+    return {"svrg.json": found}

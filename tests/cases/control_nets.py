@@ -1,5 +1,10 @@
 """Graphs with loops and branches that MXNet and jfit both build: `NETS[name](mx) -> (symbol, shapes)`."""
 
+import json
+from typing import Any
+
+import numpy as np
+
 
 def accumulate(mx):
     v = mx.sym.Variable
@@ -188,3 +193,57 @@ NETS = {
         + [to_the_end, branch, other_branch, branch_in_loop, loop_in_loop, classifier]
     )
 }
+
+
+def values(name: str, argument: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The array of an argument: small numbers, counters start at 0, variances are positive."""
+    draw = np.random.RandomState(sum(map(ord, name + argument)))
+    if argument == "i":
+        return np.zeros(shape, np.float32)
+    if argument.endswith("_label"):
+        return (np.arange(shape[0]) % 3).astype(np.float32)
+    found = draw.uniform(0.5, 1.5, shape) * np.where(draw.uniform(size=shape) < 0.3, -1, 1)
+    return (np.abs(found) if "var" in argument else found).astype(np.float32)
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    """symbol.json and names of each net; arguments, outputs and gradients."""
+    about, arrays = {}, {}
+    for name, make in NETS.items():
+        mx.AttrScope._subgraph_names.clear()
+        with mx.name.NameManager():
+            symbol, shapes = make(mx)
+        names = symbol.list_arguments()
+        given = shapes  # MXNet does not see through every loop
+        if set(names) - set(shapes):
+            given = dict(zip(names, symbol.infer_shape(**shapes)[0]))  # noqa: B905  (runs on MXNet's Python)
+        args = {n: mx.nd.array(values(name, n, tuple(given[n]))) for n in names}
+        wanted = [n for n in names if not n.endswith("_label")]
+        grads = {n: mx.nd.zeros(args[n].shape) for n in wanted}
+        try:
+            bound = symbol.bind(mx.cpu(), dict(args), args_grad=grads)
+        except mx.base.MXNetError:  # it has no gradient for moving statistics, and for what two bodies read
+            print("forward only:", name)
+            wanted, grads = [], {}
+            bound = symbol.bind(mx.cpu(), dict(args), grad_req="null")
+        try:
+            outs = bound.forward(is_train=bool(wanted))
+            mx.nd.waitall()
+        except mx.base.MXNetError as error:  # its inference does not reach through a branch in a loop
+            print("file only:", name, str(error)[:200])
+            wanted, outs, grads = [], [], {}
+        heads = [np.random.RandomState(i).uniform(-1, 1, o.shape).astype(np.float32) for i, o in enumerate(outs)]
+        arrays.update({f"{name}/out/{i}": o.asnumpy() for i, o in enumerate(outs)})
+        if wanted:
+            bound.backward([mx.nd.array(h) for h in heads])
+            mx.nd.waitall()
+        arrays.update({f"{name}/in/{n}": a.asnumpy() for n, a in args.items()})
+        arrays.update({f"{name}/head/{i}": h for i, h in enumerate(heads)})
+        arrays.update({f"{name}/grad/{n}": g.asnumpy() for n, g in grads.items()})
+        about[name] = {
+            "symbol": json.loads(symbol.tojson()),
+            "arguments": names,
+            "outputs": symbol.list_outputs(),
+            "shapes": {k: list(v) for k, v in shapes.items()},
+        }
+    return {"control.npz": arrays, "control.json": about}

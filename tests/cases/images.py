@@ -1,25 +1,22 @@
-"""Record record files and image functions with MXNet 1.9.1: `python tests/record_images.py` writes tests/golden/images/.
+"""Record files and image functions; the files lie in tests/golden/images.
 
-Runs in the environment of `record_golden`.  `photo.jpg` is created first, in the tests' environment, which has an encoder:
-`python tests/record_images.py photo`.
-
-    parts.rec, parts.idx    payloads that contain the magic number, written by MXNet
-    images.rec, images.idx  ten small PNG images with the labels 0 .. 9, written by MXNet
-    images.npz              those images; the results of ImageRecordIter, of mx.image's functions and of its augmenters
+photo.jpg               made by `photo`, in the tests' environment, which has an encoder
+parts.rec, parts.idx    payloads that contain the magic number, written by MXNet
+images.rec, images.idx  ten small PNG images with the labels 0 .. 9, written by MXNet
+images.npz              those images; the results of ImageRecordIter, of mx.image's functions and of its augmenters
 """
 
 from __future__ import annotations
 
 import random
 import struct
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent / "golden" / "images"
+FOLDER = Path(__file__).parent.parent / "golden" / "images"
 MAGIC = b"\x0a\x23\xd7\xce"
 # Arguments of ImageRecordIter whose batches hold no random numbers.
 BATCHES = {
@@ -154,21 +151,10 @@ def image_iter(mx: Any, found: dict[str, np.ndarray]) -> None:
         found[f"iter {handle}"] = np.array(seen)
 
 
-def main() -> None:
-    if "photo" in sys.argv:
-        from PIL import Image
-
-        Image.fromarray(photo()).save(FOLDER / "photo.jpg", quality=90)
-        return
-    import mxnet as mx
-
+def recorded(mx: Any) -> dict[str, Any]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     record_files(mx)
     found: dict[str, np.ndarray] = {}
     for part in (batches, functions, augmenters, image_iter):
         part(mx, found)
-    np.savez_compressed(FOLDER / "images.npz", **found)
-
-
-if __name__ == "__main__":
-    main()
+    return {"images/images.npz": found}

@@ -1,19 +1,18 @@
-"""Record the attributes that MXNet 1.9.1 gives to variables that become inputs of operators, and the values that follow.
+"""The attributes that MXNet gives to variables that become inputs of operators, and the values that follow.
 
-Run it where mxnet 1.9.1 is installed, with MXNET_ENGINE_TYPE=NaiveEngine.  It composes every operator of MXNet's registry
-without inputs, with each choice of each of its enumerations and flags, and writes tests/golden/created_variables.json: each
-operator whose variables have attributes that the operator itself does not have, the networks below with `attr_dict` and file,
-and the values of their parameters after `Module.init_params`, which are the same with all initializers.
+Recorded with MXNET_ENGINE_TYPE=NaiveEngine: every operator of MXNet's registry is composed without inputs, with each choice of
+each of its enumerations and flags.  The file has each operator whose variables have attributes that the operator itself does
+not have, the networks below with `attr_dict` and file, and the values of their parameters after `Module.init_params`, which are
+the same with all initializers.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from cases import apart
 
 INITIALIZERS = {
     "Zero": {}, "One": {}, "Constant": {"value": 3.0}, "Uniform": {}, "Normal": {}, "Orthogonal": {},
@@ -149,18 +148,10 @@ def variants(handle: Any, kinds: dict[str, str], variadic: str) -> dict[str, Any
     return {"composed": composed, "found": found}
 
 
-def main() -> None:
-    import mxnet as mx
-
+def recorded(mx: Any) -> dict[str, Any]:
     cases, skipped, count = [], [], 0
-    for name, handle, kinds, variadic in operators():
-        with tempfile.NamedTemporaryFile() as out:  # in a process of its own: some operators crash
-            pid = os.fork()
-            if pid == 0:
-                Path(out.name).write_text(json.dumps(variants(handle, kinds, variadic)), encoding="utf-8")
-                os._exit(0)
-            os.waitpid(pid, 0)
-            result = json.loads(Path(out.name).read_text(encoding="utf-8") or '{"composed": false, "found": []}')
+    for name, handle, kinds, variadic in operators():  # each in a process of its own: some crash
+        result = apart(lambda: variants(handle, kinds, variadic)) or {"composed": False, "found": []}  # noqa: B023
         count += result["composed"]
         skipped += [] if result["composed"] else [name]
         cases += [{"op": name, **found} for found in result["found"]]
@@ -168,10 +159,4 @@ def main() -> None:
     for name in HAVE_VALUES:
         nets[name]["values"] = fixed_values(mx, name)
     data = {"mxnet": mx.__version__, "composed": count, "not_composed": skipped, "operators": cases, "networks": nets}
-    target = Path(__file__).parent / "golden" / "created_variables.json"
-    target.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"{count} operators composed, {len(skipped)} not, {len(cases)} give attributes")
-
-
-if __name__ == "__main__":
-    main()
+    return {"created_variables.json": data}

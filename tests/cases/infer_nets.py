@@ -4,6 +4,8 @@
 shapes and dtypes.
 """
 
+import numpy as np
+
 NETS, SHAPES, TYPES = {}, {}, {}
 
 
@@ -317,3 +319,31 @@ case(
     {"x": (5, 2, 3)},
     {"x": (5, 0, 3), "n": (2,)},
 )
+
+
+def build(mx, name):
+    """The graph of a case; each variable is made once."""
+    made = {}
+    symbol = NETS[name](mx, lambda n: made.setdefault(n, mx.sym.Variable(n)))
+    return mx.sym.Group(symbol) if isinstance(symbol, list) else symbol
+
+
+def recorded(mx):
+    """For each graph and each set of known shapes (dtypes) the lists of arguments, outputs and auxiliary states, or "error"."""
+    found = {}
+    for name in NETS:
+        symbol = build(mx, name)
+        shapes, types = [], []
+        for given in SHAPES[name]:
+            try:
+                shapes.append([[list(s or ()) for s in part] for part in symbol.infer_shape_partial(**given)])
+            except mx.base.MXNetError:
+                shapes.append("error")
+        for given in TYPES[name]:
+            try:
+                made = symbol.infer_type_partial(**given)
+                types.append([[None if t is None else np.dtype(t).name for t in part] for part in made])
+            except mx.base.MXNetError:
+                types.append("error")
+        found[name] = {"arguments": symbol.list_arguments(), "shapes": shapes, "types": types}
+    return {"infer.json": found}

@@ -1,4 +1,4 @@
-"""Small object detectors that MXNet and jfit.mx both build: MXNet's results are recorded, jfit.mx has to reproduce them.
+"""Small object detectors that MXNet and jfit.mx both build: outputs and parameters of trainings, and detections.
 
 Each training is a dict: symbol(mx), inputs (data and labels of one step by name), data and label names, optimizer.
 """
@@ -231,3 +231,11 @@ def detect(mx: Any, params: dict[str, np.ndarray], host: Callable[[Any], np.ndar
     module.init_params(arg_params={key: mx.nd.array(value) for key, value in params.items()}, aux_params={})
     module.forward(mx.io.DataBatch([mx.nd.array(data)], []), is_train=False)
     return host(module.get_outputs()[0])
+
+
+def recorded(mx: Any) -> dict[str, Any]:
+    host = lambda array: array.asnumpy()  # noqa: E731
+    files = {f"detection/{name}.npz": run(mx, name, host) for name in TRAININGS}
+    ssd = files["detection/ssd.npz"]
+    ssd["detected"] = detect(mx, {key[6:]: value for key, value in ssd.items() if key.startswith("param/")}, host)
+    return files

@@ -1,16 +1,15 @@
-"""Record how MXNet 1.9.1 reads graph files of older versions; run in its environment, with MXNET_ENGINE_TYPE=NaiveEngine.
+"""Graph files of older versions, and how MXNet 1.9.1 reads them; recorded with MXNET_ENGINE_TYPE=NaiveEngine.
 
 The files are written by hand in the format of 0.7 (param, attr, backward_source_id, two-element inputs and heads), 0.8, 0.9.x,
-0.11, 1.x and later ones.  Writes tests/golden/symbol_files.json: each file with the graph that MXNet reads, or its error.
+0.11, 1.x and later ones.  Of each there is the graph that MXNet reads, or its error.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import Any
+
+from cases import apart
 
 VERSIONS = (None, 900, 903, 904, 905, 1100, 10000, 10500, 10901, 20000)
 
@@ -97,49 +96,31 @@ def files() -> dict[str, list[Any]]:
     return found
 
 
-def record(nodes: Any, heads: Any, version: int | None, target: str) -> None:
-    """In a process of its own: MXNet crashes on some files."""
-    import mxnet as mx
-
+def read(mx: Any, nodes: Any, heads: Any, version: int | None) -> dict[str, Any]:
+    """A file, and what MXNet reads."""
     graph = {"nodes": nodes, "arg_nodes": [], "heads": heads}
     graph |= {"attrs": {"mxnet_version": ["int", version]}} if version else {}
     case: dict[str, Any] = {"file": graph}
     try:
         net = mx.sym.load_json(json.dumps(graph))
         case |= {k: getattr(net, k)() for k in ("list_arguments", "list_auxiliary_states", "list_outputs", "attr_dict")}
-        read = json.loads(net.tojson())["nodes"]
-        case["nodes"] = [[i["op"], i["name"], i.get("attrs", {}), [e[:2] for e in i["inputs"]]] for i in read]
+        found = json.loads(net.tojson())["nodes"]
+        case["nodes"] = [[i["op"], i["name"], i.get("attrs", {}), [e[:2] for e in i["inputs"]]] for i in found]
     except mx.base.MXNetError as error:
         case["refused"] = str(error).split("Stack trace")[0].strip().splitlines()[-1][:80]
-    Path(target).write_text(json.dumps(case), encoding="utf-8")
+    return case
 
 
-def main() -> None:
-    """Record all files in all versions; equal results of neighbouring versions are kept once."""
-    import mxnet  # noqa: F401  (once, before the forks)
-
+def recorded(mx: Any) -> dict[str, Any]:
+    """All files in all versions; equal results of neighbouring versions are kept once."""
     cases: list[dict[str, Any]] = []
     for name, (nodes, heads) in files().items():
         last = None
-        for version in VERSIONS:
-            with tempfile.NamedTemporaryFile() as out:
-                pid = os.fork()
-                if pid == 0:
-                    record(nodes, heads, version, out.name)
-                    os._exit(0)
-                crashed = os.waitpid(pid, 0)[1] != 0
-                text = Path(out.name).read_text(encoding="utf-8")
-            case = {"refused": "it crashes"} if crashed or not text else json.loads(text)
+        for version in VERSIONS:  # each in a process of its own: MXNet crashes on some files
+            case = apart(lambda: read(mx, nodes, heads, version)) or {"refused": "it crashes"}  # noqa: B023
             result = {k: v for k, v in case.items() if k != "file"}
             if result != last and "refused" not in result:
                 cases.append({"name": f"{name}_{version}", **case})
             last = result
-    source = "Graph files in the style of several versions as MXNet 1.9.1 reads them (tests/record_symbol_upgrades.py)."
-    lines = ",\n  ".join(json.dumps(case) for case in cases)
-    target = Path(__file__).parent / "golden" / "symbol_files.json"
-    target.write_text(f'{{\n "source": "{source}",\n "cases": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
-    print(f"{len(cases)} cases")
-
-
-if __name__ == "__main__":
-    main()
+    source = "Graph files in the style of several versions as MXNet 1.9.1 reads them (tests/cases/symbol_files.py)."
+    return {"symbol_files.json": {"source": source, "cases": cases}}

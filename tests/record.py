@@ -1,12 +1,14 @@
-"""Record operator cases with MXNet 1.9.1: `python tests/record_golden.py NAME [NAME ...]`.
+"""Record what MXNet 1.9.1 gives: `python tests/record.py NAME [NAME ...]` writes the golden files of tests/cases/NAME.py.
 
-Runs in a separate environment (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0.  Reads
-the table CASES of tests/cases/NAME.py and writes tests/golden/ops/NAME.npz and NAME.json in the layout of `golden_ops`, so that
+Runs in a separate environment (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0, or the
+variables that the module names.  A module has a function `recorded(mx) -> {file: content}`, where a .npz file gets arrays by
+name and a .json file what JSON can represent; or a table CASES of operators, which becomes tests/golden/ops/NAME.npz and
+NAME.json in the layout of `golden_ops`, so that
 
     @pytest.mark.parametrize(("case", "arrays"), load_cases("NAME"), ids=case_id)
     def test_recorded_case(case, arrays): run_case(case, arrays)
 
-replays them.  A case is a dict:
+replays them.  A case of an operator is a dict:
     op       name of the operator
     attrs    its attributes (Python values)
     inputs   input name -> numpy array; in the operator's order
@@ -22,12 +24,13 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).parent
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def maker(mx: Any, op: str) -> Any:
@@ -88,25 +91,39 @@ def record(mx: Any, number: int, case: dict[str, Any]) -> tuple[dict[str, Any], 
     return about | ({"note": case["note"]} if "note" in case else {}), arrays
 
 
+def operators(mx: Any, name: str, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """The two files of a table of operators."""
+    found, stored = [], {}
+    for number, case in enumerate(cases):
+        try:
+            about, arrays = record(mx, number, case)
+        except Exception as error:
+            raise SystemExit(f"{name}: case {number} ({case['op']}, {case.get('attrs')}): {error}") from error
+        found.append(about)
+        stored.update({f"{about['id']}/{key}": value for key, value in arrays.items()})
+    return {f"ops/{name}.npz": stored, f"ops/{name}.json": found}
+
+
+def write(path: Path, content: Any) -> None:
+    """An archive of arrays, or JSON with a line for each entry."""
+    if path.suffix == ".npz":
+        return np.savez_compressed(path, **content)
+    dump = lambda value: json.dumps(value, separators=(",", ":"), default=float)  # noqa: E731
+    entries = [f"{dump(k)}: {dump(v)}" for k, v in content.items()] if isinstance(content, dict) else map(dump, content)
+    path.write_text(("{\n%s\n}\n" if isinstance(content, dict) else "[\n%s\n]\n") % ",\n".join(entries), encoding="utf-8")
+
+
 def main(names: list[str]) -> None:
-    """Record the tables of these names."""
+    """Record the modules of these names."""
     import mxnet as mx
 
-    sys.path.insert(0, str(HERE))
+    warnings.simplefilter("ignore")
     for name in names:
-        cases = importlib.import_module(f"cases.{name}").CASES
-        found: list[dict[str, Any]] = []
-        stored: dict[str, np.ndarray] = {}
-        for number, case in enumerate(cases):
-            try:
-                about, arrays = record(mx, number, case)
-            except Exception as error:
-                raise SystemExit(f"{name}: case {number} ({case['op']}, {case.get('attrs')}): {error}") from error
-            found.append(about)
-            stored.update({f"{about['id']}/{key}": value for key, value in arrays.items()})
-        np.savez_compressed(HERE / "golden" / "ops" / f"{name}.npz", **stored)
-        (HERE / "golden" / "ops" / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(name, len(found), "cases")
+        module = importlib.import_module(f"cases.{name}")
+        files = module.recorded(mx) if hasattr(module, "recorded") else operators(mx, name, module.CASES)
+        for file, content in files.items():
+            write(GOLDEN / file, content)
+            print(file, len(content))
 
 
 if __name__ == "__main__":
