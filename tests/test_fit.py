@@ -366,10 +366,11 @@ def test_scoring_by_the_same_names_again_compiles_nothing(run, names):
     assert dict(seen) == {"host_syncs": 1}
 
 
-def test_options_are_the_arguments_of_fit_and_those_that_lr_find_shares_with_it():
+def test_options_are_the_arguments_of_fit_and_those_that_lr_find_and_cost_share_with_it():
     """With the same defaults: no argument exists in one of them and is forgotten in another."""
     arguments = {name: p.default for name, p in list(inspect.signature(jfit.fit).parameters.items())[3:]}
     options = {field.name: field.default for field in dataclasses.fields(FitOptions)}
     assert options == arguments
-    shared = {name: p.default for name, p in inspect.signature(jfit.lr_find).parameters.items() if name in options}
-    assert len(shared) == 24 and shared.items() <= options.items()
+    for tool, count in ((jfit.lr_find, 24), (jfit.cost, 22)):
+        shared = {name: p.default for name, p in inspect.signature(tool).parameters.items() if name in options}
+        assert len(shared) == count and shared.items() <= (options | {"batch_size": shared["batch_size"]}).items()

@@ -88,6 +88,13 @@ def test_flops_of_grouped_and_transposed_convolutions_are_exact():
     up = sym.Deconvolution(V("data"), num_filter=2, kernel=(2, 2), stride=(2, 2), no_bias=True, name="d")
     assert up.counts(data=(1, 3, 4, 4))["d"].macs == 3 * 16 * 4 * 2  # each input meets each weight of its channel once
 
+    def conv(kernel):
+        return lax.conv_general_dilated(jnp.ones((2, 4, 5, 5)), kernel, (1, 1), "VALID", feature_group_count=2)
+
+    kernel = jnp.ones((4, 2, 3, 3))
+    assert flops_of(jax.make_jaxpr(conv)(kernel)).macs == 2 * 4 * 9 * 2 * 9
+    assert flops_of(jax.make_jaxpr(lambda g: jax.linear_transpose(conv, kernel)(g))(conv(kernel))).macs == 2 * 4 * 9 * 2 * 9
+
 
 def test_loops_count_each_iteration():
     net = sym.RNN(V("data"), state_size=4, num_layers=1, mode="lstm", name="rnn")

@@ -254,21 +254,13 @@ def atomic_path(path: str | os.PathLike[str], sync: bool = True) -> Iterator[Pat
         'new'
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In a temporary folder, so that temporary files of the library itself are removed with it.
-    folder = _temporary(path, _TMP)
-    _ACTIVE.add(folder.name)
-    try:
-        folder.mkdir()
+    with _temporary_folder(path) as folder:  # so that temporary files of the library itself are removed with it
         yield folder / path.name
         if sync:
             _sync_tree(folder)
         # A library may write a temporary file that only its owner can read, and rename it: set the permissions of `open`.
         (folder / path.name).chmod(folder.stat().st_mode & 0o666)
         os.replace(folder / path.name, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _ACTIVE.discard(folder.name)
     if sync:
         _sync_folder(path.parent)
 
@@ -299,24 +291,29 @@ def atomic_dir(
         'new'
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path, _TMP)
-    _ACTIVE.add(temporary.name)
-    try:
-        temporary.mkdir()
+    with _temporary_folder(path) as temporary:
         yield temporary
         if sync:
             _sync_tree(temporary)
         if before_rename is not None:
             before_rename()
         _swap(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    finally:
-        _ACTIVE.discard(temporary.name)
     if sync:
         _sync_folder(path.parent)
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Create a folder beside `path`, which is deleted at the end unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = _temporary(path, _TMP)
+    _ACTIVE.add(folder.name)
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _ACTIVE.discard(folder.name)
 
 
 def sweep(folder: str | os.PathLike[str], *, exclusive: bool = False, prefix: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jfit.checks import shown
 from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.mxnet_arrays import dump_record, host_array, to_host
 from jfit.formats.pickle_names import DENSE, SPARSE, DtypePlaceholder, NDArrayPlaceholder, NumpyPlaceholder, PickleNames
@@ -307,17 +308,3 @@ def _emit_array(out: list[bytes], array: Any) -> None:
     _emit_name(out, "builtins.bytearray")
     _emit(out, dump_record(array))
     out.append(b"\x85Rsb")
-
-
-def shown(value: Any) -> str:
-    """Return the `repr` of a value from a file, shortened for an error message.
-
-    Example:
-        >>> shown("a" * 100), shown(10**5000)
-        ("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...", 'int')
-    """
-    try:
-        text = repr(value)
-    except ValueError:  # repr of an integer of more than 4300 digits
-        return type(value).__name__
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -225,21 +225,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else text[:120] + "..."
 
 
-def _split_name(machine: Machine, text: str) -> None:
-    module, _, name = text.partition(" ")  # pickletools joins module and name by a space
-    machine.find(module, name)
-
-
-def _set_items(machine: Machine, _: Any) -> None:
-    items = machine.above_mark()
-    machine.fill(items)
-
-
-def _set_item(machine: Machine, _: Any) -> None:
-    pair = machine.last(2)
-    machine.fill(list(pair))
-
-
 def _new_dict(machine: Machine, _: Any) -> None:
     items = machine.above_mark()
     machine.push({})
@@ -252,10 +237,6 @@ def _append(machine: Machine, items: list[Any]) -> None:
 
 def _add(machine: Machine, items: list[Any]) -> None:
     machine.top(set).update(map(key, items))
-
-
-def _push(machine: Machine, argument: Any) -> None:
-    machine.push(argument)
 
 
 _STEPS: dict[str, Callable[[Machine, Any], Any]] = {
@@ -282,10 +263,10 @@ _STEPS: dict[str, Callable[[Machine, Any], Any]] = {
     "APPEND": lambda m, a: _append(m, [m.pop()]),
     "APPENDS": lambda m, a: _append(m, m.above_mark()),
     "ADDITEMS": lambda m, a: _add(m, m.above_mark()),
-    "SETITEM": _set_item,
-    "SETITEMS": _set_items,
+    "SETITEM": lambda m, a: m.fill(list(m.last(2))),
+    "SETITEMS": lambda m, a: m.fill(m.above_mark()),
     "MEMOIZE": lambda m, a: m.remember(len(m.memo)),
-    "GLOBAL": _split_name,
+    "GLOBAL": lambda m, a: m.find(*a.partition(" ")[::2]),  # pickletools joins module and name by a space
     "STACK_GLOBAL": lambda m, a: m.find(*m.last(2)),
     "REDUCE": lambda m, a: m.call(m.pop()),
     "NEWOBJ": lambda m, a: m.call(m.pop()),
@@ -301,4 +282,4 @@ for _name in (
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 ):
-    _STEPS[_name] = _push
+    _STEPS[_name] = Machine.push

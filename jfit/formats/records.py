@@ -31,7 +31,27 @@ _IMAGE = struct.Struct("<IfQQ")
 _DAMAGED = "the file is damaged or truncated: restore it from another copy, or write it again."
 
 
-class RecordWriter:
+class _File:
+    """A file that is closed at the end of a `with` block, or when it is deleted."""
+
+    _file: io.BufferedIOBase
+
+    def close(self) -> None:
+        """Close the file; calling it again has no effect."""
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class RecordWriter(_File):
     """Write records to a new file; an existing file is overwritten.
 
     If the process dies, the file contains the records written so far, and the last one may be truncated: `RecordReader` returns
@@ -91,20 +111,6 @@ class RecordWriter:
         """Write buffered records to the operating system."""
         self._file.flush()
 
-    def close(self) -> None:
-        """Close the file; calling it again has no effect."""
-        self._file.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
 
 def _split(data: bytes) -> list[bytes]:
     """Split at magic numbers whose offset is a multiple of 4."""
@@ -117,7 +123,7 @@ def _split(data: bytes) -> list[bytes]:
     return [*parts, data[start:]]
 
 
-class RecordReader:
+class RecordReader(_File):
     """Read records in sequence, or from the byte offset of any record.
 
     Args:
@@ -138,29 +144,13 @@ class RecordReader:
         Raises:
             FormatError: there is no valid record at this offset, or the file ends within it.
         """
-        self._unshare()
-        start = self._at
-        if start == self.size:
-            return None
-        kind, part = self._part(start, keep=True)
-        if kind == 0:
-            return part
-        parts = [part]
-        while kind != 3:
-            kind, part = self._part(start, keep=True, first=False)
-            parts.append(part)
-        return MAGIC.join(parts)
+        record = self._record(keep=True)
+        return None if record is None else MAGIC.join(record[1])
 
     def skip(self) -> int | None:
         """Skip the next record and return its byte offset, or None at the end of the file."""
-        self._unshare()
-        start = self._at
-        if start == self.size:
-            return None
-        kind, _ = self._part(start, keep=False)
-        while kind not in (0, 3):
-            kind, _ = self._part(start, keep=False, first=False)
-        return start
+        record = self._record(keep=False)
+        return None if record is None else record[0]
 
     def seek(self, at: int) -> None:
         """Go to the byte offset of a record.
@@ -179,20 +169,6 @@ class RecordReader:
         """Return the byte offset of the next record."""
         return self._at
 
-    def close(self) -> None:
-        """Close the file; calling it again has no effect."""
-        self._file.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def _unshare(self) -> None:
         """Reopen the file after a fork, because parent and child would share one file position."""
         if self._pid != os.getpid() and not self._file.closed:
@@ -210,40 +186,48 @@ class RecordReader:
         if state["closed"]:
             self.close()
 
-    def _part(self, start: int, keep: bool, first: bool = True) -> tuple[int, bytes]:
-        """Read the part at the current position and return its kind and bytes; on an error, go back to `start`.
+    def _record(self, keep: bool) -> tuple[int, list[bytes]] | None:
+        """Read the next record and return its byte offset and its parts (each b"" if not `keep`), or None at the end."""
+        self._unshare()
+        start, kind, parts = self._at, -1, []
+        if start == self.size:
+            return None
+        try:
+            while kind not in (0, 3):
+                kind, part = self._part(start, keep, first=not parts)
+                parts.append(part)
+        except FormatError:
+            self._at = self._file.seek(start)
+            raise
+        return start, parts
+
+    def _part(self, start: int, keep: bool, first: bool) -> tuple[int, bytes]:
+        """Read the part at the current position and return its kind and bytes.
 
         start: byte offset of the record.  keep: False: skip the bytes and return b"".  first: whether the part is the first one
         of the record.
         """
-        where, left = f"byte {self._at} (record at byte {start})", self.size - self._at
-        if left < _HEAD.size:
-            raise FormatError(self.path, where, f"the header of a part has {_HEAD.size} bytes, {left} are left", _DAMAGED)
-        head = self._file.read(_HEAD.size)
+
+        def damaged(problem: str) -> FormatError:
+            return FormatError(self.path, f"byte {self._at} (record at byte {start})", problem, _DAMAGED)
+
+        head, left = self._file.read(_HEAD.size), self.size - self._at - _HEAD.size
         if len(head) < _HEAD.size:
-            raise FormatError(self.path, where, "the file ended while it was being read", _DAMAGED)
+            raise damaged(f"the header of a part has {_HEAD.size} bytes, {len(head)} are left")
         magic, word = _HEAD.unpack(head)
         kind, length = word >> 29, word & MOST
-        try:
-            if magic != MAGIC:
-                raise FormatError(self.path, where, f"found {magic.hex()}, expected the magic number {MAGIC.hex()}", _DAMAGED)
-            if kind not in ((0, 1) if first else (2, 3)):
-                expected = "0 or 1, the start of a record" if first else "2 or 3, the continuation of a record"
-                raise FormatError(self.path, where, f"found a part of kind {kind}, expected {expected}", _DAMAGED)
-            padded = length + -length % 4
-            if padded > left - _HEAD.size:
-                problem = f"a part needs {padded} bytes, {left - _HEAD.size} are left"
-                raise FormatError(self.path, where, problem, _DAMAGED)
-            if not keep:
-                self._at = self._file.seek(padded, os.SEEK_CUR)
-                return kind, b""
-            data = self._file.read(padded)
-            if len(data) < padded:
-                raise FormatError(self.path, where, "the file ended while it was being read", _DAMAGED)
-        except FormatError:
-            self._at = self._file.seek(start)
-            raise
-        self._at += _HEAD.size + padded
+        if magic != MAGIC:
+            raise damaged(f"found {magic.hex()}, expected the magic number {MAGIC.hex()}")
+        if kind not in ((0, 1) if first else (2, 3)):
+            expected = "0 or 1, the start of a record" if first else "2 or 3, the continuation of a record"
+            raise damaged(f"found a part of kind {kind}, expected {expected}")
+        padded = length + -length % 4
+        if padded > left:
+            raise damaged(f"a part needs {padded} bytes, {left} are left")
+        data = self._file.read(padded) if keep else b""
+        if keep and len(data) < padded:
+            raise damaged("the file ended while it was being read")
+        self._at = self._at + _HEAD.size + padded if keep else self._file.seek(padded, os.SEEK_CUR)
         return kind, data[:length]
 
 

@@ -1,23 +1,22 @@
-"""Read and write safetensors files; sizes in a header are checked against the size of the file before allocation."""
+"""Read and write safetensors files; the library checks a header against the size of the file before allocation."""
 
 import errno
 import io
 import json
-import math
 import os
 import re
 import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jfit.formats.atomic import FormatError, atomic_path, open_file
+from jfit.formats.atomic import FormatError, atomic_path, read_file
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -35,16 +34,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
 }
 _MAX_HEADER = 100_000_000
-_MAX_RANK = 64
 _REMEDY = "the file is damaged or not a safetensors file: restore it from another copy, or save it again."
-
-
-class _Entry(NamedTuple):
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 def save_tensors(
@@ -105,7 +95,7 @@ def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[i
     """
     plain = _all_plain(arrays)
     with open(path, "rb") as file:
-        header, size = _read_header(path, file, os.fstat(file.fileno()).st_size)
+        header, size = _read_header(path, file)
         file.seek(0)
         crc = zlib.crc32(file.read(size))
     header.pop("__metadata__", None)
@@ -137,7 +127,7 @@ def _plain(name: str, value: Any) -> np.ndarray:
 
 
 def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read a safetensors file; its header is checked against the size of the file before allocation.
+    """Read a safetensors file; the library checks its header against the size of the file before allocation.
 
     Args:
         path: a safetensors file.
@@ -158,34 +148,35 @@ def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> 
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
-    with open_file(path) if content is None else io.BytesIO(content) as file:
-        size = os.fstat(file.fileno()).st_size if content is None else len(content)
-        header, begin = _read_header(path, file, size)
-        metadata = _metadata(path, header.pop("__metadata__", None))
-        entries = [_entry(path, name, field, size - begin) for name, field in header.items()]
-        _check_cover(path, entries, size - begin)
-        file.seek(0)
-        try:
-            tensors = dict(safetensors.deserialize(file.read()))
-        except safetensors.SafetensorError as error:  # the file changed after the header was checked
-            raise FormatError(path, "data", f"the file cannot be read ({error})", _REMEDY) from error
-    arrays = {e.name: np.frombuffer(tensors[e.name]["data"], e.dtype).reshape(e.shape) for e in entries}
-    return arrays, metadata
-
-
-def _read_header(path: Any, file: Any, size: int) -> tuple[dict[str, Any], int]:
-    if size < 8:
-        raise FormatError(path, "byte 0", f"found {size} bytes, expected at least 8 for the length of the header", _REMEDY)
-    (length,) = struct.unpack("<Q", file.read(8))
-    if length > min(size - 8, _MAX_HEADER):
-        raise FormatError(path, "byte 0", f"the header should have {length} bytes, but {size - 8} bytes follow", _REMEDY)
+    content = read_file(path) if content is None else content
     try:
-        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        tensors = dict(safetensors.deserialize(content))
+    except safetensors.SafetensorError as error:
+        raise FormatError(path, "header", str(error), _REMEDY) from error
+    header, _ = _read_header(path, io.BytesIO(content))
+    metadata = header.pop("__metadata__", None) or {}
+    return {name: _array(path, name, **tensors[name]) for name in header}, metadata
+
+
+def _array(path: Any, name: str, dtype: str, shape: list[int], data: bytearray) -> np.ndarray:
+    where = f"tensor {name!r}"
+    if dtype not in _DTYPES:
+        raise FormatError(
+            path, where, f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}", "cast it where the file was made."
+        )
+    try:
+        return np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+    except (ValueError, OverflowError) as error:  # too many axes, or an empty array with other sizes that are too large
+        raise FormatError(path, where, f"shape {str(shape)[:80]}: {error}", _REMEDY) from error
+
+
+def _read_header(path: Any, file: Any) -> tuple[dict[str, Any], int]:
+    """Return the fields of the header, and the number of bytes before the data."""
+    try:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(min(length, _MAX_HEADER)), object_pairs_hook=_unique), 8 + length
+    except (struct.error, ValueError) as error:
         raise FormatError(path, "header", f"it is not valid JSON ({error})", _REMEDY) from error
-    if not isinstance(header, dict):
-        raise FormatError(path, "header", f"found a JSON {type(header).__name__}, expected an object", _REMEDY)
-    return header, 8 + length
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,53 +184,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a name occurs twice")
     return fields
-
-
-def _metadata(path: Any, field: Any) -> dict[str, str]:
-    if field is None:
-        return {}
-    if not isinstance(field, dict) or not all(isinstance(value, str) for value in field.values()):
-        raise FormatError(path, "header field '__metadata__'", "expected an object of strings", _REMEDY)
-    return field
-
-
-def _entry(path: Any, name: str, field: Any, present: int) -> _Entry:
-    where = f"tensor {name!r}"
-    try:
-        kind, shape, (start, stop) = field["dtype"], field["shape"], field["data_offsets"]
-    except (TypeError, KeyError, ValueError) as error:
-        raise FormatError(path, where, "its entry has no dtype, shape or two data_offsets", _REMEDY) from error
-    if not isinstance(kind, str) or kind not in _DTYPES:
-        raise FormatError(path, where, f"dtype {kind!r} is not one of {', '.join(_DTYPES)}", "cast it where the file was made.")
-    if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(_is_size(n) for n in shape):
-        raise FormatError(path, where, f"shape {str(shape)[:80]} is not a list of at most {_MAX_RANK} sizes", _REMEDY)
-    if not (_is_size(start) and _is_size(stop) and start <= stop <= present):
-        raise FormatError(path, where, f"data_offsets {start}..{stop} are outside of the {present} data bytes", _REMEDY)
-    dtype = _DTYPES[kind]
-    # Python integers, so that a malicious shape cannot overflow.
-    if (needed := math.prod(shape) * dtype.itemsize) != stop - start:
-        raise FormatError(
-            path, where, f"shape {tuple(shape)} of {kind} needs {needed} bytes, its entry has {stop - start}", _REMEDY
-        )
-    if math.prod(filter(None, shape)) >= 2**59:
-        # The array is empty, but NumPy multiplies the other sizes and may overflow.
-        raise FormatError(path, where, f"shape {tuple(shape)} has impossibly large sizes", _REMEDY)
-    return _Entry(name, dtype, tuple(shape), start, stop)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _check_cover(path: Any, entries: list[_Entry], present: int) -> None:
-    """Check that the tensors cover the `present` bytes of data without gaps or overlaps.
-
-    Otherwise a small file could define many huge arrays.
-    """
-    end = 0
-    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
-        if entry.start != end:
-            raise FormatError(path, f"tensor {entry.name!r}", f"its data begins at byte {entry.start}, expected {end}", _REMEDY)
-        end = entry.stop
-    if end != present:
-        raise FormatError(path, f"data byte {end}", f"{present - end} bytes belong to no tensor", _REMEDY)

@@ -226,7 +226,7 @@ def _equation(eqn: Any) -> Flops:
         return _products(_size(eqn.outvars[0]) * math.prod(shape[k] for k in contracted))
     if name == "conv_general_dilated":
         return _convolution(eqn)
-    inner = [flops_of(part) for part in _inner(eqn)]
+    inner = [flops_of(body) for body in bodies(eqn)]
     if name == "cond":
         return max(inner)
     if inner and name not in WINDOWS and not name.startswith(("scatter", "reduce")):
@@ -260,7 +260,7 @@ def _products(macs: int) -> Flops:
     return Flops(2 * macs, macs)
 
 
-def _inner(eqn: Any) -> Iterator[Any]:
+def bodies(eqn: Any) -> Iterator[Any]:
     """Yield the jaxprs among the parameters of an equation (loops, branches, `custom_jvp` and `custom_vjp` functions)."""
     for key, value in eqn.params.items():
         if key not in ("jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "bwd", "cond_jaxpr"):

@@ -466,6 +466,8 @@ def _copied(kind: str, tree: Any) -> dict[str, Array]:
 
 
 def _array(kind: str, name: str, leaf: Any) -> Array:
+    if isinstance(leaf, jax.ShapeDtypeStruct):  # values are not needed, as in `cost`
+        return jnp.zeros(leaf.shape, leaf.dtype)
     try:
         return jnp.array(leaf)
     except TypeError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)")
 _UNSUPPORTED = ("ragged-all-to-all", "collective-broadcast", "send", "recv")
 
 
@@ -93,18 +93,12 @@ def collectives(program: Any, *args: Any) -> Collectives:
 
 
 class _Instruction(NamedTuple):
-    """An instruction of HLO: `name = shape opcode(operands), attributes`; `rest` is all after the opcode."""
+    """An instruction of HLO: `name = shape opcode(operands), attributes`; `rest` is all after the bracket."""
 
     name: str
     shape: str
     opcode: str
     rest: str
-
-    @property
-    def operands(self) -> list[str]:
-        """Names of the operands."""
-        inside = self.rest[1 : _closing(self.rest) - 1]
-        return [operand.split()[-1].lstrip("%") for operand in _split(inside) if operand.strip()]
 
 
 def read_hlo(text: str) -> Collectives:
@@ -155,7 +149,8 @@ def _own(instruction: _Instruction, shapes: dict[str, str], devices: int) -> Col
         )
     if kind not in _KINDS:
         return Collectives()
-    size = sum(_bytes_of(shapes[name]) for name in instruction.operands)
+    operands = re.findall(r"([\w.\-]+)(?:,|$)", instruction.rest.split("), ", 1)[0].rstrip(")"))
+    size = sum(_bytes_of(shapes[name]) for name in operands if name in shapes)
     n = _group_size(instruction, devices)
     factor = {
         "all-reduce": 2 * (n - 1) / n,
@@ -210,36 +205,9 @@ def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
             entry = header[2] if header[1] else entry
         elif line.startswith("}"):
             current = None
-        elif current is not None and " = " in line:
-            current.append(_instruction(line))
+        elif current is not None and (instruction := _INSTRUCTION.match(line)):
+            current.append(_Instruction(*instruction.groups()))
     return computations, entry
-
-
-def _instruction(line: str) -> _Instruction:
-    name, rest = line.strip().removeprefix("ROOT ").split(" = ", 1)
-    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
-    opcode, opening, rest = rest.partition("(")
-    return _Instruction(name.lstrip("%"), shape, opcode.strip(), opening + rest)
-
-
-def _depths(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield (position, character, nesting depth after it) of a text with brackets."""
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        yield position, character, depth
-
-
-def _closing(text: str) -> int:
-    """Position after the bracket that closes the first one."""
-    return next(position + 1 for position, character, depth in _depths(text) if depth == 0 and character in ")]}")
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    cuts = [-1, *(p for p, c, depth in _depths(text) if c == "," and depth == 0), len(text)]
-    return [text[a + 1 : b] for a, b in itertools.pairwise(cuts)]
 
 
 def _bytes_of(shape: str) -> int:

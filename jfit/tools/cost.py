@@ -1,13 +1,18 @@
-"""`cost`: what a training step costs before any array is allocated: operations, memory, communication, time."""
+"""`cost`: what a training step costs before any array is allocated: operations, memory, communication, time.
+
+Memory and traffic are the compiler's (`memory_analysis`, `cost_analysis`).  Operations are counted in the jaxpr by
+`jfit.graph.costs`, as those of graphs: XLA counts one iteration of a loop, and in float32, not exactly for large batches.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,26 +20,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.checks import positive, positive_integer
 from jfit.data import Batch
 from jfit.graph import Symbol
+from jfit.graph.costs import bodies, flops_of
 from jfit.graph.infer import infer_shape
-from jfit.lowering.build import as_model, model_and_values, split_trained
+from jfit.lowering.build import model_and_values, split_trained
 from jfit.lowering.frameworks.dispatch import adapter_of
-from jfit.lowering.model import Model, Policy, specs_of
+from jfit.lowering.model import Model, specs_of
 from jfit.lowering.summary import input_specs, is_shape
 from jfit.parallel.communication import collectives
 from jfit.parallel.contexts import resolve
 from jfit.parallel.data_parallel import OUT_AXES
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.spmd import compile_spmd
+from jfit.prepare import FitOptions
 from jfit.prepare.checks import check_heads
-from jfit.prepare.optimizer import resolve_optimizer
-from jfit.step import train_step
+from jfit.prepare.optimizer import choose_optimizer
+from jfit.prepare.problem import make_step, run_settings
 from jfit.step.reduce import get as get_reduce
+from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
-from jfit.tools.flops import Flops, bodies, count_flops
 
 _MAX_BYTES = 1 << 62  # that one program writes: XLA counts bytes in signed 64-bit integers
+_SHARED = frozenset(field.name for field in dataclasses.fields(FitOptions))  # arguments that mean the same in `fit`
 Specs = dict[str, jax.ShapeDtypeStruct]
 
 
@@ -72,7 +81,7 @@ class Cost(NamedTuple):
         batch_size: number of rows of a step, over all devices.
         devices: number of devices.
         parameters: number of values of the parameters.
-        flops_forward: floating-point operations of the forward pass, per device.
+        flops_forward: floating-point operations of the forward pass as JAX traces it, per device (`jfit.graph.costs.flops_of`).
         flops_backward: those of the loss, the backward pass and the update, per device.
         memory: `Memory`, bytes per device by kind.
         traffic: bytes per device that the program reads and writes, by the compiler's analysis; None if not known.
@@ -141,16 +150,27 @@ def cost(
     batch_size: int | None = None,
     optimizer: Any = "sgd",
     *,
-    devices: Any = None,
     optimizer_params: Mapping[str, Any] | None = None,
-    loss: Any = None,
-    params: Any = None,
-    aux: Any = None,
+    devices: Any = None,
+    schedule: Any = None,
+    schedule_params: Mapping[str, Any] | None = None,
     frozen: Sequence[str] = (),
     micro_batches: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
     policy: Any = None,
+    params: Any = None,
+    aux: Any = None,
+    loss: Any = None,
+    loss_weights: Any = None,
+    loss_per_batch: bool = False,
+    gather_outputs: bool = False,
+    sync_batch_stats: bool = False,
+    ema: Any = None,
+    regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
-    memory: int | None = None,
+    nan: str = "warn",
+    memory: float | None = None,
     measure: bool = True,
 ) -> Cost:
     """Compute what a training step costs, from its compiled program: nothing is trained, and only shapes are used.
@@ -163,16 +183,12 @@ def cost(
         inputs: one batch or its shapes, as for `jfit.summary`; labels are in `(x, y)`, or in a dict by input name.  Labels of a
             `Symbol` are inferred if they are left out.  A shape is a tuple of integers (float32), or a jax.ShapeDtypeStruct.
         batch_size: number of rows of a step over all devices, which replaces that of `inputs`.  Default: that of `inputs`.
-        optimizer: name, `jfit.optim` optimizer or optax transformation.
+        optimizer, optimizer_params, schedule, schedule_params, ema, frozen, micro_batches, clip_norm, clip_value: as for `fit`.
+        loss, loss_weights, loss_per_batch, gather_outputs, regularizers, sync_batch_stats, policy, nan: as for `fit`.
         devices: as for `fit`, but not "auto".
-        optimizer_params: dict of the parameters of a named optimizer.
-        loss: loss of a function or module.
         params: pytree of the parameters of a function, arrays or jax.ShapeDtypeStruct; default: those of the module.
         aux: auxiliary states, likewise.
-        frozen: names or glob patterns of parameters that are not trained.
-        micro_batches: number of parts of a batch whose gradients are summed.
-        policy: mixed precision, as for `fit`.
-        reduce: how gradients are reduced over devices, as for `fit`; rules that split the state are not supported.
+        reduce: as for `fit`; rules that split the state are not supported.
         memory: bytes of each device, for `largest_batch`; default: what the device reports.  If it reports nothing (CPU),
             `largest_batch` is None.  With a limit, up to four programs are compiled.
         measure: whether to measure the rate of a matrix product and the bandwidth of the device, once per process, for
@@ -182,8 +198,8 @@ def cost(
         `Cost`.
 
     Raises:
-        ValueError: the batch size is not a multiple of devices x micro_batches, the inputs do not fit the model, or the rule
-            of `reduce` is not supported.
+        ValueError: the batch size is not a multiple of devices x micro_batches, the inputs do not fit the model, the rule of
+            `reduce` is not supported, or `fit` would raise for an option.
 
     Example:
         >>> import jfit
@@ -192,178 +208,144 @@ def cost(
         >>> cost.batch_size, cost.flops_forward >= 2 * 64 * 100 * 10, cost.memory.optimizer > 2 * cost.memory.parameters
         (64, True, True)
     """
-    chosen, rule = resolve(devices), get_reduce(reduce)
-    _check_positive(batch_size=batch_size, micro_batches=micro_batches)
-    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int | float | np.number) or not memory > 0):
-        raise ValueError(f"cost: memory is {memory!r}; expected the bytes of each device, such as 16 << 30 for 16 GiB")
+    shared = {name: value for name, value in locals().items() if name in _SHARED and name != "batch_size"}
+    if batch_size is not None:
+        positive_integer(batch_size=batch_size)
+    positive(none="the limit of the device", memory=memory)
+    rule = get_reduce(reduce)
     if rule.sharded or rule.slices is not None:
         raise ValueError(
             f"cost: reduce={reduce!r} is not supported: its step is several programs, or splits the state over the devices; "
             "leave out reduce=, and compile the step with jfit.data_parallel(step).lower(state, batch)"
         )
-    policy = Policy(policy) if isinstance(policy, str) else policy
-    options = {"frozen": frozen, "micro_batches": micro_batches, "policy": policy, "reduce": rule}
-    problem = _Problem(split_trained(model, params, aux), loss, optimizer, optimizer_params, inputs, chosen, options)
-    size = int(problem.rows if batch_size is None else batch_size)
-    if size < 1 or size % problem.multiple:
+    step = _Step(model, inputs, FitOptions(**shared, eval_metric=None, progress=False).checked())
+    size, device = int(batch_size or step.rows), step.devices[0]
+    if size < 1 or size % step.multiple:
         raise ValueError(
-            f"cost: the batch size is {size}, expected a positive multiple of {problem.multiple}, devices x micro_batches, so "
+            f"cost: the batch size is {size}, expected a positive multiple of {step.multiple}, devices x micro_batches, so "
             "that every device has as many rows"
         )
-    program = problem.program(size)
-    traffic, notes = program.traffic(), []
+    program, notes = step.program(size), []
+    traffic = (program.compiled.cost_analysis() or {}).get("bytes accessed")
     if program.memory.activations is None:
-        notes.append(
-            f"memory: the backend {chosen[0].platform!r} has no analysis of the memory of programs, so activations are unknown."
-        )
+        notes.append(f"memory: the backend {device.platform!r} has no analysis of the memory of programs.")
     if traffic is None:
-        notes.append(f"bytes read and written: the backend {chosen[0].platform!r} does not report them.")
-    elif program.flops.loops:
+        notes.append(f"bytes read and written: the backend {device.platform!r} does not report them.")
+    elif program.loops:
         traffic = None
         notes.append("bytes read and written: the step has loops, of which the compiler counts one iteration.")
-    if program.flops.unbounded:
+    if "while" in program.loops:
         notes.append("FLOPs: loops whose number of iterations depends on the data are counted with one iteration.")
-    sent, note = _sent(program.compiled, len(chosen))
-    largest, reason = _largest(problem, program, memory, chosen[0])
+    sent = 0.0
+    if len(step.devices) > 1:
+        try:
+            sent = collectives(program.compiled).total.wire_bytes
+        except ValueError as error:
+            sent = None
+            notes.append(f"bytes sent: {error}.")
+    largest, reason = _largest(step, program, memory)
     seconds = None
     if measure:
-        rate, bandwidth = _rates(chosen[0], policy.compute if policy else "float32")
-        seconds = max(program.flops.count / rate, (traffic or 0) / bandwidth)
+        rate, bandwidth = _rates(device, step.settings.policy.compute if step.settings.policy else "float32")
+        seconds = max(program.flops / rate, (traffic or 0) / bandwidth)
     return Cost(
         size,
-        len(chosen),
+        len(step.devices),
         program.values,
-        program.forward.count,
-        max(program.flops.count - program.forward.count, 0),
+        program.forward,
+        max(program.flops - program.forward, 0),
         program.memory,
         traffic,
         sent,
         seconds,
         largest,
-        (*notes, *note, *reason),
+        (*notes, *reason),
     )
 
 
-def _check_positive(**values: Any) -> None:
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise ValueError(f"cost: {name} is {value!r}; expected an integer of at least 1")
-
-
 class _Program(NamedTuple):
-    """The compiled step for one batch size."""
+    """The compiled step for a batch of `size` rows."""
 
     size: int
     compiled: Any
     memory: Memory
-    values: int
-    forward: Flops
-    flops: Flops
-
-    def traffic(self) -> float | None:
-        """Bytes that the program reads and writes, or None."""
-        analysis: Any = self.compiled.cost_analysis()
-        analysis = analysis[0] if isinstance(analysis, list) and analysis else analysis
-        return (analysis or {}).get("bytes accessed")
+    values: int  # of the parameters
+    forward: int  # FLOPs of the forward pass
+    flops: int  # FLOPs of the step
+    loops: frozenset[str]  # primitives of its loops: "scan", "while"
 
 
-class _Problem:
-    """The arguments of `cost`; models are made of shapes while JAX traces, so that parameters are not copied."""
+class _Step:
+    """The training step of `fit` for shapes, to compile it for batches of several sizes."""
 
-    def __init__(
-        self,
-        model: tuple[Any, Any, Any],
-        loss: Any,
-        optimizer: Any,
-        optimizer_params: Any,
-        inputs: Any,
-        devices: Sequence[Any],
-        options: dict[str, Any],
-    ) -> None:
-        self.model, params, aux = model
-        self.values = jax.tree.map(_spec, (params, aux)) if self._is_function() else (None, None)
-        if self._is_function():
-            self.loss = loss
-        else:
-            self.model, self.loss = as_model(self.model, loss=loss, params=params, aux=aux), None
-        self.optimizer, self.optimizer_params, self.inputs = optimizer, optimizer_params, inputs
-        self.devices, self.options = devices, options
-        self.multiple = len(devices) * options["micro_batches"]
-        found: list[int] = []
-
-        def inspect(model: Model) -> None:
-            check_heads(model)
-            found.append(_rows(_batch_specs(model, inputs), model.batch_axes))
-
-        self._traced(inspect)
-        self.rows = found[0]
-
-    def _is_function(self) -> bool:
-        return callable(self.model) and not isinstance(self.model, Model | Symbol) and adapter_of(self.model) is None
-
-    def _made(self, params: Any, aux: Any) -> Model:
-        """The `Model`, of traced values."""
-        return model_and_values(self.model, self.loss, params, aux)[0] if self._is_function() else self.model
-
-    def _traced(self, use: Any) -> Any:
-        return jax.eval_shape(lambda values: use(self._made(*values)), self.values)
-
-    def _step(self, state: TrainState, batch: Batch, axis_name: Any = None) -> Any:
-        model = self._made(*jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.values))
-        optimizer = resolve_optimizer(self.optimizer, self.optimizer_params, model)
-        return train_step(model, optimizer, **self.options)(state, batch, axis_name=axis_name)
-
-    def _forward(self, state: TrainState, batch: Batch) -> Any:
-        model = self._made(*jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.values)).bound(batch.inputs)
-        key, policy = jax.random.key(0), self.options["policy"]
-        return model.apply(state.params, state.aux, dict(batch.inputs), key=key, train=True, policy=policy)[0]
-
-    def _state(self, model: Model, specs: Specs) -> TrainState:
-        optimizer = resolve_optimizer(self.optimizer, self.optimizer_params, model)
-        state = init_state(model, optimizer, specs, frozen=self.options["frozen"])
-        trainable, _ = split_params(model, state.params, self.options["frozen"])
-        self.trainable = _size(trainable)
-        return state._replace(local=self.options["reduce"].init(trainable))
+    def __init__(self, model: Any, inputs: Any, options: FitOptions) -> None:
+        self.options, self.settings, self.devices = options, run_settings(options), resolve(options.devices)
+        self.multiple = len(self.devices) * options.micro_batches
+        model, params, aux = split_trained(model, options.params, options.aux)
+        if callable(model) and not isinstance(model, Model | Symbol) and adapter_of(model) is None:
+            params, aux = jax.tree.map(_spec, (params, aux))  # so that the parameters of a function are not copied
+        of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+        model = model_and_values(model, options.loss, params, aux, **of_losses)[0]
+        self.specs = _batch_specs(model, inputs)
+        self.rows = _rows(self.specs, model.batch_axes)
+        self.model = model.bound(self.specs)
+        check_heads(self.model)
+        self.chosen = choose_optimizer(options, self.model, 1)
 
     def program(self, size: int) -> _Program:
         """Compile the step for `size` rows over all devices."""
-        count, axes, whole = len(self.devices), {}, {}
+        model, options, count, axes = self.model, self.options, len(self.devices), self.model.batch_axes
+        whole, part = _resized(self.specs, size, axes), Batch(_resized(self.specs, size // count, axes))
 
-        def state_of(model: Model) -> TrainState:
-            axes.update(model.batch_axes)
-            whole.update(_resized(_batch_specs(model, self.inputs), size, axes))
-            return self._state(model, dict(whole))
+        def initial() -> tuple[TrainState, dict[str, Any]]:
+            state = init_state(model, self.chosen.optimizer, whole, frozen=options.frozen)
+            trainable, _ = split_params(model, state.params, options.frozen)
+            return state._replace(local=get_reduce(options.reduce).init(trainable)), trainable
 
-        state = self._traced(state_of)
-        part = Batch(_resized(whole, size // count, axes))
-        split, placed = part, state
-        if count > 1:
-            split, local = _stacked((part, state.local), count)
-            placed = state._replace(local=local)
-        run = compile_spmd(self._step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
+        def forward(state: TrainState, batch: Batch) -> Any:
+            key, policy = jax.random.key(0), self.settings.policy
+            return model.apply(state.params, state.aux, dict(batch.inputs), key=key, train=True, policy=policy)[0]
+
+        state, trainable = jax.eval_shape(initial)
+        regularizers = by_exact_name(options.regularizers, model, trainable)
+        step = make_step(options, model, self.chosen, dataclasses.replace(self.settings, regularizers=regularizers))
         with warnings.catch_warnings():  # more than 2**31 rows: JAX's indices are int32, but this program is only analyzed
             warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
-            jaxprs = [jax.make_jaxpr(f)(state, part) for f in (self._forward, self._step)]
-            if (written := _size(part) + _written(jaxprs[1])) > _MAX_BYTES:
+            jaxprs = [jax.make_jaxpr(f)(state, part) for f in (forward, step)]
+            equations = list(_equations(jaxprs[1]))
+            written = _size(part) + _size([v.aval for e in equations for v in e.outvars if hasattr(v.aval, "shape")])
+            if written > _MAX_BYTES:
                 raise ValueError(
                     f"cost: with a batch of {size:,} rows, a step writes {written:,} bytes on each device, and XLA "
                     f"counts to {_MAX_BYTES:,}; pass a smaller batch_size: memory and operations grow in proportion to it"
                 )
-            compiled = run.lower(placed, split).compile()
-        forward, flops = map(count_flops, jaxprs)
+            split, local = (part, state.local) if count == 1 else _stacked((part, state.local), count)
+            run = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
+            compiled = run.lower(state._replace(local=local), split).compile()
         values = sum(math.prod(x.shape) for x in state.params.values())
-        return _Program(size, compiled, self._memory(compiled, state, part), values, forward, flops)
+        loops = frozenset(e.primitive.name for e in equations if e.primitive.name == "while" or e.params.get("length", 1) > 1)
+        forward_flops, flops = (flops_of(jaxpr).flops for jaxpr in jaxprs)
+        return _Program(size, compiled, _memory(compiled, state, part, _size(trainable)), values, forward_flops, flops, loops)
 
-    def _memory(self, compiled: Any, state: TrainState, batch: Batch) -> Memory:
-        parameters, data = _size((state.params, state.aux)), _size(batch)
-        optimizer, analysis = _size(state) - parameters, compiled.memory_analysis()
-        if analysis is None:
-            return Memory(parameters, self.trainable, optimizer, None, data)
-        arguments, results = analysis.argument_size_in_bytes, analysis.output_size_in_bytes
-        total = arguments + results + analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
-        rest = max(total - parameters - optimizer - data, 0)
-        gradients = min(self.trainable, rest)
-        return Memory(parameters, gradients, optimizer, rest - gradients, data)
+
+def _memory(compiled: Any, state: TrainState, batch: Batch, trainable: int) -> Memory:
+    parameters, data = _size((state.params, state.aux)), _size(batch)
+    optimizer, analysis = _size(state) - parameters, compiled.memory_analysis()
+    if analysis is None:
+        return Memory(parameters, trainable, optimizer, None, data)
+    arguments, results = analysis.argument_size_in_bytes, analysis.output_size_in_bytes
+    total = arguments + results + analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+    rest = max(total - parameters - optimizer - data, 0)
+    gradients = min(trainable, rest)
+    return Memory(parameters, gradients, optimizer, rest - gradients, data)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr and of the bodies in them."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for body in bodies(equation):
+            yield from _equations(body)
 
 
 def _batch_specs(model: Model, inputs: Any) -> Specs:
@@ -422,47 +404,29 @@ def _size(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _written(jaxpr: Any) -> int:
-    """Bytes of the results of all equations."""
-    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
-    results = [v.aval for equation in equations for v in equation.outvars if hasattr(v.aval, "shape")]
-    return _size(results) + sum(_written(body) for equation in equations for body in bodies(equation.params))
-
-
-def _sent(compiled: Any, devices: int) -> tuple[float | None, list[str]]:
-    """(Bytes that a device sends, notes.)"""
-    if devices == 1:
-        return 0.0, []
-    try:
-        return collectives(compiled).total.wire_bytes, []
-    except ValueError as error:
-        return None, [f"bytes sent: {error}."]
-
-
-def _largest(problem: _Problem, program: _Program, limit: int | None, device: Any) -> tuple[int | None, list[str]]:
+def _largest(step: _Step, program: _Program, limit: float | None) -> tuple[int | None, list[str]]:
     """(Largest batch size that fits, notes): a line through two sizes, checked by compiling the size that it gives."""
-    if limit is None:
-        limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
-    used = program.memory.total
+    device, used, size = step.devices[0], program.memory.total, 0
+    if limit is None and device.platform != "cpu":
+        limit = (device.memory_stats() or {}).get("bytes_limit")
     if used is None:
         return None, []
     if limit is None:
         return None, [f"largest batch: the device {device.device_kind!r} reports no memory limit; pass memory=, in bytes."]
-    double = problem.program(2 * program.size)
-    points = [(program.size, used), (double.size, double.memory.total or 0)]
+    points = [(program.size, used), (2 * program.size, step.program(2 * program.size).memory.total or 0)]
     for _ in range(2):
         (low, below), (high, above) = points
         slope = (above - below) / (high - low)
         if slope <= 0:
             return None, ["largest batch: the memory of the program does not grow with the batch."]
-        size = int((limit - below) / slope + low) // problem.multiple * problem.multiple
+        size = int((limit - below) / slope + low) // step.multiple * step.multiple
         if size < 1:
             return 0, []
-        check = problem.program(size).memory.total or 0
-        if check <= limit:
+        used = step.program(size).memory.total or 0
+        if used <= limit:
             return size, []
-        points = sorted([points[0], (size, check)]) if size != points[0][0] else points
-    return None, [f"largest batch: about {size}, but its program needs {check:,} bytes; the memory does not grow linearly."]
+        points = sorted([points[0], (size, used)]) if size != points[0][0] else points
+    return None, [f"largest batch: about {size}, but its program needs {used:,} bytes; the memory does not grow linearly."]
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from jfit import counters, optim
-from jfit.formats.mxnet_states import shown
+from jfit.checks import shown
 from jfit.formats.sparse import bounded_dense
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import saved

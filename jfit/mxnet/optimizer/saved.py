@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from jfit.checks import shown
 from jfit.formats import FormatError
-from jfit.formats.mxnet_states import shown
 
 MOST_UPDATES = 2_000_000_000  # update counts are int32 on the devices
 # learning rates and hyperparameters are float32 on the devices, or int32 if they are Python ints
