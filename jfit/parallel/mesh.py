@@ -7,7 +7,6 @@ the collectives.  `MeshDevices` takes the place of a list of devices in placemen
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jfit.checks import matching
 from jfit.lowering.model import Model
-from jfit.ops import nearest
 from jfit.parallel.contexts import Device, resolve
 from jfit.programs import assign_key, assigned_key
 from jfit.step.reduce import all_reduce
@@ -264,11 +263,8 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     """
     specs: dict[str, PartitionSpec] = {}
     for pattern, spec in (shard or {}).items():
-        dims, names = _axes_of(pattern, spec), [n for n in state.params if fnmatch.fnmatchcase(n, pattern)]
-        if not names:
-            near = nearest(pattern, list(state.params))
-            hint = f"did you mean {near}?" if near else f"they are {list(state.params)[:20]}"
-            raise ValueError(f"shard has {pattern!r}, which matches no parameter; {hint}")
+        names = matching(pattern, list(state.params), f"shard has {pattern!r}, which matches no parameter")
+        dims = _axes_of(pattern, spec)
         _check_axes(pattern, dims, mesh)
         for name in names:
             _check_dims(pattern, name, np.shape(state.params[name]), dims, mesh)
