@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
 import numbers
 import operator
@@ -81,6 +82,20 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3)
     by_lower = {n.lower(): n for n in names}
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
     return ", ".join(repr(by_lower[m]) for m in matches)
+
+
+def hint(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the end of an error message about an unknown name: the nearest of the valid names, or the first twenty."""
+    near = nearest(name, names)
+    return f"did you mean {near}?" if near else f"they are {list(names)[:20]}"
+
+
+def matching(pattern: str, names: Sequence[str], problem: str) -> list[str]:
+    """Return the names that match a glob pattern; raise a ValueError that begins with `problem` if there are none."""
+    matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matches:
+        raise ValueError(f"{problem}; {hint(pattern, names)}")
+    return matches
 
 
 def _index(value: Any) -> int | None:

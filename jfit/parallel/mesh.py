@@ -7,7 +7,6 @@ the collectives.  `MeshDevices` takes the place of a list of devices in placemen
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jfit.checks import matching, positive_integer
 from jfit.lowering.model import Model
-from jfit.ops import nearest
 from jfit.parallel.contexts import Device, resolve
 from jfit.programs import assign_key, assigned_key
 from jfit.step.reduce import all_reduce
@@ -172,72 +171,60 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
     """
     if jax.process_count() > 1:
         raise NotImplementedError(
-            f"mesh= and shard= do not support jobs of {jax.process_count()} processes: parameters can be split over the "
-            "devices of one process only; pass reduce='sharded_parameters' instead, which splits them over the devices of all "
-            "processes"
+            f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters', which "
+            "splits the parameters over the devices of all processes"
         )
     if not isinstance(shard, Mapping | None):
         raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
     if get_reduce(reduce) != all_reduce():
+        name = "shard" if mesh is None else "mesh"
         raise ValueError(
-            f"reduce={reduce!r} and {'shard' if mesh is None else 'mesh'}= are both passed, but on a mesh XLA inserts the sums "
-            "over devices; leave reduce= out, or pass devices= instead of shard= and mesh="
+            f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one of them out"
         )
     if isinstance(devices, str) and devices == "auto":
-        raise ValueError(
-            "devices='auto' chooses devices that split batches, but a mesh has as many devices as its axes; leave devices= "
-            "out, or pass a number, 'all' or a list of devices"
-        )
+        raise ValueError("devices='auto' chooses devices that split batches, but a mesh has as many as its axes; leave it out")
     if isinstance(mesh, Mesh):
         if devices is not None:
             raise ValueError("mesh= and devices= are both passed, but the mesh has its devices; leave devices= out")
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
-    if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
+    if not isinstance(sizes, Mapping):
         raise TypeError(
-            f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as "
-            "{'data': 2, 'model': 4}"
+            f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as {{'data': 2}}"
         )
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"mesh has the size {size!r} for the axis {name!r}; expected an integer of at least 1")
+    positive_integer(**{f"mesh[{name!r}]": size for name, size in sizes.items()})
     count = math.prod(sizes.values())
-    try:
-        chosen = resolve(count if devices is None else devices)
-    except ValueError as error:
-        error.add_note(f"jfit: mesh={dict(sizes)} has {count} devices")
-        raise
+    chosen = resolve(count if devices is None else devices)
     if len(chosen) != count:
-        raise ValueError(
-            f"mesh={dict(sizes)} has {count} devices, but devices= has {len(chosen)}; pass as many, or leave devices= out"
-        )
+        raise ValueError(f"mesh={dict(sizes)} has {count} devices, but devices= has {len(chosen)}; leave devices= out")
     shape = tuple(sizes.values())
     return Mesh(np.array(chosen).reshape(shape), tuple(sizes), axis_types=(AxisType.Auto,) * len(shape))
 
 
 def _only_axis(shard: Mapping[str, Any]) -> str:
     """The axis that `shard` names, if it is only one."""
-    names = {name for pattern, spec in shard.items() for names in _axes_of(pattern, spec) for name in names}
+    names = {name for pattern, spec in shard.items() for name in _axes_of(_spec_of(pattern, spec))}
     if len(names) != 1:
         found = f"the axes {sorted(names)}" if names else "no axis"
-        raise ValueError(
-            f"shard= names {found}, so the mesh cannot be made without mesh=; pass the sizes of its axes, such as "
-            "mesh={'data': 2, 'model': 4}"
-        )
+        raise ValueError(f"shard= names {found}, so the mesh cannot be made without mesh=; pass the sizes of its axes")
     return names.pop()
 
 
-def _axes_of(pattern: str, spec: Any) -> tuple[tuple[str, ...], ...]:
-    """The axis names of each dimension: a tuple of tuples."""
-    dims = (spec,) if isinstance(spec, str) else () if spec is None else spec
-    if isinstance(dims, tuple | list | PartitionSpec):
-        each = [() if d is None else (d,) if isinstance(d, str) else d for d in dims]
-        if all(isinstance(d, tuple | list) and all(isinstance(name, str) for name in d) for d in each):
-            return tuple(tuple(d) for d in each)
-    raise TypeError(
-        f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "
-        "names, or None, such as ('model', None)"
-    )
+def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
+    """Convert a value of `shard`, of which a name or None stands for the first dimension, to a `PartitionSpec`."""
+    dims = (spec,) if spec is None or isinstance(spec, str) else spec
+    try:
+        return PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])
+    except TypeError:
+        raise TypeError(
+            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "
+            "names, or None, such as ('model', None)"
+        ) from None
+
+
+def _axes_of(spec: PartitionSpec) -> set[str]:
+    """The names of the axes in a spec."""
+    return {name for d in spec if d is not None for name in ((d,) if isinstance(d, str) else d)}
 
 
 def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState, rows: Mapping[str, int]) -> MeshDevices:
@@ -264,16 +251,10 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     """
     specs: dict[str, PartitionSpec] = {}
     for pattern, spec in (shard or {}).items():
-        dims, names = _axes_of(pattern, spec), [n for n in state.params if fnmatch.fnmatchcase(n, pattern)]
-        if not names:
-            near = nearest(pattern, list(state.params))
-            hint = f"did you mean {near}?" if near else f"they are {list(state.params)[:20]}"
-            raise ValueError(f"shard has {pattern!r}, which matches no parameter; {hint}")
-        _check_axes(pattern, dims, mesh)
-        for name in names:
-            _check_dims(pattern, name, np.shape(state.params[name]), dims, mesh)
-            specs[name] = PartitionSpec(*[d[0] if len(d) == 1 else d or None for d in dims])
-    used = {ROWS, *(axis for dims in specs.values() for d in dims for axis in ((d,) if isinstance(d, str) else d or ()))}
+        for name in matching(pattern, list(state.params), f"shard has {pattern!r}, which matches no parameter"):
+            specs[name] = _spec_of(pattern, spec)
+            _check_split(pattern, name, np.shape(state.params[name]), specs[name], mesh)
+    used = {ROWS}.union(*map(_axes_of, specs.values()))
     for axis, size in mesh.shape.items():
         if axis not in used and size > 1:
             raise ValueError(
@@ -283,35 +264,15 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     parts = mesh.shape.get(ROWS, 1)
     for what, count in rows.items():
         if count % parts:
-            raise ValueError(
-                f"{what} has {count} rows, which do not divide by the axis {ROWS!r} of the mesh, of size {parts}; choose a "
-                f"multiple of {parts}"
-            )
+            raise ValueError(f"{what} has {count} rows, which do not divide by the axis {ROWS!r} of the mesh, of size {parts}")
     return MeshDevices(mesh, specs, state)
 
 
-def _check_axes(pattern: str, dims: Sequence[Sequence[str]], mesh: Mesh) -> None:
-    names = [name for d in dims for name in d]
-    for name in names:
-        if name not in mesh.shape:
-            raise ValueError(f"shard[{pattern!r}] has the axis {name!r}, but the mesh has the axes {list(mesh.shape)}")
-        if names.count(name) > 1:
-            raise ValueError(f"shard[{pattern!r}] has the axis {name!r} twice, but an axis can split one dimension only")
-
-
-def _check_dims(pattern: str, name: str, shape: tuple[int, ...], dims: Sequence[Sequence[str]], mesh: Mesh) -> None:
-    if len(dims) > len(shape):
-        raise ValueError(
-            f"shard[{pattern!r}] has {len(dims)} dimensions, but it matches {name!r} of shape {shape}, which has {len(shape)}; "
-            "choose a pattern that matches other parameters only, or fewer dimensions"
-        )
-    for axis, (size, names) in enumerate(zip(shape, dims, strict=False)):
-        count = math.prod(mesh.shape[n] for n in names)
-        if size % count:
-            over = (
-                f"the axis {names[0]!r}, of size {count}" if len(names) == 1 else f"the axes {list(names)}, of {count} devices"
-            )
-            raise ValueError(
-                f"shard[{pattern!r}] splits dimension {axis} of {name!r}, of shape {shape}, over {over}, but {size} does not "
-                f"divide by {count}; choose another dimension, or a mesh whose size divides {size}"
-            )
+def _check_split(pattern: str, name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> None:
+    """Raise a ValueError if JAX cannot split an array of this shape so."""
+    try:
+        sharding = NamedSharding(mesh, spec)
+        sharding.check_compatible_aval(shape)
+        sharding.shard_shape(shape)
+    except Exception as error:  # JAX has several types for it
+        raise ValueError(f"shard[{pattern!r}] cannot split {name!r} of shape {shape}: {error}") from None

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, logged_sums, loss_sums, plan_of
+from jfit.lowering.model import Aux, Model, Params, Policy, plan_of
 from jfit.metrics import Metric
-from jfit.step.fitting import for_batch
 from jfit.step.regularizers import penalty, with_penalty
-from jfit.step.slices import Shared, part_number
-from jfit.step.totals import Totals, fold, head_arguments, metric_stats
+from jfit.step.slices import BatchShard, forward, part_number, shared_sums
+from jfit.step.totals import Totals, fold
 
 
 def eval_step(
@@ -57,20 +56,15 @@ def eval_step(
         inputs, _, weight = parts_of(batch)
         model = unbound.bound(inputs)
         plan, key = plan_of(model, inputs).in_evaluation, _key(model, number)
-        values, new_aux = model.apply(
-            params, aux, inputs, key=key, train=False, weight=weight, axis_name=axis_name, policy=policy
-        )
-        joint = joint_losses(model, values, inputs, weight, params, new_aux, axis_name)
-        losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
-        heads = head_arguments(model, values, inputs, weight, plan.rows)
-        stats = metric_stats(for_batch(metrics, model, heads, inputs), *heads, *part_number(axis_name))
-        shared = Shared(losses.mean if losses else (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
+        shard = BatchShard(inputs, weight, weight, row_ids=None)
+        done = forward(model, params, aux, shard, axis_name, key=key, train=False, policy=policy)
+        _, shared = shared_sums(model, metrics, done, shard, plan.rows, part_number(axis_name))
         if axis_name is not None:
             shared = lax.psum(shared, axis_name)
         if regularizers:
             shared = with_penalty(shared, penalty(regularizers, params))
         totals = fold(metrics, totals, shared, jnp.zeros((), jnp.int32), jnp.zeros(()))
-        return (totals, values) if outputs else totals
+        return (totals, done.outputs) if outputs else totals
 
     return step
 

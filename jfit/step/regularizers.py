@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -11,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.checks import matching
 from jfit.lowering.model import Model, Params
-from jfit.ops import nearest
 from jfit.step.gathered import gathered_after
 from jfit.step.sharded import Split
 
@@ -113,12 +112,8 @@ def regularized(
                 f"regularizers[{pattern!r}] is {function!r}; expected a function of one parameter that returns a scalar, such "
                 "as jfit.regularizers.l2(1e-4)"
             )
-        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-        if not matches:
-            near = nearest(pattern, list(names))
-            hint = f"did you mean {near}?" if near else f"they are {list(names)[:20]}"
-            raise ValueError(f"regularizers has {pattern!r}, which matches no trainable parameter; {hint}")
-        for name in matches:
+        problem = f"regularizers has {pattern!r}, which matches no trainable parameter"
+        for name in matching(pattern, list(names), problem):
             if name in tables:
                 raise ValueError(
                     f"regularizers has {pattern!r}, which matches the embedding table {name}: its gradients are row-sparse, "

@@ -7,7 +7,7 @@ devices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,11 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import (
     Aux,
+    LossSums,
     Model,
     Params,
     Policy,
+    RowLosses,
     joint_losses,
     logged_sums,
     loss_sums,
@@ -30,7 +32,7 @@ from jfit.lowering.model import (
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import Metric
 from jfit.ops.axis import Axis, axis_index, axis_size
-from jfit.ops.rows import RowsLost
+from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
 from jfit.step.gathered import gathered_when_used
@@ -100,9 +102,7 @@ def has_padding(model: Model, inputs: dict[str, Array]) -> bool:
 
 def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
     """Overwrite zero-weight rows with the first weighted row (0 * nan is nan).  Returns the inputs by name."""
-    if shard.weight is None or shard.metric_weight is None:
-        return shard.inputs
-    if not has_padding(model, shard.inputs):
+    if shard.weight is None or shard.metric_weight is None or not has_padding(model, shard.inputs):
         return shard.inputs
     is_weighted = (shard.weight > 0) | (shard.metric_weight > 0)
 
@@ -110,9 +110,8 @@ def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
         if x.ndim <= axis or x.shape[axis] != is_weighted.shape[0]:
             return x
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
-        return jnp.where(
-            is_weighted.reshape(shape), x, lax.dynamic_index_in_dim(x, jnp.argmax(is_weighted), axis, keepdims=True)
-        )
+        first = lax.dynamic_index_in_dim(x, jnp.argmax(is_weighted), axis, keepdims=True)
+        return jnp.where(is_weighted.reshape(shape), x, first)
 
     return {k: fill(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
 
@@ -210,21 +209,59 @@ class Shared(NamedTuple):
     logged: Mapping[str, tuple[Array, Array]] = {}
 
 
+class Forward(NamedTuple):
+    """Results of a forward pass over the rows of one device."""
+
+    outputs: tuple[Array, ...]
+    aux: Aux  # new auxiliary states
+    joint: RowLosses | None  # losses of a model whose loss is a function of all outputs
+
+
+def forward(model: Model, params: Params, aux: Aux, shard: BatchShard, axis_name: Axis, **options: Any) -> Forward:
+    """Apply a model to the rows of one device; `options` are further keyword arguments of `model.apply`."""
+    inputs, weight = shard.inputs, shard.weight
+    outputs, new_aux = model.apply(params, aux, inputs, weight=weight, axis_name=axis_name, **options)
+    return Forward(outputs, new_aux, joint_losses(model, outputs, inputs, weight, params, new_aux, axis_name))
+
+
+def shared_sums(
+    model: Model,
+    metrics: Sequence[Metric],
+    done: Forward,
+    shard: BatchShard,
+    rows: Sequence[MaybeLayout],
+    part: tuple[Any, int],
+) -> tuple[LossSums | None, Shared]:
+    """Return the sums of the losses, None if the model has no loss, and all sums that are added over devices.
+
+    Args:
+        model: the `Model`.
+        metrics: metrics that run on the devices.
+        done: results of `forward`.
+        shard: the rows of this device.
+        rows: row layout of each output.
+        part: from `part_number`.
+    """
+    losses = loss_sums(model, done.outputs, shard.inputs, shard.weight, rows, done.joint)
+    heads = head_arguments(model, done.outputs, shard.inputs, shard.metric_weight, rows)
+    stats = metric_stats(for_batch(metrics, model, heads, shard.inputs), *heads, *part)
+    mean = losses.mean if losses else (jnp.zeros(()), jnp.zeros(()))
+    return losses, Shared(mean, stats, logged_sums(done.joint, shard.weight))
+
+
 def gradients_of(
     settings: GradientSettings,
-    trainable: Params,
-    frozen: Params,
+    params: tuple[Params, Params],
     state: TrainState,
     shard: BatchShard,
     axis_name: Axis,
     stored: Split | None = None,
-):
+) -> tuple[Params, Aux, Sums]:
     """Compute gradients for the rows of one device, summed over rows and micro-batches.
 
     Args:
         settings: arguments of `train_step`.
-        trainable: parameters to differentiate, by name.
-        frozen: all other parameters, by name.
+        params: (parameters to differentiate, all others), by name.
         state: the `TrainState`, of which auxiliary states, PRNG key and step number are used.
         shard: the rows of this device.
         axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
@@ -233,72 +270,67 @@ def gradients_of(
     Returns:
         (gradients by name, new auxiliary states, `Sums`), not yet summed over devices, but for the gradients of chunks.
     """
-    trainable, tables = table_rows(settings.model, trainable, shard, settings.policy)
+    model, (trainable, frozen) = settings.model, params
+    trainable, tables = table_rows(model, trainable, shard, settings.policy)
+    options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
 
-    def part(aux: Aux, number: Any, shard: BatchShard):
-        # a key for the whole batch, if each row derives its own from it: then micro-batches draw what the whole batch does
-        key = part_key(state.key, state.step, 0 if "row_keys" in settings.model.traits else number)
-        return _micro_batch_gradients(settings, trainable, frozen, tables, aux, shard, number, key, axis_name, stored)
+    def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
+        shard = shard._replace(inputs=_checked_inputs(model, shard))
+        drawn = _random_numbers(settings, state, number, shard.row_ids)
 
-    gradients, aux, sums = (
-        part(state.aux, 0, shard) if settings.micro_batches == 1 else _accumulate(part, settings, state.aux, shard)
-    )
+        def loss_of(trainable: Params) -> tuple[Array, Forward]:
+            done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
+            return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
+
+        gradients, done, new_aux = _differentiated(model, loss_of, trainable, aux, shard, axis_name, stored)
+        # synchronized statistics include rows of other devices
+        new_aux = done.aux if settings.sync_batch_stats else new_aux
+        at = part_number(axis_name, number, settings.micro_batches)
+        losses, shared = shared_sums(model, settings.metrics, done, shard, plan_of(model, shard.inputs).rows, at)
+        rows = weight_sum(model, losses, shard.weight, shard.row_ids.shape[0])
+        return gradients, new_aux, Sums(rows, shared, losses is not None, done.outputs if settings.keep_outputs else None)
+
+    whole = settings.micro_batches == 1
+    gradients, aux, sums = part(state.aux, 0, shard) if whole else _accumulate(part, settings, state.aux, shard)
     return tables.to_sparse(gradients), aux, sums
 
 
-def _micro_batch_gradients(
-    settings: GradientSettings,
+def _checked_inputs(model: Model, shard: BatchShard) -> dict[str, Array]:
+    """Fill padding rows; raise an error if the rows of the outputs are unknown, so that row weights cannot be applied."""
+    plan = plan_of(model, shard.inputs)
+    if shard.weight is not None and not plan.paddable and not plan.coupled:
+        raise RowsLost(plan.reason)
+    return fill_padding(model, shard)
+
+
+def _random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:
+    """The arguments of `model.apply` on which random numbers depend, for micro-batch `number`."""
+    if "row_keys" not in settings.model.traits:
+        return {"key": part_key(state.key, state.step, number), "row_ids": row_ids}
+    # a key for the whole batch, from which each row derives its own: micro-batches draw what the whole batch does
+    more = {"micro_batch": number} if settings.micro_batches > 1 else {}
+    return {"key": part_key(state.key, state.step), "row_ids": row_ids, **more}
+
+
+def _differentiated(
+    model: Model,
+    loss_of: Callable[[Params], tuple[Array, Forward]],
     trainable: Params,
-    frozen: Params,
-    tables: TableRows,
     aux: Aux,
     shard: BatchShard,
-    number: Any,
-    key: Array,
     axis_name: Axis,
     stored: Split | None,
-):
-    """Return (gradients summed over rows, new auxiliary states, `Sums`) of one micro-batch; arguments as in `gradients_of`."""
-    model, (inputs, weight, metric_weight, row_ids) = settings.model, shard
-    plan = plan_of(model, inputs)
-    if weight is not None and not plan.paddable and not plan.coupled:
-        raise RowsLost(plan.reason)
-    inputs = fill_padding(model, shard)
-    apply_args = {
-        "key": key,
-        "train": True,
-        "weight": weight,
-        "axis_name": axis_name,
-        "row_ids": row_ids,
-        "policy": settings.policy,
-    }
-    apply_args |= tables.apply_args
-    if settings.micro_batches > 1 and "row_keys" in model.traits:
-        apply_args["micro_batch"] = number
-
-    def loss_of(trainable: Params):
-        params = {**frozen, **trainable}
-        values, new_aux = model.apply(params, aux, inputs, sync_batch_stats=settings.sync_batch_stats, **apply_args)
-        joint = joint_losses(model, values, inputs, weight, params, new_aux, axis_name)
-        return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
-
+) -> tuple[Params, Forward, Aux]:
+    """Return (gradients, results of the forward pass, new auxiliary states); a device of padding rows contributes nothing."""
     # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
-    masks = axis_name is None or has_padding(model, inputs)
-    split = {} if stored is None else stored.shapes
-    objective_of: Any = loss_of
-    if stored is not None and split:
-        objective_of = gathered_when_used(stored, loss_of, jnp.any(weight > 0) if masks and weight is not None else None)
-    gradients, (values, new_aux, joint) = jax.grad(objective_of, has_aux=True)(trainable)
-    masked, local_aux = mask_padding(weight, gradients, new_aux, aux)
-    gradients = {k: masked[k] if masks and k not in split else g for k, g in gradients.items()}
-    new_aux = new_aux if settings.sync_batch_stats else local_aux  # synchronized statistics include rows of other devices
-    losses = loss_sums(model, values, inputs, weight, plan.rows, joint)
-    heads = head_arguments(model, values, inputs, metric_weight, plan.rows)
-    part, parts = part_number(axis_name, number, settings.micro_batches)
-    stats = metric_stats(for_batch(settings.metrics, model, heads, inputs), *heads, part, parts)
-    count = weight_sum(model, losses, weight, row_ids.shape[0])
-    shared = Shared(losses.mean if losses else (jnp.zeros(()), jnp.zeros(())), stats, logged_sums(joint, weight))
-    return gradients, new_aux, Sums(count, shared, losses is not None, values if settings.keep_outputs else None)
+    masks = axis_name is None or has_padding(model, shard.inputs)
+    chunks = {} if stored is None else stored.shapes
+    if stored is not None and chunks:
+        has_rows = jnp.any(shard.weight > 0) if masks and shard.weight is not None else None
+        loss_of = gathered_when_used(stored, loss_of, has_rows)
+    gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
+    masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
+    return {k: masked[k] if masks and k not in chunks else g for k, g in gradients.items()}, done, new_aux
 
 
 def part_number(axis_name: Axis, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
@@ -347,21 +379,21 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
 
     inputs = {k: cut(v, model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
     slices = BatchShard(inputs, *(None if w is None else cut(w) for w in shard[1:]))
-    gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
-    add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+    part_of = lambda i: jax.tree.map(lambda x: x[i], slices)  # noqa: E731
+    gradients, aux, sums = part(aux, 0, part_of(0))
 
-    def body(carry, item):
+    def add_part(carry: Any, item: Any) -> Any:
         gradients, aux, rows, shared = carry
-        number, rest = item
-        more, aux, extra = part(aux, number, rest)
-        return (add(gradients, more), aux, rows + extra.rows, add(shared, extra.shared)), None
+        more, aux, extra = part(aux, *item)
+        gradients, shared = jax.tree.map(jnp.add, (gradients, shared), (more, extra.shared))
+        return (gradients, aux, rows + extra.rows, shared), None
 
     carry = (gradients, aux, sums.rows, sums.shared)
     if unrolls(model):
         for i in range(1, count):
-            carry, _ = body(carry, (i, jax.tree.map(lambda x, i=i: x[i], slices)))
+            carry, _ = add_part(carry, (i, part_of(i)))
     else:
-        carry, _ = lax.scan(body, carry, (jnp.arange(1, count), jax.tree.map(lambda x: x[1:], slices)))
+        carry, _ = lax.scan(add_part, carry, (jnp.arange(1, count), part_of(slice(1, None))))
     gradients, aux, rows, shared = carry
     return gradients, aux, sums._replace(rows=rows, shared=shared)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.checks import at_least_0
+from jfit.checks import at_least_0, hint, matching
 from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
@@ -20,7 +19,6 @@ from jfit.init.core import distribution_of
 from jfit.init.sampling import Fixed, split_seed
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
-from jfit.ops import nearest
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
@@ -76,12 +74,7 @@ def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ())
     """
     frozen_set = set(model.frozen) & set(names)
     for pattern in [frozen] if isinstance(frozen, str) else frozen:
-        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
-        if not matches:
-            near = nearest(pattern, names)
-            hint = f"did you mean {near}?" if near else f"they are {list(names)}"
-            raise ValueError(f"frozen={pattern!r} matches no parameter; {hint}")
-        frozen_set.update(matches)
+        frozen_set.update(matching(pattern, names, f"frozen={pattern!r} matches no parameter"))
     return frozenset(frozen_set)
 
 
@@ -246,11 +239,11 @@ def _check_multipliers(optimizer: Optimizer, model: Model, params: Params) -> No
     for kind, names in optimizer.multiplied.items():
         for name in names:
             if name not in params and name not in variables:
-                near = nearest(name, list(params))
-                hint = f"did you mean {near}?" if near else f"they are {list(params)[:20]}"
-                if any(c in name for c in "*?["):
-                    hint = "a dict of multipliers has exact names; for patterns pass a function of the name"
-                raise ValueError(f"{kind} has {name!r}, which is no parameter of the model; {hint}")
+                is_pattern = any(c in name for c in "*?[")
+                exact = "a dict of multipliers has exact names; for patterns pass a function of the name"
+                raise ValueError(
+                    f"{kind} has {name!r}, which is no parameter of the model; {exact if is_pattern else hint(name, params)}"
+                )
 
 
 def _skipping(names: Collection[str], initializer: Any) -> Any:
@@ -286,9 +279,7 @@ def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | No
     result = dict(drawn)
     for name, value in (values or {}).items():
         if name not in drawn:
-            near = nearest(name, list(drawn))
-            hint = f"did you mean {near}?" if near else f"its names are {list(drawn)}"
-            raise ValueError(f"{kind} has {name!r}, which the model does not have; {hint}")
+            raise ValueError(f"{kind} has {name!r}, which the model does not have; {hint(name, drawn)}")
         if np.shape(value) != drawn[name].shape:
             raise ValueError(
                 f"{kind}[{name!r}] has shape {np.shape(value)}, but the model needs {drawn[name].shape} for these inputs; "

@@ -12,7 +12,7 @@ import fnmatch
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_chunks, penalty_and_gradients, with_penalty
 from jfit.step.sharded import Split, check_whole, joined, parted, split_names
 from jfit.step.skipping import unless_bad
-from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
+from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
 from jfit.step.totals import batch_metrics as metrics_of
 from jfit.step.totals import fold, mean_loss
@@ -194,96 +194,25 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
-    remake = functools.partial(
-        train_step,
-        model,
-        optimizer,
-        metrics=metrics,
-        schedule=schedule,
-        frozen=frozen,
-        micro_batches=micro_batches,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        policy=policy,
-        rescale=rescale,
-        sync_batch_stats=sync_batch_stats,
-        outputs=outputs,
-        gradients=gradients,
-        batch_metrics=batch_metrics,
-        regularizers=regularizers,
-        skip_nonfinite=skip_nonfinite,
-    )
-    optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
-    _check_settings(optimizer, schedule, micro_batches, rescale)
-    if micro_batches > 1 and "loss_per_batch" in model.traits:
-        raise ValueError(
-            f"micro_batches is {micro_batches}, but with loss_per_batch=True the loss is one scalar for the batch, which is "
-            "not the sum of the losses of its parts; set micro_batches=1, or return the loss of each row"
-        )
-    if micro_batches > 1 and "batch_means" in model.traits:
-        raise ValueError(
-            f"micro_batches is {micro_batches}, but one of several losses has an ignore_index, so that they are means over "
-            "different positions of the whole batch; set micro_batches=1"
-        )
+    arguments = dict(locals())  # for `with_reduce`
     policy = Policy(policy) if isinstance(policy, str) else policy
     if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
         raise ValueError(
             f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does not "
             'scale the loss; pass policy="bfloat16", which has the range of float32'
         )
+    _check_micro_batches(model, micro_batches)
     metrics, reduce = tuple(metrics), get_reduce(reduce)
     if gradients and reduce.sharded_parameters:
         raise ValueError(
             "gradients=True returns the gradients of each device before they are reduced, but reduce='sharded_parameters' "
-            "reduces each in the backward pass, so that whole gradients are never in memory together; pass reduce='sharded'"
+            "reduces them in the backward pass; pass reduce='sharded'"
         )
+    optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
     settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
-    update = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value)
-
-    def shard_pass(state: TrainState, batch: Any, axis: Axis, stored: Split | None = None) -> tuple[ShardPass, Array | None]:
-        bound = settings._replace(model=model.bound(parts_of(batch)[0]))
-        shard = shard_of(bound.model, batch, axis)
-        trainable, frozen_params = split_params(model, state.params, frozen)
-        return ShardPass(*gradients_of(bound, trainable, frozen_params, state, shard, axis, stored)), shard.weight
-
-    def finish(
-        state: TrainState, reduced: ShardPass, local: Any, weighted: bool, stored: Split | None = None
-    ) -> tuple[TrainState, StepOut]:
-        summed, aux, sums = reduced
-        trainable, frozen_params = split_params(model, state.params, frozen)
-        total, shared, added = sums.rows, sums.shared, cast(Params, {})
-        if regularizers:
-            chunks = None if stored is None or not reduce.sharded_parameters else stored
-            penalties = penalty_and_gradients if chunks is None else functools.partial(penalty_and_chunks, chunks)
-            extra, added = penalties(regularizers, trainable, model.tables)
-            shared = with_penalty(shared, extra)
-        sums = sums._replace(shared=shared)
-        loss = _mean_loss(sums)
-        split, old_params = None, state.params
-        if stored is not None:
-            split = stored.complete(trainable, summed)
-            split.check_state(state.opt_state)
-            if not reduce.sharded_parameters:
-                trainable, added, old_params = split.cut(trainable), split.cut(added), split.cut(state.params)
-        trainable, opt_state, lr = update(state, trainable, summed, total, loss, added, split)
-        if split is not None:
-            split.check_chunks(trainable)
-        params = {k: trainable[k] if k in trainable else frozen_params[k] for k in state.params}
-        if weighted:  # a batch whose weights sum to 0 changes nothing
-            old = old_params, state.opt_state, state.aux
-            params, opt_state, aux = select(total > 0, (params, opt_state, aux), old, always_new=update.by_rows(summed))
-        totals = fold(metrics, state.metrics, sums.shared, state.step, loss)
-        if skip_nonfinite:
-            before = old_params, state.opt_state, state.aux, state.local, state.metrics
-            after = params, opt_state, aux, local, totals
-            axis = None if split is None else split.axis_name
-            count = jnp.sum(sums.shared.loss[1])
-            params, opt_state, aux, local, totals = unless_bad(after, before, loss, count, state.step, axis)
-        if split is not None and not reduce.sharded_parameters:
-            params = split.gathered(params)
-        new = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
-        of_batch = metrics_of(metrics, sums.shared.metrics) if batch_metrics else None
-        return new, StepOut(loss + 0, loss, lr, totals.first_bad_step, sums.outputs, None, of_batch)
+    rule = UpdateRule.of(optimizer, schedule, rescale, clip_norm, clip_value)
+    update = UpdateSettings(model, metrics, frozen, rule, reduce, regularizers, skip_nonfinite, batch_metrics)
+    stages = Stages(functools.partial(_shard_pass, settings, frozen), functools.partial(_finish, update))
 
     def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         _check_state(model, state)
@@ -294,14 +223,14 @@ def train_step(
             stored.check_params(split_names(trainable, model.tables))
         else:
             check_whole(state)
-        (slice_gradients, aux, sums), weight = shard_pass(state, batch, axis_name, stored)
+        (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name, stored)
         if axis_name is not None:
             aux = mean_aux(aux, state.aux, weight, axis_name)
-        reduced, (rows, shared), local = reduce.apply(slice_gradients, (sums.rows, sums.shared), state.local, axis_name)
+        reduced, (rows, shared), local = reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
         of_batch = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
-        state, out = finish(state, of_batch, local, weight is not None, stored)
+        state, out = stages.finish(state, of_batch, local, weight is not None, stored)
         state = state if stored is None else parted(state, before)
-        return state, out._replace(gradients=slice_gradients if gradients else None)
+        return state, out._replace(gradients=of_shard if gradients else None)
 
     # data_parallel reads these
     step.__dict__.update(
@@ -310,22 +239,93 @@ def train_step(
         sync_batch_stats=sync_batch_stats,
         reduce=reduce,
         frozen=frozen,
-        stages=Stages(shard_pass, finish),
+        stages=stages,
         returns_gradients=gradients,
     )
-    _remake[step], _optimizers[step] = remake, optimizer
+    _made[step] = functools.partial(train_step, **arguments), optimizer
     return step
 
 
-# step -> function that makes it again with another reduce=.  It is no attribute of the step, because attributes are part of the
-# key of programs (`jfit.programs.key_of`), and numbers such as clip_norm are not.
-_remake: weakref.WeakKeyDictionary[Any, Callable[..., Step]] = weakref.WeakKeyDictionary()
-_optimizers: weakref.WeakKeyDictionary[Any, Optimizer] = weakref.WeakKeyDictionary()
+class UpdateSettings(NamedTuple):
+    """The arguments of `train_step` that affect the update."""
+
+    model: Model
+    metrics: tuple[Metric, ...]
+    frozen: Sequence[str]
+    rule: UpdateRule
+    reduce: Reduce
+    regularizers: Mapping[str, Callable[[Array], Any]] | None
+    skip_nonfinite: bool
+    batch_metrics: bool
+
+
+def _shard_pass(
+    settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis, stored: Split | None = None
+) -> tuple[ShardPass, Array | None]:
+    """The forward and backward pass of `Stages.shard`."""
+    bound = settings._replace(model=settings.model.bound(parts_of(batch)[0]))
+    shard = shard_of(bound.model, batch, axis)
+    params = split_params(settings.model, state.params, frozen)
+    return ShardPass(*gradients_of(bound, params, state, shard, axis, stored)), shard.weight
+
+
+def _finish(
+    settings: UpdateSettings, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, stored: Split | None = None
+) -> tuple[TrainState, StepOut]:
+    """The update of `Stages.finish`."""
+    gradients, aux, sums = reduced
+    trainable, frozen = split_params(settings.model, state.params, settings.frozen)
+    shared, penalties = _with_penalties(settings, sums.shared, trainable, stored)
+    loss = _mean_loss(sums._replace(shared=shared))
+    split = None if stored is None else stored.complete(trainable, gradients)
+    cut = _whole if split is None or settings.reduce.sharded_parameters else split.cut
+    if split is not None:
+        split.check_state(state.opt_state)
+    trainable, opt_state, lr = settings.rule(state, cut(trainable), gradients, sums.rows, loss, cut(penalties), split)
+    if split is not None:
+        split.check_chunks(trainable)
+    before = state._replace(params=cut(state.params))
+    params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
+    if weighted:  # a batch whose weights sum to 0 changes nothing
+        by_rows = _tables(gradients) if settings.rule.by_rows else ()
+        learned, old = (params, opt_state, aux), (before.params, before.opt_state, before.aux)
+        params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
+    totals = fold(settings.metrics, state.metrics, shared, state.step, loss)
+    after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
+    if settings.skip_nonfinite:
+        axis_name = None if split is None else split.axis_name
+        after = unless_bad(after, before, loss, jnp.sum(shared.loss[1]), axis_name)
+    if split is not None and not settings.reduce.sharded_parameters:
+        after = after._replace(params=split.gathered(after.params))
+    of_batch = metrics_of(settings.metrics, shared.metrics) if settings.batch_metrics else None
+    return after, StepOut(loss + 0, loss, lr, after.metrics.first_bad_step, sums.outputs, None, of_batch)
+
+
+def _with_penalties(
+    settings: UpdateSettings, shared: Shared, trainable: Params, stored: Split | None
+) -> tuple[Shared, dict[str, Array]]:
+    """Add the penalties of the regularizers to the mean loss; return its sums, and the gradients of the penalties by name."""
+    if not settings.regularizers:
+        return shared, {}
+    penalties = penalty_and_gradients
+    if stored is not None and settings.reduce.sharded_parameters:
+        penalties = functools.partial(penalty_and_chunks, stored)
+    extra, gradients = penalties(settings.regularizers, trainable, settings.model.tables)
+    return with_penalty(shared, extra), gradients
+
+
+def _whole(tree: Params) -> Params:
+    return tree
+
+
+# step -> (function that makes it again with another reduce=, its optimizer).  They are no attributes of the step, because these
+# are part of the key of programs (`jfit.programs.key_of`), and numbers such as clip_norm are not.
+_made: weakref.WeakKeyDictionary[Any, tuple[Callable[..., Step], Optimizer]] = weakref.WeakKeyDictionary()
 
 
 def optimizer_of(step: Any) -> Optimizer:
     """The optimizer of a step from `train_step`, for parameters by name."""
-    return _optimizers[step]
+    return _made[step][1]
 
 
 def with_reduce(step: Any, rule: Reduce | str) -> Step:
@@ -347,11 +347,9 @@ def with_reduce(step: Any, rule: Reduce | str) -> Step:
         >>> with_reduce(step, "ordered").reduce.slices
         8
     """
-    if step not in _remake:
-        raise TypeError(
-            "reduce= needs a step from jfit.train_step; a function of yours reduces its gradients itself, with lax.psum"
-        )
-    return _remake[step](reduce=rule)
+    if step not in _made:
+        raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
+    return _made[step][0](reduce=rule)
 
 
 def update_step(
@@ -385,8 +383,7 @@ def update_step(
         [0.5, 0.5]
     """
     optimizer = in_structure(get_optimizer(optimizer), None if model is None else model.structure)
-    _check_settings(optimizer, schedule, 1, rescale)
-    update, reduce = _Update.of(optimizer, schedule, rescale, clip_norm, clip_value), get_reduce(reduce)
+    update, reduce = UpdateRule.of(optimizer, schedule, rescale, clip_norm, clip_value), get_reduce(reduce)
     if reduce.sharded:
         raise ValueError(
             "reduce='sharded' needs a whole training step: use train_step or fit, or update_step with reduce='psum'"
@@ -401,7 +398,7 @@ def update_step(
     return step
 
 
-class _Update(NamedTuple):
+class UpdateRule(NamedTuple):
     """Compute new parameters from gradients that are reduced over devices: rescale, clip, apply the optimizer.
 
     Attributes:
@@ -417,18 +414,23 @@ class _Update(NamedTuple):
     limits: Constants
 
     @classmethod
-    def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> _Update:
+    def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> UpdateRule:
+        if schedule is not None and not optimizer.takes_rate:
+            raise ValueError(
+                "schedule= needs an optimizer whose learning rate is in the state, but this is an optax instance with its own: "
+                "pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
+            )
+        if isinstance(rescale, str) and rescale != "mean":
+            raise ValueError(
+                f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
+            )
         check_limits(clip_norm=norm, clip_value=value)
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
-    def by_rows(self, gradients: Params) -> set[str]:
-        """Names of the embedding tables of which only the rows with a gradient are updated."""
-        state_spec = self.optimizer.state_spec
-        return (
-            {name for name, g in gradients.items() if isinstance(g, SparseRows)}
-            if state_spec is not None and state_spec.lazy
-            else set()
-        )
+    @property
+    def by_rows(self) -> bool:
+        """Whether of embedding tables with row-sparse gradients only the rows with a gradient are updated."""
+        return self.optimizer.state_spec is not None and self.optimizer.state_spec.lazy
 
     def __call__(
         self,
@@ -452,25 +454,27 @@ class _Update(NamedTuple):
             split: if parameters, gradients and state are those of the chunks of this device; None: whole arrays.
         """
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        state_spec, tables = self.optimizer.state_spec, {name for name, g in gradients.items() if isinstance(g, SparseRows)}
-        lazy = state_spec is not None and state_spec.lazy
-        by_rows = cast(dict[str, SparseRows], {name: gradients[name] for name in tables})
-        gradients = {**gradients, **cast(Params, {k: _rows_or_table(g, trainable[k], lazy) for k, g in by_rows.items()})}
+        is_exact = self.optimizer.state_spec is not None
+        tables = {name: _rows_or_table(g, trainable[name], self.by_rows) for name, g in _tables(gradients).items()}
 
         def change(tree: Params) -> Params:
-            scaled = jax.tree.map(lambda g: _scaled(g, factor, state_spec is not None), tree)
+            scaled = jax.tree.map(lambda g: _scaled(g, factor, is_exact), tree)
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
             return _clip(scaled, self.limits.norm, self.limits.value, split)
 
-        gradients = on_values(change, gradients) if tables else change(gradients)
+        gradients = on_values(change, {**gradients, **tables})
         base = state.base_lr
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
         extra |= {} if split is None else {"whole_sum": split.whole_sum}
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
-        apply = apply_updates if tables else optax.apply_updates
-        return cast(Params, apply(trainable, updates)), opt_state, lr
+        return apply_updates(trainable, updates), opt_state, lr
+
+
+def _tables(gradients: Mapping[str, Any]) -> dict[str, SparseRows]:
+    """The row-sparse gradients, those of embedding tables."""
+    return {name: g for name, g in gradients.items() if isinstance(g, SparseRows)}
 
 
 def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Optimizer:
@@ -501,15 +505,15 @@ def _check_state(model: Model, state: Any) -> None:
         )
 
 
-def _check_settings(optimizer: Optimizer, schedule: Any, micro_batches: int, rescale: Any) -> None:
-    if schedule is not None and not optimizer.takes_rate:
-        raise ValueError(
-            f"schedule= needs an optimizer whose learning rate is in the state, but {optimizer.name} is an optax instance with "
-            "its own: pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
-        )
+def _check_micro_batches(model: Model, micro_batches: int) -> None:
     positive_integer(micro_batches=micro_batches)
-    if isinstance(rescale, str) and rescale != "mean":
-        raise ValueError(f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor for the summed gradients')
+    reasons = {
+        "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
+        "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
+    }
+    for trait, reason in reasons.items():
+        if micro_batches > 1 and trait in model.traits:
+            raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
 
 
 def _mean_loss(sums: Sums) -> Array:
