@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from jfit.data.trees import expected_names, flat_inputs, named_arrays, named_batch
+from jfit.data.valid import Valid, check_values, valid_weights
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
@@ -173,14 +174,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     """
     if hasattr(weight, "addressable_shards"):  # a jax.Array
         return
-    values = np.asarray(weight)
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if len(bad):
-        more = f" ({len(bad)} such rows)" if len(bad) > 1 else ""
-        raise ValueError(
-            f"{where}{name} of row {bad[0]} is {values[bad[0]]}{more}; row weights must be finite and at least 0; "
-            "use 0 to exclude a row."
-        )
+    check_values(weight, valid_weights(name), where)
 
 
 def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batch:
@@ -251,20 +245,7 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
         ...
         ValueError: label 'y': row 2 is 5, expected classes 0..4; renumber the labels from 0, or give the last layer ...
     """
-    array = np.asarray(labels)
-    whole = array if array.dtype.kind in "iub" else np.trunc(array)
-    valid = (array >= 0) & (array < num_classes) & (whole == array)  # NaN compares false
-    if ignore_label is not None:
-        valid |= array == ignore_label
-    if valid.all():
-        return
-    where = np.unravel_index(np.argmin(valid), array.shape)
-    place = f"row {where[0]}" + (f", position {tuple(int(k) for k in where[1:])}" if len(where) > 1 else "")
-    extra = "" if ignore_label is None else f" and {ignore_label:g} (ignored)"
-    raise ValueError(
-        f"label {name!r}: {place} is {array[where]}, expected classes 0..{num_classes - 1}{extra}; "
-        "renumber the labels from 0, or give the last layer more outputs."
-    )
+    check_values(labels, Valid(name, 0, num_classes - 1, True, () if ignore_label is None else (ignore_label,)))
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -13,6 +13,7 @@ import numpy as np
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.prefetch import Patience
+from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
 from jfit.feed.batch_sizes import (
     BatchSizes,
@@ -25,7 +26,7 @@ from jfit.feed.batch_sizes import (
 )
 from jfit.feed.batches import to_batch_axes
 from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message, own_positions
-from jfit.feed.labels import BatchLabels, check_indices
+from jfit.feed.labels import BatchLabels
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
@@ -221,7 +222,7 @@ class HostBatches:
         for lookup in self._lookups:  # of predictions: the others check indices with the labels
             if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
                 rows_first = np.moveaxis(indices, self.model.batch_axes.get(lookup.name, 0), 0)
-                check_indices(rows_first, lookup, f"predict: batch {number}: ")
+                check_values(rows_first, valid_indices(lookup), f"predict: batch {number}: ")
         return batch
 
     def _check_size(self, count: int, position: tuple[int, int]) -> None:
