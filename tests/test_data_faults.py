@@ -8,8 +8,8 @@ import pytest
 import jfit
 from jfit import counters, sym
 from jfit.data import NDArrayIter
+from jfit.data.valid import check_values, valid_indices
 from jfit.feed import train_data
-from jfit.feed.labels import check_indices
 from jfit.lowering.lookups import Lookup, lookups_of_function
 
 ROWS, BATCH = 32, 8
@@ -150,11 +150,11 @@ def trained_lookup(cache={}):  # noqa: B006 (one run for all tests)
 
 
 def test_float_indices_from_2_to_the_24_on_are_not_exact():
-    lookup = Lookup("ids", 1 << 25)
-    check_indices(np.array([(1 << 24) + 1], np.int32), lookup)
-    check_indices(np.array([(1 << 24) - 1], np.float32), lookup)
+    valid = valid_indices(Lookup("ids", 1 << 25))
+    check_values(np.array([(1 << 24) + 1], np.int32), valid)
+    check_values(np.array([(1 << 24) - 1], np.float32), valid)
     with pytest.raises(ValueError, match=r"row 1 is 16777216.0, .* below 16777216, as float32 does not have all above"):
-        check_indices(np.array([3, 1 << 24], np.float32), lookup)
+        check_values(np.array([3, 1 << 24], np.float32), valid)
 
 
 def test_indices_that_a_function_clips_or_fills_itself_are_not_checked():

@@ -6,7 +6,7 @@ The position in an epoch is the index of the next batch.  Seed, epoch and positi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -180,6 +180,7 @@ class ArrayData:
     """
 
     columns: Any = None
+    timeout = None  # arrays do not wait
 
     def __init__(
         self,
@@ -259,6 +260,10 @@ class ArrayData:
             )
         return self.steps_per_epoch or count
 
+    def described(self, batch: int, epoch: int) -> str:
+        """Return the name of a batch for messages."""
+        return f"batch {batch} of epoch {epoch}"
+
     def epoch_rows(self, batch_size: int) -> int:
         """Number of rows that an epoch uses: all, unless `steps_per_epoch` is less than the number of batches."""
         return min(self.num_rows, self.num_batches(batch_size) * batch_size)
@@ -301,12 +306,26 @@ class ArrayData:
             >>> [b.inputs["data"].tolist() for b in data.batches(0, 4, start=1)]
             [[4.0, 5.0]]
         """
-        order = self.order(epoch) if self.shuffle else None
-        end = self.epoch_rows(_positive(batch_size))
-        read = {name: _BufferedRows(self.arrays[name], order, self._blocks[1]) for name in self.mapped} if self._blocks else {}
+        end, read = self.epoch_rows(_positive(batch_size)), self.reader(epoch)
         for low in range(start * batch_size, end, batch_size):
-            rows = slice(low, min(low + batch_size, end))
-            yield self._take(rows if order is None else order[rows], {n: buffer.rows(rows) for n, buffer in read.items()})
+            yield read(slice(low, min(low + batch_size, end)))
+
+    def reader(self, epoch: int | None = None) -> Callable[[slice | np.ndarray], Batch]:
+        """Return a function from positions in the order of an epoch, a slice or an array, to a `Batch` of these rows.
+
+        Args:
+            epoch: index of the epoch; None: the order of the arrays.
+        """
+        if epoch is None or not self.shuffle:
+            return self.take
+        order = self.order(epoch)
+        buffers = {n: _BufferedRows(self.arrays[n], order, self._blocks[1]) for n in self.mapped} if self._blocks else {}
+
+        def read(positions: slice | np.ndarray) -> Batch:
+            loaded = {n: b.rows(positions) for n, b in buffers.items()} if isinstance(positions, slice) else {}
+            return self._take(order[positions], loaded)
+
+        return read
 
     def take(self, pick: slice | np.ndarray) -> Batch:
         """Batch of the rows selected by a slice or an array of row indices."""
@@ -341,8 +360,7 @@ class _BufferedRows:
         size: number of rows per buffer: positions 0 to size - 1 of `order` are the first buffer, and so on.
     """
 
-    def __init__(self, array: np.ndarray, order: np.ndarray | None, size: int) -> None:
-        assert order is not None
+    def __init__(self, array: np.ndarray, order: np.ndarray, size: int) -> None:
         self.array, self.order, self.size = array, order, size
         self._number, self._rows = -1, np.empty(0)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from jfit.data.trees import expected_names, flat_inputs, named_arrays, named_batch
+from jfit.data.valid import Valid, check_values, valid_weights
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
@@ -103,7 +104,7 @@ def wrapped_rows(batch: Batch) -> int:
     return len(batch.metric_weight) - (int(weighted[-1]) + 1 if len(weighted) else 0)
 
 
-def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
+def pad_rows(batch: Batch, size: int, axes: Axes | None = None, real: int | None = None) -> Batch:
     """Pad a batch to `size` rows with rows of weight 0, so that weighted sums Σᵢ wᵢ xᵢ do not change.
 
     The padding rows repeat the batch cyclically.  Rows of zeros could produce inf in the forward pass, and 0 · inf = NaN would
@@ -113,10 +114,11 @@ def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
         batch: a batch of 1 to `size` rows.
         size: number of rows of the result.
         axes: input name -> batch axis (default 0; None: the input has no batch axis).
+        real: number of rows that keep their weight; the others get weight 0.  None: all rows of the batch, and a batch of
+            `size` rows is returned as it is.
 
     Returns:
-        Batch of `size` rows with `weight` and `metric_weight` filled in, (size,) float32; `batch` itself if it already has
-        `size` rows.
+        Batch of `size` rows with `weight` and `metric_weight` filled in, (size,) float32.
 
     Raises:
         ValueError: the batch has 0 rows, or more than `size`.
@@ -127,26 +129,27 @@ def pad_rows(batch: Batch, size: int, axes: Axes | None = None) -> Batch:
         >>> padded.inputs["data"].tolist(), padded.weight.tolist()
         ([1.0, 2.0, 1.0, 2.0, 1.0], [1.0, 1.0, 0.0, 0.0, 0.0])
     """
-    count = rows(batch, axes)
-    if count == size:
-        return batch
-    if count > size:
-        raise ValueError(f"a batch of {count} rows cannot be padded to {size} rows; pass a size of at least {count}.")
-    if count == 0:
-        raise ValueError("a batch of 0 rows cannot be padded: there is no row to repeat; drop empty batches.")
-    index = np.arange(size) % count
-    inputs = {}
-    for name, value in batch.inputs.items():
-        axis = row_axis(name, axes)
-        array = value if hasattr(value, "take") else np.asarray(value)
-        inputs[name] = value if axis is None else array.take(index, axis=axis)
+    count, inputs = rows(batch, axes), batch.inputs
+    if real is None:
+        if count == size:
+            return batch
+        if count > size:
+            raise ValueError(f"a batch of {count} rows cannot be padded to {size} rows; pass a size of at least {count}.")
+        if count == 0:
+            raise ValueError("a batch of 0 rows cannot be padded: there is no row to repeat; drop empty batches.")
+        real = count
+    if count != size:
+        index = np.arange(size) % count
+        arrays = {name: value if hasattr(value, "take") else np.asarray(value) for name, value in inputs.items()}
+        along = {name: row_axis(name, axes) for name in inputs}
+        inputs = {name: inputs[name] if along[name] is None else x.take(index, axis=along[name]) for name, x in arrays.items()}
     metric_weight = batch.weight if batch.metric_weight is None else batch.metric_weight
-    return Batch(inputs, _pad_weight(batch.weight, count, size), _pad_weight(metric_weight, count, size))
+    return Batch(inputs, _pad_weight(batch.weight, real, size), _pad_weight(metric_weight, real, size))
 
 
-def _pad_weight(weight: Any | None, count: int, size: int) -> np.ndarray:
+def _pad_weight(weight: Any | None, real: int, size: int) -> np.ndarray:
     out = np.zeros(size, np.float32)  # (size,)
-    out[:count] = 1.0 if weight is None else np.asarray(weight, np.float32)
+    out[:real] = 1.0 if weight is None else np.asarray(weight, np.float32)
     return out
 
 
@@ -169,14 +172,7 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     """
     if hasattr(weight, "addressable_shards"):  # a jax.Array
         return
-    values = np.asarray(weight)
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if len(bad):
-        more = f" ({len(bad)} such rows)" if len(bad) > 1 else ""
-        raise ValueError(
-            f"{where}{name} of row {bad[0]} is {values[bad[0]]}{more}; row weights must be finite and at least 0; "
-            "use 0 to exclude a row."
-        )
+    check_values(weight, valid_weights(name), where)
 
 
 def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batch:
@@ -241,20 +237,7 @@ def check_labels(labels: Any, num_classes: int, name: str, ignore_label: float |
         ...
         ValueError: label 'y': row 2 is 5, expected classes 0..4; renumber the labels from 0, or give the last layer ...
     """
-    array = np.asarray(labels)
-    whole = array if array.dtype.kind in "iub" else np.trunc(array)
-    valid = (array >= 0) & (array < num_classes) & (whole == array)  # NaN compares false
-    if ignore_label is not None:
-        valid |= array == ignore_label
-    if valid.all():
-        return
-    where = np.unravel_index(np.argmin(valid), array.shape)
-    place = f"row {where[0]}" + (f", position {tuple(int(k) for k in where[1:])}" if len(where) > 1 else "")
-    extra = "" if ignore_label is None else f" and {ignore_label:g} (ignored)"
-    raise ValueError(
-        f"label {name!r}: {place} is {array[where]}, expected classes 0..{num_classes - 1}{extra}; "
-        "renumber the labels from 0, or give the last layer more outputs."
-    )
+    check_values(labels, Valid(name, 0, num_classes - 1, True, () if ignore_label is None else (ignore_label,)))
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -85,7 +85,6 @@ class StreamData:
         self._mid_epoch = False  # an MXNet iterator needs a reset before it is read from the start
         self._loader: Any = None  # the last iterable: the source, or the result of calling it
         self._current: Any = None  # the last iterator
-        self._opened: Iterator[Any] | None = None  # an iterator at a restored position, for the next `batches`
         self._first: tuple[int, Batch, Iterator[Batch]] | None = None  # after `peek`: epoch, first batch, the other batches
         self._logged = False  # whether arrays that are not used were logged
         endless, length = is_endless(source), self._length()
@@ -98,15 +97,6 @@ class StreamData:
         self._continues = steps_per_epoch is not None and length is None and not self._passes_epoch and not self._seekable
         self._sequence: Iterator[Batch] | None = None
         self._next = 0  # number, since the first epoch, of the next batch of `_sequence`
-
-    def weight_classes(self, weights: ClassWeights) -> None:
-        """Multiply the row weights of all batches by class weights, also those of a batch that `peek` has read."""
-        self.class_weights = weights
-        if self._first is not None:
-            epoch, batch, rest = self._first
-            self._first = (epoch, weights.apply(batch, f"batch 0 of epoch {epoch}: "), rest)
-            if self._continues:
-                self._sequence = _chain(*self._first[1:])
 
     @property
     def resumes_by_counting(self) -> bool:
@@ -155,8 +145,8 @@ class StreamData:
         Args:
             epoch: index of the epoch, from 0; passed to a callable `f(epoch)`.
             batch_size: ignored: the source determines it.
-            start: index of the first batch, the saved position of an interrupted epoch; ignored right after `restore`.  The
-                batches before it are read and dropped, unless the source has `seek_batch(epoch, batch)`.
+            start: index of the first batch, the saved position of an interrupted epoch.  The batches before it are read and
+                dropped, unless the source has `seek_batch(epoch, batch)`.
 
         Returns:
             Iterator of `Batch`.
@@ -165,9 +155,16 @@ class StreamData:
             ValueError: the source yields no batch or fewer than `start`, or is an exhausted generator.  Exceptions of the
                 source propagate unchanged.
         """
+        for number, batch in enumerate(self._batches(epoch, start), start):
+            yield self._weighted(batch, number, epoch)
+
+    def _weighted(self, batch: Batch, number: int, epoch: int) -> Batch:
+        weights = self.class_weights
+        return batch if weights is None else weights.apply(batch, f"batch {number} of epoch {epoch}: ")
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
         if self._continues:
-            yield from self._continued(epoch, start)
-            return
+            return self._continued(epoch, start)
         if self._unread is not None:
             (before, count), self._unread = self._unread, None
             _drop(self._one_pass(before, 0), count)
@@ -175,8 +172,8 @@ class StreamData:
             if self._epoch_start[0] == epoch:  # the next epoch is the pass after this one, which is finished but not begun
                 self._go_to(*self._epoch_start)
                 _drop(self._one_pass(epoch, 0), start)
-            return
-        yield from self._cut(self._one_pass(epoch, start), epoch, start)
+            return iter(())
+        return self._cut(self._one_pass(epoch, start), epoch, start)
 
     def _one_pass(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of one pass over the source from batch `start`."""
@@ -185,15 +182,14 @@ class StreamData:
             if (at, start) == (epoch, 0) or not (self._seekable or (self._is_factory and at != epoch)):
                 yield from _skip(_chain(first, rest), start)
                 return
-        restored = self._opened is not None
-        if self._seekable and not restored:
+        if self._seekable:
             self.source.seek_batch(epoch, start)
             self._mid_epoch = False
-            if start:
-                self._opened, restored = self._open(epoch), True
-        if start and not restored and self._epoch_start is not None and self._epoch_start[0] == epoch:
+            yield from self._read(epoch, start)
+            return
+        if start and self._epoch_start is not None and self._epoch_start[0] == epoch:
             self._go_to(*self._epoch_start)  # repeat the epoch in the same order, not in that of the next epoch
-        yield from _skip(self._read(epoch, start if restored else 0), 0 if restored else start)
+        yield from _skip(self._read(epoch), start)
 
     def _cut(self, stream: Iterator[Batch], epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches from `start` to `steps_per_epoch` of a pass; raise if it has fewer."""
@@ -219,8 +215,7 @@ class StreamData:
         if self._sequence is None:
             self._sequence = self._passes(epoch)
         elif self._next == epoch * steps:
-            position = _position((self.source,) if self._has_state else (self._loader, self._current))
-            self._epoch_start = None if position is None else (epoch, position)
+            self._record(epoch)
         self._next = min(self._next, epoch * steps + start)  # batches read ahead from a source without a state are lost
         while self._next < (epoch + 1) * steps:
             try:
@@ -265,9 +260,9 @@ class StreamData:
             # The state now is in the middle of a pass, but the next epoch is a new pass: a resumed run repeats this one.
             position = {_BEFORE: self._epoch_start[1], "batches": self.steps_per_epoch}
         elif self._continues and self._sequence is not None and self._next == epoch * (self.steps_per_epoch or 0):
-            position = _position((self.source,) if self._has_state else (self._loader, self._current))
+            position = self._position()
         else:
-            position = _position((self.source,) if self._has_state else ())
+            position = self._position() if self._has_state else None
         try:
             return encode(position)
         except TypeError:  # not encodable as JSON: a resumed run skips batches by counting
@@ -294,7 +289,7 @@ class StreamData:
             return  # a one-shot iterator without a state: batches are counted from where it is
         else:
             self._pending = (epoch, position)
-        self._first, self._opened, self._mid_epoch = None, None, False
+        self._first, self._mid_epoch = None, False
 
     def peek(self, epoch: int = 0) -> Batch:
         """Return the first batch of an epoch without consuming it: for shapes and dtypes before training starts."""
@@ -304,88 +299,62 @@ class StreamData:
             self._first = (epoch, next_patiently(stream, patience), stream)
             if self._continues:
                 self._sequence = _chain(*self._first[1:])
-        return self._first[1]
+        return self._weighted(self._first[1], 0, epoch)
 
     def described(self, batch: int, epoch: int) -> str:
         """Return the name of a batch for messages, such as "batch 3 of epoch 0 (DataLoader)"."""
         return f"batch {batch} of epoch {epoch} ({_kind(self.source)})"
 
-    def state(self) -> Any | None:
-        """Return the current state of the source (`state_dict()` of torchdata, `get_state()` of grain), or None without one.
+    def _position(self) -> Any | None:
+        """The state of the source, or else that of what was opened from it last; None without one."""
+        owners = (self.source,) if self._has_state else (self._loader, self._current)
+        methods = next((pair for owner in owners if (pair := _state_methods(owner)) is not None), None)
+        try:
+            return None if methods is None else methods[0]()
+        except Exception:  # a wrapper of a loader without a state, or workers that cannot return theirs: fall back to counting
+            return None
 
-        It includes batches that a prefetch thread has read ahead.  With a prefetch thread, save the batch index instead and
-        pass it as `start`.
-        """
-        for owner in (self._current, self.source):
-            for get, _ in _STATE_METHODS:
-                if hasattr(owner, get):
-                    return getattr(owner, get)()
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Load a state returned by `state()`; the next call of `batches` continues from it.
-
-        Raises:
-            ValueError: neither the source nor its iterator has `load_state_dict` or `set_state`.
-        """
-        for _, put in _STATE_METHODS:
-            if hasattr(self.source, put):
-                getattr(self.source, put)(state)
-                self._mid_epoch = False
-                self._opened = self._open(0)
-                return
-        if not self._is_factory:
-            iterator = self._open(0)
-            for _, put in _STATE_METHODS:
-                if hasattr(iterator, put):
-                    getattr(iterator, put)(state)
-                    self._opened = iterator
-                    return
-        raise ValueError(
-            f"a {type(self.source).__name__} has no load_state_dict or set_state, so its position cannot be restored; "
-            "resume by the batch index (start=) instead."
-        )
+    def _record(self, epoch: int) -> None:
+        """Note the position at the start of an epoch."""
+        position = self._position()
+        self._epoch_start = None if position is None else (epoch, position)
 
     def _read(
         self, epoch: int, first: int = 0, *, record: bool = True, may_be_empty: bool = False
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of a newly opened source, or of one restored at batch `first`; reset an MXNet iterator after it.
+        """Yield the batches of a newly opened source; reset an MXNet iterator after it.
 
         Args:
             epoch: index of the epoch.
-            first: number of the first batch.
+            first: number of the first batch, to which the source has been moved.
             record: whether this is the start of the epoch, whose position is recorded.
             may_be_empty: whether a pass without a batch is no error.
         """
-        restored = self._opened is not None
-        iterator: Any = self._opened if restored else self._open(epoch)
-        self._opened = None
+        iterator: Any = self._open(epoch)
         resets = is_mxnet_iter(iterator)
         # In a roll_over iterator `pad` is the number of rows carried over from the previous epoch: they are not padding.
         wraps = getattr(iterator, "last_batch_handle", "pad") != "roll_over"
-        any_batch = False
-        twice = not restored and (resets or (self._has_state and iterator is not self.source))
+        any_batch = first > 0  # then the pass may have ended
+        twice = not first and (resets or (self._has_state and iterator is not self.source))
         for attempt in range(2 if twice else 1):
             if attempt and resets:  # the user had read the iterator to its end before passing it
                 iterator.reset()
             elif attempt:  # the state of the source was the end of the previous epoch
                 iterator = self._open(epoch)
-            if not self._seekable and not restored and record:
-                position = _position((self.source,) if self._has_state else (self._loader, iterator))
-                self._epoch_start = None if position is None else (epoch, position)
+            if record and not self._seekable:
+                self._record(epoch)
             self._mid_epoch = resets
             for number, element in enumerate(self._elements(iterator), first):
                 any_batch, where = True, f"batch {number} of epoch {epoch}: "
-                batch = to_batch(
+                yield to_batch(
                     self._named(element), self.names, described=iterator, train_pad=self.train_pad, wraps=wraps, where=where
                 )
-                yield batch if self.class_weights is None else self.class_weights.apply(batch, where)
             if any_batch:
                 break
         if resets:
             iterator.reset()
         self._mid_epoch = False
-        if not any_batch and not restored and not may_be_empty:
+        if not any_batch and not may_be_empty:
             raise ValueError(
                 f"epoch {epoch}: the {_kind(self.source)} yielded no batch, expected at least one; check its length, its "
                 "filter and, if it drops a short last batch, its batch size."
@@ -496,15 +465,6 @@ def _state_methods(owner: Any) -> tuple[Any, Any] | None:
     """Return the methods (get state, load state) of a loader or iterator, or None if it has none."""
     pairs = ((getattr(owner, get, None), getattr(owner, put, None)) for get, put in _STATE_METHODS)
     return next((pair for pair in pairs if None not in pair), None)
-
-
-def _position(owners: tuple[Any, ...]) -> Any | None:
-    """Return the state of the first of `owners` (loaders, iterators) that has one, or None."""
-    methods = next((pair for owner in owners if (pair := _state_methods(owner)) is not None), None)
-    try:
-        return None if methods is None else methods[0]()
-    except Exception:  # a wrapper of a loader without a state, or workers that cannot return theirs: fall back to counting
-        return None
 
 
 def _put(owner: Any, position: Any) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 
 from jfit.data.batch import Batch
 
+_OTHERWISE = "pass row weights instead: sample_weight, or (x, y, weight)."
+
 
 class ClassWeights:
     """Row weights by class: wᵢ is multiplied by the weight of the class of row i.
@@ -61,54 +63,40 @@ class ClassWeights:
         Raises:
             ValueError: a label is not a class, or its class has no weight.
         """
-        device = isinstance(labels, jax.Array)
-        one_hot = labels.ndim == 2 and labels.shape[1] > 1
         if labels.ndim > 2:
             raise ValueError(
-                f"{where}class_weight needs one class per row, but label {self.label!r} has shape {labels.shape}; pass row "
-                "weights instead: sample_weight, or (x, y, weight)."
+                f"{where}class_weight needs one class per row, but label {self.label!r} has shape {labels.shape}; {_OTHERWISE}"
             )
-        if device:
-            flat = jnp.argmax(labels, axis=1) if one_hot else labels.reshape(-1)
-            classes = flat.astype(jnp.int32)
-            inside = jnp.clip(classes, 0, len(self.table) - 1)
-            valid = (inside == classes) & (classes.astype(flat.dtype) == flat)
-            factor = jnp.where(valid, jnp.asarray(self.table)[inside], jnp.nan)
-            if one_hot:
-                factor = jnp.where((labels.max(axis=1) == 1) & ((labels != 0).sum(axis=1) == 1), factor, jnp.nan)
-            factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
-            if self.ignore is not None:
-                factor = jnp.where(classes == int(self.ignore), 1.0, factor)
-            return factor if weight is None else factor * jnp.asarray(weight)
-        classes = self._classes(labels, one_hot, where)
-        inside = np.clip(classes, 0, len(self.table) - 1)
-        factor = np.where(inside == classes, self.table[inside], np.nan)
-        if self.ignore is not None:
-            factor = np.where(classes == int(self.ignore), np.float32(1), factor)
-        if np.isnan(factor).any():
-            row = int(np.argmax(np.isnan(factor)))
-            raise ValueError(
-                f"{where}label {self.label!r}: row {row} has class {classes[row]}, which class_weight does not have (it has "
-                f"{', '.join(map(str, np.flatnonzero(~np.isnan(self.table))))}); add {classes[row]}: 1.0 to leave the weight "
-                "of its rows unchanged."
-            )
-        return factor.astype(np.float32) if weight is None else (factor * weight).astype(np.float32)
-
-    def _classes(self, labels: np.ndarray, one_hot: bool, where: str) -> np.ndarray:
-        """Class index of each row, (rows,) int."""
+        device, one_hot = isinstance(labels, jax.Array), labels.ndim == 2 and labels.shape[1] > 1
+        lib: Any = jnp if device else np
+        flat = lib.argmax(labels, axis=1) if one_hot else labels.reshape(-1)
+        classes = flat.astype(np.int32)
         if one_hot:
-            if not (((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all()):
-                raise ValueError(
-                    f"{where}class_weight needs one class per row, but label {self.label!r} of shape {labels.shape} is not "
-                    "one-hot (one 1 per row, else 0); pass row weights instead: sample_weight, or (x, y, weight)."
-                )
-            return labels.argmax(axis=1)
-        flat = labels.reshape(-1)
-        classes = flat.astype(np.int64)
-        if flat.dtype.kind == "f" and not (classes == flat).all():
-            row = int(np.argmax(classes != flat))
-            raise ValueError(
-                f"{where}label {self.label!r}: row {row} is {flat[row]}, which is not a class index, so class_weight does not "
-                "apply; pass row weights instead: sample_weight, or (x, y, weight)."
+            whole = ((labels == 0) | (labels == 1)).all(axis=1) & ((labels == 1).sum(axis=1) == 1)
+        else:
+            whole = classes.astype(flat.dtype) == flat
+        inside = lib.clip(classes, 0, len(self.table) - 1)
+        factor = lib.where(whole & (inside == classes), lib.asarray(self.table)[inside], np.float32(np.nan))
+        if self.ignore is not None:
+            factor = lib.where(classes == int(self.ignore), np.float32(1), factor)
+        if device:
+            factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
+        elif np.isnan(factor).any():
+            row = int(np.argmax(np.isnan(factor)))
+            raise ValueError(f"{where}{self._problem(labels, row, classes[row], bool(whole[row]))}")
+        return factor if weight is None else factor * lib.asarray(weight, np.float32)
+
+    def _problem(self, labels: np.ndarray, row: int, label: int, is_class: bool) -> str:
+        if not is_class and labels[row].size > 1:
+            shape = labels.shape
+            return (
+                f"class_weight needs one class per row, but label {self.label!r} of shape {shape} is not one-hot; {_OTHERWISE}"
             )
-        return classes
+        if not is_class:
+            place = f"label {self.label!r}: row {row} is {labels.reshape(-1)[row]}"
+            return f"{place}, which is not a class index, so class_weight does not apply; {_OTHERWISE}"
+        known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
+        return (
+            f"label {self.label!r}: row {row} has class {label}, which class_weight does not have (it has {known}); add "
+            f"{label}: 1.0 to leave the weight of its rows unchanged."
+        )

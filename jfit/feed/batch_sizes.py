@@ -8,20 +8,24 @@ of a batch affect each other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jfit import counters
-from jfit.data.batch import Batch, pad_rows, rows
+from jfit.data.batch import Batch
 from jfit.lowering.model import Model
 
 FEW = 3  # number of different numbers of rows up to which batches are padded to the largest number only
 SPREAD = 4  # no batch is padded to less than 1 / SPREAD of the largest size, so that only few sizes are compiled
 MIXED_ROWS = "the network mixes the rows of a batch before a loss head or a batch statistic"
 _REMEDY = "; to avoid this, let the loader return batches of one size (loaders often have drop_last=True)"
+
+
+def multiple(count: int, unit: int) -> int:
+    """Return the smallest multiple of `unit` that is at least `count`."""
+    return -(-count // unit) * unit
 
 
 class BatchSizes(NamedTuple):
@@ -62,6 +66,10 @@ class BatchSizes(NamedTuple):
         size = known.size_of(count)
         return known if size in known.sizes else known._replace(sizes=(*known.sizes, size))
 
+    def padded(self, count: int, unit: int) -> int:
+        """Number of rows, divisible by `unit`, to which a batch of `count` rows is padded."""
+        return multiple(self.size_of(multiple(count, unit)), unit)
+
     def size_of(self, count: int) -> int:
         """Number of rows to which a batch of `count` rows is padded: a size less than twice as large, else a power of 2."""
         least = max(count, -(-max(self.sizes) // SPREAD))
@@ -86,36 +94,19 @@ def depends_on_parts(model: Model, parts: int, coupled: str) -> bool:
     return counted or bool(model.symbol.list_auxiliary_states())
 
 
-def pad_to_few(batch: Batch, sizes: BatchSizes, unit: int, axes: Mapping[str, int]) -> Batch:
-    """Pad a batch of ever-changing size with rows of weight 0.
+def on_host(batch: Batch, platform: str | None = None) -> Batch:
+    """Copy the JAX arrays of a batch to the host; with a platform, only those that are on its devices.
 
-    Args:
-        batch: the batch.
-        sizes: the sizes of the batches up to this one.
-        unit: number by which the number of rows must be divisible.
-        axes: input name -> batch axis, for inputs whose batch axis is not 0.
+    Reading arrays on a CPU device copies nothing, and JAX would compile the padding for every number of rows.
     """
-    count = rows(batch, axes)
-    size = -(-sizes.size_of(-(-count // unit) * unit) // unit) * unit
-    if count < size:
-        return pad_rows(_on_host(batch), size, axes)
-    # with row weights, also if all are 1, because one program is enough for full and for padded batches of this size
-    return batch if sizes.ran_without_weights(count) else _with_ones(batch, count)
-
-
-def _with_ones(batch: Batch, count: int) -> Batch:
-    weight = np.ones(count, np.float32) if batch.weight is None else batch.weight
-    return Batch(batch.inputs, weight, weight if batch.metric_weight is None else batch.metric_weight)
-
-
-def _on_host(batch: Batch) -> Batch:
-    """Read the arrays that are on a CPU device, without a copy: JAX would compile the padding for every number of rows."""
     leaves, tree = jax.tree.flatten(batch)
-    numbers = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and all(d.platform == "cpu" for d in x.devices())]
-    if not numbers:
-        return batch
-    for i, x in zip(numbers, counters.read([leaves[i] for i in numbers]), strict=True):  # sync: on the thread of the batches
-        leaves[i] = x
+    arrays = [(i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    numbers = [i for i, x in arrays if platform in (None, *(device.platform for device in x.devices()))]
+    if numbers:
+        for i, x in zip(
+            numbers, counters.read([leaves[i] for i in numbers]), strict=True
+        ):  # sync: on the thread of the batches
+            leaves[i] = x
     return jax.tree.unflatten(tree, leaves)
 
 

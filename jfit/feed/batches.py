@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -52,9 +51,9 @@ class Settings:
         devices: list of `jax.Device` over which every batch is split.
         batch_size: number of rows per training batch over all devices.
         eval_batch_size: number of rows per evaluation batch over all devices.
-        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
         metrics: metrics of training and evaluation.
         policy: mixed-precision policy, or None for float32.
+        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
@@ -64,26 +63,22 @@ class Settings:
         regularizers: parameter name -> regularizer, added to the reported losses.
         ignores_base_lr: whether the schedule is a function of the number of updates alone, as optax schedules are.
         columns: label and feature columns of the training data, if it has named columns; else None.
-        eval_every: number of epochs between two evaluations.
-        data_timeout: maximum number of seconds to wait for a batch of an iterable; None: no limit.
     """
 
     devices: list[Device]
     batch_size: int
     eval_batch_size: int
-    num_epoch: int
     metrics: tuple[Any, ...]
     policy: Policy | None
-    directory: str | None
-    checkpoint: str | None
+    num_epoch: int = 0
+    directory: str | None = None
+    checkpoint: str | None = None
     metric_choice: str = ""
     learning_rate: float | None = None
     inputs: Specs | None = None
     optimizer: str = ""
     ignores_base_lr: bool = False
     columns: Columns | None = None
-    eval_every: int = 1
-    data_timeout: float | None = None
     regularizers: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -93,48 +88,25 @@ def settings_of(
     devices: Any = None,
     batch_size: int = 32,
     eval_batch_size: int | None = None,
-    num_epoch: int = 0,
     eval_metric: Any = "auto",
     policy: Any = None,
-    directory: str | Path | None = None,
-    checkpoint: str | Path | None = None,
     label: Any = None,
-    eval_every: int = 1,
-    data_timeout: float | None = None,
 ) -> Settings:
-    """Check arguments of `jfit.fit`, described there, and convert them to `Settings`.
+    """Convert arguments of `jfit.fit`, described there, to `Settings`.
 
     Args:
         model: the `Model`, for `devices="auto"`: the functions of JAX frameworks get one device on a CPU.
-        devices: see `jfit.fit`, as for all of the following.
-        batch_size: rows of a training batch.
-        eval_batch_size: rows of an evaluation batch; default: `batch_size`.
-        num_epoch: the number of epochs.
-        eval_metric: names, functions or objects of metrics.
-        policy: the dtypes of the computation.
-        directory: the folder of the run's files.
-        checkpoint: the folder of the checkpoints.
-        label: the column of the labels.
-        eval_every: epochs between two evaluations.
-        data_timeout: seconds to wait for a batch.
+        devices, batch_size, eval_batch_size, eval_metric, policy, label: see `jfit.fit`.
 
     Raises:
         ValueError: an invalid list of devices, batch size, metric or policy.
     """
+    eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
     positive_integer(batch_size=batch_size, most=MOST_ROWS)
-    positive_integer(eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size, most=MOST_ROWS)
+    positive_integer(eval_batch_size=eval_batch_size, most=MOST_ROWS)
+    devices = job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size))
     return Settings(
-        devices=job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size)),
-        batch_size=batch_size,
-        eval_batch_size=batch_size if eval_batch_size is None else eval_batch_size,
-        num_epoch=num_epoch,
-        metrics=resolve_metrics(eval_metric),
-        policy=_policy(policy),
-        directory=None if directory is None else str(directory),
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        columns=Columns.of(label),
-        eval_every=eval_every,
-        data_timeout=data_timeout,
+        devices, batch_size, eval_batch_size, resolve_metrics(eval_metric), _policy(policy), columns=Columns.of(label)
     )
 
 

@@ -15,12 +15,13 @@ import jax
 import numpy as np
 
 from jfit.data import Batch
+from jfit.data.valid import Valid
 from jfit.feed.host_batches import HostBatches
 from jfit.feed.train_data import ArrayWatch
 from jfit.lowering.model import Model
 from jfit.parallel import place
-from jfit.step.batch_check import message, valid_values
-from jfit.step.faults import NO_FAULT, Valid, decoded, first_fault
+from jfit.step.batch_check import fault_message, valid_values
+from jfit.step.faults import NO_FAULT, decoded, first_fault
 from jfit.step.totals import Totals
 
 
@@ -90,7 +91,7 @@ class DataChecks:
         number, where = found.number, "the evaluation data"
         if position is not None:
             number, where = number - position["step"] + position["batch"], f"epoch {position['epoch']}"
-        raise ValueError(f"batch {number} of {where}: {message(self.valid[found.valid], found)}")
+        raise ValueError(f"batch {number} of {where}: {fault_message(self.valid, found)}")
 
     def check_epoch(self, totals: Totals, epoch: int | None = None) -> None:
         """Check what is known at the end of a pass over the data.

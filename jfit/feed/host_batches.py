@@ -13,18 +13,20 @@ import numpy as np
 from jfit.data import ArrayData, Batch, StreamData, prefetch
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.prefetch import Patience
+from jfit.data.valid import check_values, valid_indices
 from jfit.distributed import rank
 from jfit.feed.batch_sizes import (
     BatchSizes,
     announce_size,
     announce_varying,
     depends_on_parts,
-    pad_to_few,
+    multiple,
+    on_host,
     unpaddable_message,
 )
 from jfit.feed.batches import to_batch_axes
-from jfit.feed.job_batches import Agreed, StreamAgreement, fewer_message, global_batches, on_host, own_batch, own_rows
-from jfit.feed.labels import BatchLabels, check_indices
+from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message, own_positions
+from jfit.feed.labels import BatchLabels
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
@@ -78,8 +80,9 @@ class HostBatches:
         self.micro_batches, self.paddable, self.weights = micro_batches, paddable, weights
         self.reason, self.values, self._announced, self._own = reason, values, False, own
         self._agreement: StreamAgreement | None = None  # of the last `read` of a stream in a job
-        # Of arrays, all slices have a number of rows that is agreed already; of streams, those of this process have.
-        self._slices = devices if own is None or isinstance(data, ArrayData) else own.stop - own.start
+        self._slices = devices if own is None else own.stop - own.start
+        # Of arrays, the rows of the global batch are known; of streams, those of this process are.
+        self._unit = micro_batches * (devices if isinstance(data, ArrayData) else self._slices)
         self.weighted = False  # whether a batch of a stream had row weights
         self._largest = batch_size if isinstance(data, ArrayData) else 0  # number of rows to which batches are padded
         self._labels = BatchLabels(model) if self._checks_labels() else None
@@ -106,24 +109,16 @@ class HostBatches:
             in_order: whether to read arrays unshuffled, from the first row to the last.
             ahead: number of batches to prepare in advance.
         """
-        if in_order and isinstance(self.data, ArrayData):
-            source = _sequential(self.data, self.batch_size)
+        data, own_seconds = self.data, None
+        if isinstance(data, ArrayData):
+            source: Any = self._pieces(data, epoch, start, in_order)
         else:
-            source = self.data.batches(epoch, self.batch_size, start)
-        data = self.data
-        if self._own is not None and isinstance(data, ArrayData):
-            source: Any = global_batches(data, epoch, self.batch_size, start, in_order)
-        elif self._own is not None:
-            self._agreement = StreamAgreement(self.model.batch_axes, self._use)
-            source = self._agreement.batches(source)
-
-        def what(number: int) -> str:
-            number += start
-            return data.described(number, epoch) if isinstance(data, StreamData) else f"batch {number} of epoch {epoch}"
-
-        agreement = None if isinstance(data, ArrayData) else self._agreement
-        own_seconds = None if agreement is None else agreement.own_seconds  # a late process is not reported by the others
-        patience = Patience(what, data.timeout if isinstance(data, StreamData) else None, own_seconds)
+            source = data.batches(epoch, start=start)
+            if self._own is not None:
+                self._agreement = StreamAgreement(self.model.batch_axes, self._use)
+                source = self._agreement.batches(source)
+                own_seconds = self._agreement.own_seconds  # a late process is not reported by the others
+        patience = Patience(lambda number: data.described(number + start, epoch), data.timeout, own_seconds)
         source = self._from((epoch, start), source, self._thread)
         stream = prefetch(source, size=ahead, transform=self._prepare, patience=patience)
         self._thread = stream.thread
@@ -156,83 +151,90 @@ class HostBatches:
     def whole(self) -> tuple[Batch, int]:
         """Return all rows of an `ArrayData` as one batch, in the form that `read` yields; no background thread prepares it."""
         assert isinstance(self.data, ArrayData)
-        every = slice(0, self.data.num_rows)
-        return self._prepare(self.data.take(every) if self._own is None else every)
+        return self._prepare((self.data.take, slice(0, self.data.num_rows)))
+
+    def _pieces(self, data: ArrayData, epoch: int, start: int, in_order: bool) -> Iterator[Any]:
+        """Yield (function that reads rows, positions of the rows of a global batch)."""
+        read = data.reader(None if in_order else epoch)
+        end = data.num_rows if in_order else data.epoch_rows(self.batch_size)
+        for low in range(start * self.batch_size, end, self.batch_size):
+            yield read, slice(low, min(low + self.batch_size, end))
 
     def _prepare(self, item: Any) -> tuple[Batch, int]:
-        """Prepare what the source of `read` yields: a batch; in a job, row indices of arrays, or a batch that is `Agreed`."""
-        epoch, number = self._position
+        """Prepare what the source of `read` yields: (batch split over the devices, number of rows without padding)."""
+        epoch, number = position = self._position
         self._position = epoch, number + 1
-        if self._own is None:
-            return self._prepared(item, epoch, number)
-        if isinstance(item, Agreed):
-            return self._prepared(on_host(item.batch), epoch, number, item)
-        return self._own_rows(item, epoch, number)
+        batch, count = (self._of_arrays if isinstance(self.data, ArrayData) else self._of_stream)(item, position)
+        every = None if self._own is None else slice(None)  # in a job, arrays have an axis of devices also for one device
+        return split_batch(batch, self._slices, self.model.batch_axes, self.micro_batches, own=every), count
 
-    def _own_rows(self, wanted: Any, epoch: int, number: int) -> tuple[Batch, int]:
-        """Prepare the rows of this process of a global batch of arrays, as `_prepared` would prepare the global batch."""
-        assert isinstance(self.data, ArrayData) and self._own is not None
+    def _of_arrays(self, item: Any, position: tuple[int, int]) -> tuple[Batch, int]:
+        """Read the rows of this process of a global batch, which is padded by row number."""
+        read, wanted = item
         if self.paddable is None:  # decided from the global batch, so that all processes decide alike
-            probe = self.data.take(wanted)
-            self._read_plan(Batch(to_batch_axes(probe.inputs, self.model)))
-        count = wanted.stop - wanted.start if isinstance(wanted, slice) else len(wanted)
-        unit = self.devices * self.micro_batches
-        self._check_size(count, unit, (epoch, number))
+            self._read_plan(self._used(to_batch_axes(read(wanted).inputs, self.model)))
+        count, own = wanted.stop - wanted.start, self._own or slice(0, self.devices)
+        self._check_size(count, position)
         size = self._largest if self.paddable else count
-        batch = own_batch(
-            self.data, own_rows(wanted, size, unit, self.devices, self._own), bool(self.weights and self.paddable)
-        )
-        batch = batch._replace(inputs=to_batch_axes(batch.inputs, self.model))
-        if self._labels is not None:
-            self._labels.check(batch, f"batch {number} of epoch {epoch}, in the rows of rank {rank()}")
-        if self.weights is False:
-            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
-        each = slice(None)
-        return split_batch(batch, self._own.stop - self._own.start, self.model.batch_axes, self.micro_batches, own=each), count
+        rows, counted = own_positions(count, size, self._unit, self.devices, own)
+        if isinstance(rows, slice):
+            rows = slice(wanted.start + rows.start, wanted.start + rows.stop)
+        else:
+            rows = wanted.start + rows
+        inputs, weight, _ = read(rows)
+        if (self.weights and self.paddable) or weight is not None or size > count or count % self._unit:
+            weight = counted.astype(np.float32) * (1 if weight is None else weight)
+        batch = Batch(to_batch_axes(inputs, self.model), weight, weight)
+        return self._checked(batch, position, "" if self._own is None else f", in the rows of rank {rank()}"), count
 
-    def _check_size(self, count: int, unit: int, position: tuple[int, int]) -> None:
-        """Check that a batch of `count` rows can be split into `unit` parts, and note its size."""
+    def _of_stream(self, item: Any, position: tuple[int, int]) -> tuple[Batch, int]:
+        """Pad a batch of a stream, or in a job what `StreamAgreement` makes of it."""
+        axes, part = self.model.batch_axes, item
+        if self._own is None:
+            count = rows(item, axes)
+            part = StreamBatch(item, count, count, wrapped_rows(item) if self.weights is False else 0)
+        # copy the batch, because the iterator may write the next one into the same buffers
+        batch = Batch({k: _copy(v) for k, v in part.batch.inputs.items()}, *(_copy(w) for w in part.batch[1:]))
+        self.weighted |= batch.weight is not None or batch.metric_weight is not None
+        batch, count = self._checked(batch, position), rows(batch, axes)
+        if part.padded is not None and not self.paddable:
+            raise ValueError(fewer_message(part, count, self.reason))
+        self._check_size(count, position)
+        if self.paddable:
+            batch = self._padded(batch, count)
+        if self.weights is False:
+            return Batch(batch.inputs), part.own - part.filled * self._rows_separable
+        return batch, part.count
+
+    def _used(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that the model reads: predictions need no labels."""
+        return {k: v for k, v in inputs.items() if self.weights is not False or k in self.model.evaluation_inputs}
+
+    def _checked(self, batch: Batch, position: tuple[int, int], more: str = "") -> Batch:
+        """Check labels and row indices, decide about padding with the first batch, and remove what predictions do not need."""
+        epoch, number = position
+        if self._labels is not None:
+            self._labels.check(batch, f"batch {number} of epoch {epoch}{more}")
+        if self.weights is False:
+            batch = Batch(self._used(batch.inputs))
+        if self.paddable is None:
+            self._read_plan(batch.inputs)
+        for lookup in self._lookups:  # of predictions: the others check indices with the labels
+            if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
+                rows_first = np.moveaxis(indices, self.model.batch_axes.get(lookup.name, 0), 0)
+                check_values(rows_first, valid_indices(lookup), f"predict: batch {number}: ")
+        return batch
+
+    def _check_size(self, count: int, position: tuple[int, int]) -> None:
+        """Check that a batch of `count` rows can be split into equal parts, and note its size."""
+        unit = self._unit
         if not self.paddable and count % unit:
             raise ValueError(unpaddable_message(count, unit, self.reason))
-        self._note_size(-(-count // unit) * unit, position)
+        self._note_size(multiple(count, unit), position)
         if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
             announce_size(self.model, count, self._largest, self.reason)
             self._announced = True
         self._largest = max(self._largest, count)
-
-    def _prepared(self, batch: Batch, epoch: int, number: int, agreed: Agreed | None = None) -> tuple[Batch, int]:
-        axes, unit = self.model.batch_axes, self._slices * self.micro_batches
-        if isinstance(self.data, ArrayData):
-            batch = batch._replace(inputs=to_batch_axes(batch.inputs, self.model))
-        else:  # copy the batch, because the iterator may write the next one into the same buffers
-            batch = Batch({k: _copy(v) for k, v in batch.inputs.items()}, *(_copy(w) for w in batch[1:]))
-            self.weighted |= batch.weight is not None or batch.metric_weight is not None
-        if self._labels is not None:
-            self._labels.check(batch, f"batch {number} of epoch {epoch}")
-        filled = 0
-        if self.weights is False:
-            filled = wrapped_rows(batch) if agreed is None else agreed.filled
-            batch = Batch({k: v for k, v in batch.inputs.items() if k in self.model.evaluation_inputs})
-        if self.paddable is None:
-            self._read_plan(batch)
-        for lookup in self._lookups:  # of predictions: the others check indices with the labels
-            if isinstance(indices := batch.inputs.get(lookup.name), np.ndarray):
-                check_indices(np.moveaxis(indices, axes.get(lookup.name, 0), 0), lookup, f"predict: batch {number}: ")
-        count = rows(batch, axes)
-        if agreed is not None and agreed.padded is not None and not self.paddable:
-            raise ValueError(fewer_message(agreed, count, self.reason))
-        self._check_size(count, unit, (epoch, number))
-        if self.paddable:
-            if self.weights:
-                batch = _with_weights(batch, count)
-            batch = self._padded(batch, count)
-        every = None if agreed is None else slice(None)  # in a job, arrays have an axis of devices also for one device
-        batch = split_batch(batch, self._slices, axes, self.micro_batches, own=every)
-        if self.weights is False:
-            batch, count = Batch(batch.inputs), count if agreed is None else agreed.own
-        elif agreed is not None:
-            count = agreed.count
-        return batch, count - filled * self._rows_separable
 
     @functools.cached_property
     def _to_few_sizes(self) -> bool:
@@ -253,17 +255,22 @@ class HostBatches:
         self._changes.append((position, sizes))
 
     def _padded(self, batch: Batch, count: int) -> Batch:
-        axes = self.model.batch_axes
-        if not (self.sizes.varies and self._to_few_sizes):
-            return pad_rows(batch, self._largest, axes) if count < self._largest else batch
-        return pad_to_few(batch, self.sizes, self._slices * self.micro_batches, axes)
+        size, real = max(count, self._largest), None
+        if self.weights:  # scores weight rows as metrics do, also in full batches
+            batch, real = Batch(batch.inputs, batch.weight if batch.metric_weight is None else batch.metric_weight), count
+        if self.sizes.varies and self._to_few_sizes:
+            size = self.sizes.padded(count, self._unit)
+            # with row weights, also if all are 1, because one program is enough for full and for padded batches of this size
+            real = real if count == size and self.sizes.ran_without_weights(count) else count
+            batch = batch if count == size else on_host(batch, "cpu")
+        return pad_rows(batch, size, self.model.batch_axes, real)
 
-    def _read_plan(self, batch: Batch) -> None:
+    def _read_plan(self, inputs: Mapping[str, Any]) -> None:
         if self.values is not None and self.model.verify is not None:
-            self.model.verify(*self.values, batch.inputs)  # decides once per shape of a row, so that plans stay valid
-        key = plan_key(batch.inputs)
+            self.model.verify(*self.values, inputs)  # decides once per shape of a row, so that plans stay valid
+        key = plan_key(inputs)
         if key not in self.plans:
-            self.plans[key] = plan_of(self.model, batch.inputs)
+            self.plans[key] = plan_of(self.model, dict(inputs))
         plan = self.plans[key].in_evaluation
         self._lookups = plan.lookups if self.weights is False else ()
         if self._agreement is not None:
@@ -275,17 +282,6 @@ class HostBatches:
 def plan_key(inputs: Mapping[str, Any]) -> Any:
     """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
     return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
-
-
-def _with_weights(batch: Batch, count: int) -> Batch:
-    weight = batch.metric_weight if batch.metric_weight is not None else batch.weight
-    weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
-    return Batch(batch.inputs, weight, weight)
-
-
-def _sequential(data: ArrayData, batch_size: int) -> Iterator[Batch]:
-    for low in range(0, data.num_rows, batch_size):
-        yield data.take(slice(low, low + batch_size))
 
 
 def _copy(x: Any) -> Any:

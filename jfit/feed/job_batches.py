@@ -14,107 +14,58 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from jfit import counters
 from jfit.data import ArrayData, Batch, StreamData
-from jfit.data.batch import rows, wrapped_rows
+from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
 from jfit.distributed.channel import JobError
-from jfit.feed.batch_sizes import MIXED_ROWS
+from jfit.feed.batch_sizes import MIXED_ROWS, multiple, on_host
 from jfit.lowering.model import Plan
 
 _numbers = itertools.count()  # of the passes over streams, which all processes read in the same order
 
 
-class OwnRows(NamedTuple):
-    """Rows that this process reads of a global batch of arrays.
-
-    Attributes:
-        indices: row indices in the arrays; a slice for consecutive rows of arrays that are not shuffled.
-        counted: (rows,) whether a row is one of the batch; others are padding.
-        padded: whether any process has padding rows.
-    """
-
-    indices: Any
-    counted: np.ndarray
-    padded: bool
-
-
-def own_rows(wanted: np.ndarray | slice, size: int, unit: int, devices: int, own: slice) -> OwnRows:
+def own_positions(count: int, size: int, unit: int, devices: int, own: slice) -> tuple[np.ndarray | slice, np.ndarray]:
     """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
 
     Args:
-        wanted: row indices of the global batch in the arrays.
+        count: number of rows of the global batch.
         size: number of rows to which the batch is padded; padding rows repeat the batch.
         unit: number by which the number of rows is then made divisible.
         devices: number of devices of all processes.
         own: positions of the devices of this process.
 
+    Returns:
+        (positions of the rows in the batch, a slice if none is padding; whether each row is no padding, bool).
+
     Example:
-        >>> own_rows(np.array([5, 3, 4]), 4, 4, 4, slice(2, 4))
-        OwnRows(indices=array([4, 5]), counted=array([ True, False]), padded=True)
+        >>> own_positions(3, 4, 4, 4, slice(2, 4))
+        (array([2, 0]), array([ True, False]))
     """
-    count = wanted.stop - wanted.start if isinstance(wanted, slice) else len(wanted)
-    total = -(-size // unit) * unit
-    each = total // devices
+    each = multiple(size, unit) // devices
     positions = np.arange(own.start * each, own.stop * each)
     counted = positions < count
-    if isinstance(wanted, slice) and counted.all():
-        return OwnRows(slice(wanted.start + own.start * each, wanted.start + own.stop * each), counted, total > count)
-    at = positions % size % count
-    return OwnRows(wanted.start + at if isinstance(wanted, slice) else wanted[at], counted, total > count)
+    return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
-def own_batch(data: ArrayData, own: OwnRows, weighted: bool) -> Batch:
-    """Read the rows of a global batch that belong to this process.
-
-    Args:
-        data: the arrays.
-        own: which rows.
-        weighted: whether the batch has row weights even if it is full and the data has none.
-    """
-    inputs, weight, _ = data.take(own.indices)
-    if weighted or own.padded or weight is not None:
-        weight = own.counted.astype(np.float32) * (1 if weight is None else weight)
-    return Batch(inputs, weight, weight)
-
-
-def global_batches(data: ArrayData, epoch: int, batch_size: int, start: int, in_order: bool) -> Iterator[np.ndarray | slice]:
-    """Yield the row indices of each global batch of an epoch, in the order of `ArrayData.batches`.
-
-    Args:
-        data: the arrays.
-        epoch: number of the epoch.
-        batch_size: number of rows per batch.
-        start: number of the first batch.
-        in_order: whether to read all rows unshuffled.
-    """
-    order = data.order(epoch) if data.shuffle and not in_order else None
-    end = data.num_rows if in_order else data.epoch_rows(batch_size)
-    for low in range(start * batch_size, end, batch_size):
-        part = slice(low, min(low + batch_size, end))
-        yield part if order is None else order[part]
-
-
-class Agreed(NamedTuple):
-    """A batch of a stream, after the processes have agreed about it.
+class StreamBatch(NamedTuple):
+    """A batch of a stream; in a job, after the processes have agreed about it.
 
     Attributes:
         batch: as many rows as the largest batch of the processes; rows that this process did not have have weight 0.
         own: number of rows that this process had, 0 after its stream has ended.
         count: number of rows of all processes.
-        padded: rank of a process that had fewer rows than others, or None.
         filled: number of the last of the `own` rows with which a data iterator filled its last batch, see `wrapped_rows`.
+        padded: rank of a process that had fewer rows than others, or None.
     """
 
     batch: Batch
     own: int
     count: int
-    padded: int | None
     filled: int = 0
+    padded: int | None = None
 
 
 class StreamAgreement:
@@ -134,7 +85,7 @@ class StreamAgreement:
         self._waits = False  # whether this process waits for the others
         self._since: float | None = None  # when it last did
 
-    def batches(self, source: Iterator[Batch]) -> Generator[Agreed]:
+    def batches(self, source: Iterator[Batch]) -> Generator[StreamBatch]:
         """Yield the batches of this process until the streams of all have ended.
 
         Raises:
@@ -193,7 +144,7 @@ class StreamAgreement:
                 raise
             self._last, batch = error.last, None
         if batch is not None:
-            self._last = batch
+            self._last = batch = on_host(batch)  # where its values can be checked before they are used
         return batch
 
     def _described(self, batch: Batch | None) -> dict[str, Any]:
@@ -219,7 +170,7 @@ class StreamAgreement:
                 "streams of all processes must yield the same inputs, with rows of the same shapes and dtypes"
             )
 
-    def _padded(self, batch: Batch | None, answers: list[dict[str, Any]]) -> Agreed:
+    def _padded(self, batch: Batch | None, answers: list[dict[str, Any]]) -> StreamBatch:
         counts = [answer["rows"] or 0 for answer in answers]
         size, own, last = max(counts), counts[rank()], self._last
         fewer = next((r for r, count in enumerate(counts) if count < size), None)
@@ -232,24 +183,11 @@ class StreamAgreement:
             batch = Batch(last.inputs)
         filled = wrapped_rows(batch)  # before the batch gets row weights
         if weighted:
-            batch = self._with_rows(batch, own, size)
-        return Agreed(batch, own, sum(counts), fewer, filled)
-
-    def _with_rows(self, batch: Batch, own: int, size: int) -> Batch:
-        """Repeat rows up to `size` of them; those from number `own` on have weight 0."""
-        have = rows(batch, self._axes)
-        index, inputs = np.arange(size) % have, batch.inputs
-        if size != have:
-            taken = {k: np.asarray(v) for k, v in inputs.items()}
-            axis_of = {k: self._axes.get(k, 0) for k in taken}
-            inputs = {k: v if axis_of[k] is None else v.take(index, axis=axis_of[k]) for k, v in taken.items()}
-        weight, metric_weight = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        weight[:own] = 1.0 if batch.weight is None else batch.weight
-        metric_weight[:own] = weight[:own] if batch.metric_weight is None else batch.metric_weight
-        return Batch(inputs, weight, metric_weight)
+            batch = pad_rows(batch, size, self._axes, real=own)
+        return StreamBatch(batch, own, sum(counts), filled, fewer)
 
 
-def fewer_message(agreed: Agreed, count: int, reason: str) -> str:
+def fewer_message(agreed: StreamBatch, count: int, reason: str) -> str:
     """Error message for a batch of a stream that cannot be padded, of which one process has fewer rows than `count`."""
     return (
         f"rank {agreed.padded} of the job has fewer rows of a batch than the {count} rows of another rank, or its stream has "
@@ -302,18 +240,6 @@ def num_batches_of(data: ArrayData | StreamData, batch_size: int) -> int | None:
         return count
     counts = exchange(count, "the number of batches per epoch")
     return None if any(c is None for c in counts) else max(counts)
-
-
-def on_host(batch: Batch) -> Batch:
-    """Copy the JAX arrays of a batch to the host, where their values can be checked before they are used."""
-    leaves, tree = jax.tree.flatten(batch)
-    numbers = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
-    if not numbers:
-        return batch
-    values = counters.read([leaves[i] for i in numbers])  # sync: on the thread of the batches
-    for i, x in zip(numbers, values, strict=True):
-        leaves[i] = x
-    return jax.tree.unflatten(tree, leaves)
 
 
 def _text(specs: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ def add_class_weights(
         data = copy.copy(data)
         data.set_weight(weights.of_rows(data.whole(weights.label), data.weight))
     else:
-        data.weight_classes(weights)
+        data.class_weights = weights
     return data
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.data import ArrayData, Batch
+from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
 from jfit.loop.report import report
 from jfit.loop.step_log import step_values
@@ -21,7 +22,7 @@ from jfit.parallel.ordered import OrderedSteps
 from jfit.parallel.spmd import GATHERED
 from jfit.prepare import Problem
 from jfit.step import Step, StepOut, unrolls
-from jfit.step.faults import Valid, first_fault
+from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
 
 MAX_STEPS_PER_CALL = 32

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
@@ -589,32 +588,6 @@ def _grows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, loss
     except Exception:  # also an assert of the user
         # (n, k) with (n,) is broadcast only if n is k: for another number of rows it is an error
         return rows in trailing
-
-
-def check_range(loss_range: tuple[float, float], labels: Any, name: str, ignore: float | None = None) -> None:
-    """Check that all labels are in a closed interval.
-
-    Raises:
-        ValueError: a label is NaN or outside; the message names the first such row.
-
-    Example:
-        >>> check_range((0, 1), [0, 2], "y")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: label 'y': row 1 is 2, expected values from 0 to 1; ...
-    """
-    array = np.asarray(labels)
-    low, high = loss_range
-    valid = (array >= low) & (array <= high)
-    if ignore is not None:
-        valid |= array == ignore
-    if not valid.all():
-        where = np.unravel_index(np.argmin(valid), array.shape)
-        place = f"row {where[0]}" + (f", position {tuple(int(k) for k in where[1:])}" if len(where) > 1 else "")
-        raise ValueError(
-            f"label {name!r}: {place} is {array[where]}, expected values from {low:g} to {high:g}; rescale the labels, or "
-            "choose the loss of the task (class indices need 'cross_entropy')"
-        )
 
 
 def facts(loss: Any) -> Mapping[str, Any]:

@@ -224,19 +224,16 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
 
 def run_settings(options: FitOptions) -> Settings:
     """Convert the options that a run keeps to `Settings`; devices="auto" is decided later, when the model is known."""
-    return settings_of(
+    settings = settings_of(
         devices=None if is_auto(options.devices) else options.devices,
         batch_size=options.batch_size,
         eval_batch_size=options.eval_batch_size,
-        num_epoch=options.num_epoch,
         eval_metric=options.eval_metric,
         policy=options.policy,
-        directory=options.directory,
-        checkpoint=options.checkpoint,
         label=options.label,
-        eval_every=options.eval_every,
-        data_timeout=options.data_timeout,
     )
+    directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
+    return replace(settings, num_epoch=options.num_epoch, directory=directory, checkpoint=checkpoint)
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jfit import counters
 from jfit.data.batch import parts_of
-from jfit.lowering.lookups import Lookup
+from jfit.data.valid import Valid, message, valid_indices, valid_weights
 from jfit.lowering.loss_kinds import UNUSUAL, are_classes, kind_of
 from jfit.lowering.model import Model, Output, Plan, plan_of
-from jfit.step.faults import FLOAT_INTEGERS, NO_FAULT, Fault, Valid, decoded, first_fault
-
-_WEIGHTS = tuple(Valid(name, 0, float(jnp.finfo(jnp.float32).max), kind="weight") for name in ("weight", "metric_weight"))
+from jfit.step.faults import NO_FAULT, Fault, decoded, first_fault
 
 
 class BatchCheck:
@@ -39,7 +35,7 @@ class BatchCheck:
 
     Attributes:
         model: the `Model`.
-        valid: the valid values of each array that is looked at, list of `jfit.step.faults.Valid`.
+        valid: the valid values of each array that is looked at, list of `jfit.data.valid.Valid`.
         none: the array that means "no fault", int32 (6,), for the first call.
 
     Example:
@@ -92,7 +88,7 @@ class BatchCheck:
         # sync: the caller decides how often
         found = decoded(np.asarray(counters.read(fault)).reshape(-1, len(NO_FAULT))[0])
         if found is not None:
-            raise ValueError(f"batch {found.number}: {message(self.valid[found.valid], found)}")
+            raise ValueError(f"batch {found.number}: {fault_message(self.valid, found)}")
 
 
 def valid_values(model: Model, inputs: Mapping[str, Any]) -> tuple[Valid, ...]:
@@ -103,64 +99,56 @@ def valid_values(model: Model, inputs: Mapping[str, Any]) -> tuple[Valid, ...]:
         inputs: the inputs of the first batch, arrays or specs by name.
     """
     plan = plan_of(model, dict(inputs))
-    labels = [_label(model, out, shape, inputs) for out, shape in zip(model.outputs, plan.shapes, strict=True)]
-    return (*filter(None, labels), *_indices(model, plan, inputs), *_WEIGHTS)
+    found = [recognized(model, out, shape, inputs, (UNUSUAL,)) for out, shape in zip(model.outputs, plan.shapes, strict=True)]
+    weights = (valid_weights("weight"), valid_weights("metric_weight"))
+    return (*declared(model, plan, inputs), *filter(None, found), *weights)
 
 
-def _label(model: Model, out: Output, shape: Any, inputs: Mapping[str, Any]) -> Valid | None:
-    if out.label is None or out.label not in inputs:
+def declared(model: Model, plan: Plan, inputs: Mapping[str, Any]) -> list[Valid]:
+    """Return the valid values of labels whose output says what they are, and of row indices of tables.
+
+    Args:
+        model: the `Model`.
+        plan: its output shapes, for any number of rows.
+        inputs: arrays or specs by name.
+    """
+    valid, axes = [], model.batch_axes
+    for out, shape in zip(model.outputs, plan.shapes, strict=True):
+        if out.label is None or out.label not in inputs:
+            continue
+        label, ignored = inputs[out.label].shape, () if out.ignore_label is None else (out.ignore_label,)
+        soft = len(label) == len(shape.shape) and label[1:] == shape.shape[1:]  # a probability distribution per row
+        if out.label_range is not None:
+            valid.append(Valid(out.label, *out.label_range, False, ignored, axes.get(out.label, 0), "range"))
+        elif out.class_axis is not None and not soft:
+            valid.append(Valid(out.label, 0, shape.shape[out.class_axis] - 1, True, ignored, axes.get(out.label, 0)))
+    return valid + [valid_indices(lookup, axes.get(lookup.name, 0)) for lookup in plan.lookups if lookup.name in inputs]
+
+
+def recognized(model: Model, out: Output, shape: Any, inputs: Mapping[str, Any], others: Sequence[int]) -> Valid | None:
+    """Return the valid labels of a user's loss, if its gradient says that they are class indices.
+
+    Args:
+        model: the `Model`.
+        out: its output.
+        shape: shape of the output, for any number of rows.
+        inputs: arrays or specs by name.
+        others: values that are no class indices, to find out whether the loss ignores them.
+    """
+    name, loss, label = out.label, out.loss, inputs.get(str(out.label))
+    if name is None or loss is None or label is None or not is_recognizable(model, out):
         return None
-    label, axis = inputs[out.label], model.batch_axes.get(out.label, 0)
-    ignored = () if out.ignore_label is None else (out.ignore_label,)
-    if out.label_range is not None:
-        return Valid(out.label, *out.label_range, ignored=ignored, axis=axis, kind="range")
-    if out.class_axis is not None:
-        soft = len(label.shape) == len(shape.shape) and label.shape[1:] == shape.shape[1:]
-        return None if soft else Valid(out.label, 0, shape.shape[out.class_axis] - 1, True, ignored, axis)
-    if not is_recognizable(model, out) or not are_classes(shape.shape, label.shape):
+    output = jax.ShapeDtypeStruct((*label.shape[:1], *shape.shape[1:]), shape.dtype)
+    if not are_classes(output.shape, label.shape):
         return None
-    loss, name = out.loss, out.label
-    assert loss is not None
-    output, labels = jax.ShapeDtypeStruct(shape.shape, shape.dtype), jax.ShapeDtypeStruct(label.shape, label.dtype)
-    kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, labels, (UNUSUAL,))
-    return Valid(name, 0, shape.shape[-1] - 1, True, kind.ignored, axis) if kind.task == "classes" else None
+    kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, jax.ShapeDtypeStruct(label.shape, label.dtype), others)
+    axis = model.batch_axes.get(name, 0)
+    return Valid(name, 0, output.shape[-1] - 1, True, kind.ignored, axis) if kind.task == "classes" else None
 
 
-def _indices(model: Model, plan: Plan, inputs: Mapping[str, Any]) -> list[Valid]:
-    found = [x for x in plan.lookups if x.name in inputs]
-    return [Valid(x.name, x.low, x.rows - 1, True, (), model.batch_axes.get(x.name, 0), "index") for x in found]
-
-
-def message(valid: Valid, fault: Fault) -> str:
-    """Error message for an invalid value, without the number of its batch."""
-    position = f", position {fault.column}" if fault.column else ""
-    if valid.kind == "weight":
-        return (
-            f"{valid.name} of row {fault.row} is {fault.value}; row weights must be finite and at least 0; use 0 to exclude a "
-            "row."
-        )
-    if valid.kind == "index":
-        rows = int(valid.high) + 1
-        columns = (fault.column,) if fault.column else ()
-        return invalid_index(Lookup(valid.name, rows, valid.low < 0), fault.row, columns, fault.value)
-    extra = "".join(f" and {value:g} (ignored)" for value in valid.ignored)
-    place = f"label {valid.name!r}: row {fault.row}{position} is {fault.value}"
-    if valid.kind == "range":
-        limit = "" if math.isinf(valid.high) else f" to {valid.high:g}"
-        return f"{place}, expected values from {valid.low:g}{limit}{extra}; rescale the labels, or choose the loss of the task."
-    return f"{place}, expected classes 0..{valid.high}{extra}; renumber the labels from 0, or give the last layer more outputs."
-
-
-def invalid_index(lookup: Lookup, row: int, position: tuple[int, ...], value: Any) -> str:
-    """Error message for a value that is not the index of a row of an embedding table."""
-    place = f"row {row}" + (f", position {position}" if position else "")
-    inexact = lookup.low <= value < lookup.rows and float(value).is_integer()
-    limit = f" below {FLOAT_INTEGERS}, as float32 does not have all above (pass integers)" if inexact else ""
-    return (
-        f"input {lookup.name!r}: {place} is {value}, expected the index of a row of the table that it is looked up in, a whole "
-        f"number {lookup.low}..{lookup.rows - 1}{limit}; renumber the values, or make the table larger (programs clip such an "
-        "index, or return nan)."
-    )
+def fault_message(valid: Sequence[Valid], fault: Fault) -> str:
+    """Error message for an invalid value that was found on the devices, without the number of its batch."""
+    return message(valid[fault.valid], fault.row, (fault.column,) if fault.column else (), fault.value)
 
 
 def is_recognizable(model: Model, out: Output) -> bool:

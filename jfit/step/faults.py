@@ -14,30 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.data.batch import parts_of
-
-FLOAT_INTEGERS = 1 << 24  # float32 has all integers up to this one
-
-
-class Valid(NamedTuple):
-    """The valid values of one array of a batch.
-
-    Attributes:
-        name: name of the input; "weight" or "metric_weight" for row weights.
-        low: smallest valid value.
-        high: largest valid value.
-        whole: whether values must be whole numbers.
-        ignored: more valid values.
-        axis: batch axis of the array.
-        kind: "classes", "range", "index" or "weight", for the message.
-    """
-
-    name: str
-    low: float
-    high: float
-    whole: bool = False
-    ignored: tuple[float, ...] = ()
-    axis: int = 0
-    kind: str = "classes"
+from jfit.data.valid import Valid
 
 
 class Fault(NamedTuple):
@@ -101,9 +78,7 @@ def _fault_of(valid: Valid, array: Array, is_used: Array | None, axis_name: str 
     integers = jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_
     array = jnp.moveaxis(array, valid.axis, 0).astype(jnp.int32 if integers else jnp.float32)
     array = array.reshape(array.shape[0], -1)  # (rows, columns)
-    exact = integers or valid.kind != "index"
-    high = valid.high if exact else min(valid.high, FLOAT_INTEGERS - 1)
-    good = (array >= valid.low) & (array <= high)  # nan compares false
+    good = (array >= valid.low) & (array <= valid.highest(bool(integers)))  # nan compares false
     if valid.whole and not integers:
         good &= jnp.trunc(array) == array
     for value in valid.ignored:

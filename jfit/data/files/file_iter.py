@@ -9,15 +9,15 @@ import numpy as np
 
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
-from jfit.data.ndarray_iter import DataDesc, DataIter
+from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.data.positions import checks_position
 
 
-class Positioned(DataIter):
+class Positioned(WholeBatches):
     """Base class of iterators that count the batches read and can skip batches.
 
-    Override `_read() -> (data, label, index, pad)`, which returns None at the end of the epoch, and `_begin()`, which goes back
-    to the first row.
+    Override `_read()`, which returns the next `DataBatch`, or None at the end of the epoch, and `_begin()`, which goes back to
+    the first row.
     """
 
     def __init__(self, batch_size: int, provide_data: list[DataDesc], provide_label: list[DataDesc]):
@@ -26,9 +26,8 @@ class Positioned(DataIter):
         super().__init__(batch_size)
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
-        self._now: tuple[list[Any], list[Any], np.ndarray, int] | None = None
 
-    def _read(self) -> tuple[list[Any], list[Any], np.ndarray, int] | None:
+    def _read(self) -> DataBatch | None:
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -36,14 +35,14 @@ class Positioned(DataIter):
 
     def reset(self) -> None:
         """Start the next epoch."""
-        self.batches_read, self._now = 0, None
+        self.batches_read, self.current_batch = 0, None
         self._begin()
 
     def iter_next(self) -> bool:
         """Advance to the next batch; return False at the end of the epoch."""
         batch = self._read()
         if batch is not None:
-            self._now = batch
+            self.current_batch = batch
             self.batches_read += 1
         return batch is not None
 
@@ -70,27 +69,6 @@ class Positioned(DataIter):
                 f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read} batches; it must "
                 "yield the same batches as when the position was saved."
             )
-
-    def getdata(self) -> Any:
-        """Data arrays of the current batch."""
-        return self._current()[0]
-
-    def getlabel(self) -> Any:
-        """Label arrays of the current batch."""
-        return self._current()[1]
-
-    def getindex(self) -> np.ndarray:
-        """Row indices of the current batch in the file, or in the part of it that `part_index` selects, (batch_size,)."""
-        return self._current()[2]
-
-    def getpad(self) -> int:
-        """Number of padding rows in the current batch."""
-        return self._current()[3]
-
-    def _current(self) -> tuple[list[Any], list[Any], np.ndarray, int]:
-        if self._now is None:
-            raise ValueError(f"{type(self).__name__}: there is no current batch before the first next() or iter_next().")
-        return self._now
 
 
 class FileIter(Positioned):
@@ -134,7 +112,7 @@ class FileIter(Positioned):
         self._before: list[list[int]] | None = None  # positions of the readers at the start of the current batch
         self._last: tuple[Any, ...] | None = None  # the rows of the current batch, if the next batch may be padded with them
 
-    def _read(self) -> tuple[list[Any], list[Any], np.ndarray, int] | None:
+    def _read(self) -> DataBatch | None:
         before = [reader.tell() for reader in self._readers]
         columns = None if self._ended else self._take(self.batch_size)
         if columns is None:
@@ -149,7 +127,7 @@ class FileIter(Positioned):
             self._ended = True
         self._before = before
         self._last = None if self.round_batch else tuple(copy_rows(c) for c in columns)
-        return *self._arrays(columns), index, pad
+        return DataBatch(*self._arrays(columns), pad, index)
 
     def _filled(self, columns: tuple[Any, ...], count: int) -> tuple[Any, ...]:
         """Pad a short last batch with rows of the start of the file, or of the previous batch."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from jfit.data.files.csv_iter import number_type
 from jfit.data.files.file_iter import Positioned
-from jfit.data.ndarray_iter import DataDesc
+from jfit.data.ndarray_iter import DataBatch, DataDesc
 from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, open_file
 
@@ -190,14 +190,14 @@ class MNISTIter(Positioned):
     def _begin(self) -> None:
         pass  # the position is `batches_read` alone
 
-    def _read(self) -> tuple[list[Any], list[Any], np.ndarray, int] | None:
+    def _read(self) -> DataBatch | None:
         at = self.batches_read * self.batch_size
         if self.batches_read == self.num_batches:
             return None
         index = self._order[at : at + self.batch_size]
         data = self._images[index].astype(self._dtype).reshape(-1, *self._shape)
         data *= self._dtype.type(1 / 256)
-        return [data], [self._labels[index].astype(self._dtype)], index, 0
+        return DataBatch([data], [self._labels[index].astype(self._dtype)], 0, index)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the epoch as plain numbers; the order of the rows depends only on the arguments."""
