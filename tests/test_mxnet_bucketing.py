@@ -281,7 +281,9 @@ def test_a_bucket_with_fewer_parameters_trains_as_a_separate_module():
 
 def test_a_bucket_with_an_additional_parameter_raises_with_its_name():
     module = ready(default=1)
-    with pytest.raises(ValueError, match=r"bucket 3 has the parameter 'h2h_weight', which the default bucket 1 lacks"):
+    with pytest.raises(
+        ValueError, match=r"parameter 'h2h_weight', which the network of default_bucket_key=1 lacks"
+    ):
         module.forward(batch_of(3))
 
 
@@ -293,7 +295,7 @@ def test_a_parameter_whose_shape_depends_on_the_bucket_raises_with_its_name():
     module = BucketingModule(flat, 5)
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
     module.init_params()
-    with pytest.raises(ValueError, match=r"bucket 3 .*: parameter 'fc_weight' has shape \(2, 3\) in this .* \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"bucket 3 .*: parameter 'fc_weight' has shape \(2, 3\) here, .* \(2, 5\)"):
         module.switch_bucket(3, [("data", (4, 3))], [("softmax_label", (4,))])
 
 

@@ -321,7 +321,7 @@ def test_an_optimizer_object_keeps_its_scale_and_receives_the_names():
         each.fit(jfit.NDArrayIter(X, Y, 8))
     assert sgd.idx2name == {0: "fc_weight", 1: "fc_bias"}
     np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), np.asarray(same.arg_params["fc_weight"]))
-    with pytest.raises(TypeError, match="rescale_grad=2 is set"):
+    with pytest.raises(TypeError, match="sets rescale_grad"):
         model(rescale_grad=2).fit(X, Y)
 
 
@@ -414,8 +414,6 @@ def test_a_network_may_depend_on_the_bucket_key():
     assert ff.symbol is not None and accuracy[-1] == 1.0
     with pytest.raises(NotImplementedError, match="does not support buckets"):
         ff.fit(Lengths(), monitor=Monitor(1))
-    with pytest.raises(ValueError, match="default_bucket_key"):
-        FeedForward(summed, num_epoch=1).fit(X, Y)
 
 
 def test_a_monitor_sees_the_training():
@@ -431,10 +429,9 @@ def test_a_monitor_sees_the_training():
     ("call", "error", "message"),
     [
         (lambda: model().fit(X), ValueError, "y is missing"),
-        (lambda: model().fit(X, Y[:5]), ValueError, "22 rows and y 5 labels"),
+        (lambda: model().fit(X, Y[:5]), ValueError, "one label for each of the 22 rows"),
         (lambda: model().fit(X, np.zeros((22, 2))), ValueError, r"y has shape \(22, 2\)"),
         (lambda: model().fit(X.tolist(), Y), TypeError, "X is list"),
-        (lambda: model().fit(X, Y.tolist()), TypeError, "y is list"),
         (lambda: model().fit(X, Y, eval_data=3), TypeError, "eval_data is int"),
         (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has X = None"),
         (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),

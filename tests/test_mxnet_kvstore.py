@@ -296,7 +296,7 @@ def test_compressed_gradients_plus_residual_equal_the_gradients(rng):
         ({"type": "4bit"}, MXNetError, "'4bit'; the supported types are '2bit', '1bit'"),
         ({"threshold": 1}, MXNetError, "None; the supported types are"),
         ({"type": "2bit", "threshold": -1}, MXNetError, "must be greater than 0"),
-        ({"type": "2bit", "treshold": 1}, ValueError, "unknown name 'treshold'"),
+        ({"type": "2bit", "treshold": 1}, TypeError, "unexpected keyword argument 'treshold'"),
     ],
 )
 def test_invalid_compression_parameters_raise(params, error, message):
@@ -313,7 +313,7 @@ def test_compression_requires_a_device_or_distributed_store():
 @pytest.mark.parametrize("name", ["dist_async", "dist_device_async", "Dist_Async_Device"])
 def test_an_asynchronous_store_names_the_synchronous_one(name):
     for make in (create, KVStore, mxkv.create):
-        with pytest.raises(ValueError, match=rf"kvstore '{name}' is asynchronous: .* use 'dist_sync'"):
+        with pytest.raises(ValueError, match=rf"kvstore '{name}' is asynchronous.* use 'dist_sync'"):
             make(name)
     assert not hasattr(jfit, "fit_async")
 
@@ -325,7 +325,7 @@ def test_stores_are_created_by_name():
     assert create().is_capable("optimizer")
     with pytest.raises(TypeError, match="found 3"):
         create(3)
-    with pytest.raises(ValueError, match="'horovod' needs other software"):
+    with pytest.raises(ValueError, match="'horovod' is unknown"):
         create("horovod")
 
 

@@ -65,7 +65,7 @@ def test_a_context_may_be_a_context_a_device_or_a_list():
 
 
 def test_the_number_of_work_loads_must_equal_that_of_devices():
-    with pytest.raises(ValueError, match="work_load_list has 3 entries, expected one for each of 2 devices"):
+    with pytest.raises(ValueError, match="work_load_list has 3 entries for 2 devices"):
         Module(linear(), context=cpus(2), work_load_list=[1, 2, 3])
 
 
@@ -184,7 +184,7 @@ def test_uneven_slices_of_a_network_without_row_tracking_raise():
     module = Module(mixed, label_names=None, context=cpus(3))
     module.bind([("data", (10, 4))])
     module.init_params()
-    with pytest.raises(ValueError, match=r"10 rows is split into slices of \[3, 3, 4\] rows"):
+    with pytest.raises(ValueError, match=r"slices of \[3, 3, 4\] rows must be padded"):
         module.forward(DataBatch([data_of(10)[0]]))
 
 

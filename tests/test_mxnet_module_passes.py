@@ -8,6 +8,7 @@ from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, hos
 import jfit
 from jfit.data import DataBatch, DataDesc
 from jfit.mxnet import optimizer as O
+from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore import store as K
 from jfit.mxnet.module.module import Module
 
@@ -323,7 +324,7 @@ def test_compression_requires_the_device_store_and_a_known_type():
     two = {"type": "2bit", "threshold": 0.5}
     with pytest.raises(ValueError, match="not supported for this type of kvstore: local; use 'device'"):
         ready(devices=2, compression_params=two)
-    with pytest.raises(ValueError, match="'4bit'; supported are '2bit', '1bit', 'bfloat16'"):
+    with pytest.raises(MXNetError, match="'4bit'; the supported types are '2bit', '1bit', 'bfloat16'"):
         ready(devices=2, kvstore="device", compression_params={"type": "4bit"})
     steps(ready(devices=2, kvstore="device", compression_params=two), 2)
 

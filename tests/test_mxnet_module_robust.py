@@ -84,7 +84,7 @@ def test_outputs_use_the_parameters_at_forward_even_if_a_sharing_module_updates(
 
 def test_binding_a_mismatched_network_to_shared_parameters_raises():
     other = Module(network())
-    with pytest.raises(ValueError, match=r"'fc1_weight' has shape \(4, 9\) in this network, but the shared module has it with"):
+    with pytest.raises(ValueError, match=r"'fc1_weight' has shape \(4, 9\) here, but the shared module has it with"):
         other.bind([("data", (8, 9))], [("softmax_label", (8,))], shared_module=ready())
     assert not other.params_initialized and not other.binded
     other.bind([("data", (8, 9))], [("softmax_label", (8,))])
@@ -95,7 +95,7 @@ def test_borrowing_an_optimizer_requires_its_parameters():
     second = Module(network())
     second.bind([("data", (8, 5))], [("softmax_label", (8,))])
     second.init_params()
-    with pytest.raises(ValueError, match="bind this module with shared_module="):
+    with pytest.raises(ValueError, match="bind this one with shared_module="):
         second.borrow_optimizer(ready())
 
 

@@ -13,9 +13,6 @@ from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
 from jfit.step.reduce import Reduce, bfloat16, one_bit, quantize, two_bit
 
-_PARAMS = ("type", "threshold")
-TYPES = ("2bit", "1bit", "bfloat16")
-
 
 class Compression:
     """Quantize the gradients that devices push; `rule` is the reduction of a training step with the same numbers.
@@ -133,27 +130,18 @@ def parse(params: Mapping[str, Any]) -> Compression:
 
     Raises:
         MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
-        ValueError: an unknown parameter name, or a threshold of another type than "2bit".
+        TypeError: a parameter that the type does not have.
 
     Example:
         >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
         True
     """
-    unknown = [name for name in params if name not in _PARAMS]
-    if unknown:
-        raise ValueError(
-            f"compression_params has the unknown name {unknown[0]!r}; supported are {' and '.join(map(repr, _PARAMS))}."
-        )
-    kind = params.get("type")
-    if kind not in TYPES:
-        raise MXNetError(
-            f"the type of gradient compression is {kind!r}; the supported types are {', '.join(map(repr, TYPES))}."
-        )
-    if kind == "2bit":
-        return TwoBit(float(params.get("threshold", 0.5)))
-    if "threshold" in params:
-        raise ValueError(f"compression_params has a threshold, which only the type '2bit' has, but the type is {kind!r}.")
-    return OneBit() if kind == "1bit" else BFloat16()
+    kinds: dict[Any, type[Compression]] = {"2bit": TwoBit, "1bit": OneBit, "bfloat16": BFloat16}
+    options = dict(params)
+    kind = options.pop("type", None)
+    if kind not in kinds:
+        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {', '.join(map(repr, kinds))}.")
+    return kinds[kind](**options)
 
 
 @jax.jit
