@@ -130,7 +130,7 @@ class MXRecordIO:
             raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}.")
         if self.pid != os.getpid():
             raise RuntimeError(
-                f"{self.uri} was opened by process {self.pid}, and both processes share the file position; call reset() first."
+                f"{self.uri} was opened by process {self.pid}, which shares its file position; call reset() first."
             )
 
 

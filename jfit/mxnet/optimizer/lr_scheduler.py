@@ -52,10 +52,8 @@ class LRScheduler:
     ) -> None:
         _whole(self, "warmup_steps", warmup_steps)
         if base_lr < warmup_begin_lr:
-            raise ValueError(
-                f"{_of(self)}: base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}; the learning rate increases "
-                "during the warm-up, so base_lr needs to be the larger one."
-            )
+            rates = f"base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}"
+            raise ValueError(f"{_of(self)}: {rates}; base_lr needs to be the larger one, at the end of the warm-up.")
         if warmup_steps < 0:
             raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, it needs to be at least 0.")
         if warmup_mode not in ("linear", "constant"):
@@ -84,11 +82,7 @@ class LRScheduler:
         return None
 
     def _warmup(self) -> dict[str, Any]:
-        return {
-            "warmup_steps": self.warmup_steps,
-            "warmup_begin_lr": self.warmup_begin_lr,
-            "warmup_mode": self.warmup_mode,
-        }
+        return {name: getattr(self, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
 
 
 class FactorScheduler(LRScheduler):
@@ -138,11 +132,10 @@ class FactorScheduler(LRScheduler):
             decayed = self.base_lr * self.factor
             self.base_lr = max(decayed, self.stop_factor_lr)
             if decayed < self.stop_factor_lr:
-                logging.info(
-                    "Update[%d]: now learning rate arrived at %0.5e, will not change in the future", num_update, self.base_lr
-                )
+                change = "now learning rate arrived at %0.5e, will not change in the future"
             else:
-                logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+                change = "Change learning rate to %0.5e"
+            logging.info(f"Update[%d]: {change}", num_update, self.base_lr)
         return self.base_lr
 
     @property

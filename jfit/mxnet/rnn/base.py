@@ -138,10 +138,7 @@ class BaseRNNCell:
 
     def _check_not_modified(self) -> None:
         if self._modified:
-            raise ValueError(
-                f"this {type(self).__name__} is inside a modifier cell (Zoneout, Residual), which has the states; "
-                "call the modifier"
-            )
+            raise ValueError(f"this {type(self).__name__} is inside a modifier cell, which has the states; call the modifier")
 
     @contextmanager
     def _callable_by_modifier(self) -> Iterator[None]:
@@ -244,8 +241,6 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
     Raises:
         ValueError: `inputs` is None, or its length is not `length`.
     """
-    if inputs is None:
-        raise ValueError("inputs is None; create the input, such as mx.sym.Variable('data'), and pass it to unroll")
     axis = layout.find("T")
     if axis < 0:
         raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")

@@ -114,11 +114,8 @@ class BucketSentenceIter(DataIter):
         padded = self._pad_sentences(sentences, lengths)
         self.buckets, self.data = list(padded), list(padded.values())
         if not self.buckets:
-            raise ValueError(
-                f"no bucket has a sentence: buckets are {lengths}, sentences have {min(map(len, sentences), default=0)} to "
-                f"{max(map(len, sentences), default=0)} words; without buckets=, only lengths of at least {batch_size} "
-                "sentences become buckets"
-            )
+            lengths = f"buckets are {lengths}, sentences have up to {max(map(len, sentences), default=0)} words"
+            raise ValueError(f"no bucket has a sentence: {lengths}; default buckets need at least {batch_size} sentences")
         self.default_bucket_key = max(self.buckets)
         shape = self._in_layout((batch_size, self.default_bucket_key))
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]
