@@ -215,12 +215,6 @@ def test_arrays_are_shuffled_and_their_tail_rolls_over():
     assert seen[-1] == (2, 3, 24)  # rows that rolled over are new, so they count
 
 
-def test_a_batch_size_larger_than_the_data_gives_one_batch():
-    seen = []
-    model(numpy_batch_size=128, num_epoch=1).fit(X, Y, batch_end_callback=lambda p: seen.append(p.nbatch))
-    assert seen == [1]
-
-
 def test_inputs_are_recognized_by_the_suffix_of_their_name():
     out = jfit.sym.FullyConnected(jfit.sym.Variable("my_data"), num_hidden=2, name="fc")
     out = jfit.sym.SoftmaxOutput(out, jfit.sym.Variable("my_label"), name="softmax")

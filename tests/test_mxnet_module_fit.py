@@ -374,15 +374,6 @@ def test_epochs_after_the_first_compile_nothing(devices, callback):
     assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
-def test_many_batches_cause_few_host_waits():
-    data = iterator(400)
-    module = Module(linear())
-    module.fit(data, num_epoch=1, **FAST)
-    with jfit.counters.counted() as seen:
-        module.fit(data, num_epoch=2, **FAST)
-    assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
-
-
 class WithBuckets(jfit.NDArrayIter):
     """An iterator whose batches have a bucket_key."""
 
@@ -534,12 +525,6 @@ def test_merging_batches_with_different_numbers_of_outputs_raises(monkeypatch):
     monkeypatch.setattr(module, "_without_padding", lambda pad: outputs() * next(counts))
     with pytest.raises(ValueError, match=r"the number of outputs is not the same.*merge_batches=False"):
         module.predict(iterator(8))
-
-
-def test_predict_and_score_need_parameters():
-    for method in (lambda m: m.score(iterator(), "acc"), lambda m: m.predict(iterator())):
-        with pytest.raises(AssertionError):
-            method(Module(linear()))
 
 
 def test_score_does_not_change_the_training():

@@ -132,12 +132,6 @@ def test_a_batch_may_describe_its_own_shapes():
         module.forward(DataBatch([x[0], x[0]]))
 
 
-def test_a_batch_without_labels_is_enough_for_outputs():
-    module = bound()
-    module.forward(DataBatch([data_of(6)[0]]), is_train=False)
-    assert module.get_outputs()[0].shape == (6, 3)
-
-
 def test_forward_uses_the_mode_of_bind_by_default():
     net = SYM.SoftmaxOutput(SYM.Dropout(SYM.FullyConnected(V("data"), num_hidden=3, name="fc"), p=0.9), name="softmax")
     module = bound(net)
@@ -296,21 +290,6 @@ def test_rate_and_multipliers_may_change_between_steps():
     steps(module, 1)
     after = host(module.get_params()[0])
     assert np.array_equal(before["fc_bias"], after["fc_bias"]) and not np.array_equal(before["fc_weight"], after["fc_weight"])
-
-
-@pytest.mark.parametrize(
-    ("store", "devices", "kind", "updates"),
-    [
-        ("local", 1, None, False),
-        ("device", 2, "device", True),
-        ("local", 2, "local", True),
-        ("dist_sync", 1, "dist_sync", True),
-        (None, 2, None, False),
-    ],
-)
-def test_the_store_is_chosen_as_mxnet_does(store, devices, kind, updates):
-    module = ready(devices=devices, kvstore=store)
-    assert (module._kvstore and module._kvstore.type, module._update_on_kvstore) == (kind, updates)
 
 
 def test_a_user_store_is_used(monkeypatch):

@@ -380,9 +380,3 @@ def test_saving_a_row_sparse_parameter_without_a_trainer_raises(tmp_path):
     params.initialize()
     with pytest.raises(RuntimeError, match="create one first"):
         params.save(tmp_path / "a.params")
-
-
-def test_a_constant_reports_its_dtype():
-    scale = Constant("c", np.ones(2))
-    scale.initialize()
-    assert scale.dtype is np.float32 and scale.data().dtype == np.float32
