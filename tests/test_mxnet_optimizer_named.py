@@ -114,6 +114,12 @@ def test_groupadagrad_raises_for_vectors_and_weight_decay():
     assert updater.states[0].shape == (3, 1)
 
 
+def test_adadelta_does_not_modify_the_gradient():
+    grad = MutableArray(jnp.ones(2))
+    get_updater(opt.AdaDelta(rescale_grad=0.5))(0, grad, MutableArray(jnp.ones(2)))
+    assert grad.asnumpy().tolist() == [1, 1]
+
+
 def test_lbsgds_gradient_sums_are_separate_from_the_states():
     optimizer = opt.LBSGD(momentum=0.9, batch_scale=2, warmup_epochs=0, learning_rate=0.5)
     updater, weight = get_updater(optimizer), MutableArray(jnp.ones(2))

@@ -140,7 +140,8 @@ def parse(params: Mapping[str, Any]) -> Compression:
     options = dict(params)
     kind = options.pop("type", None)
     if kind not in kinds:
-        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {', '.join(map(repr, kinds))}.")
+        types = ", ".join(map(repr, kinds))
+        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {types}.")
     return kinds[kind](**options)
 
 

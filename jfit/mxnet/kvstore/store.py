@@ -384,7 +384,7 @@ class KVStore(KVStoreBase):
             [0.5, -0.5]
         """
         if self._rule is not None:
-            raise ValueError("the kvstore was created with reduce=, so it cannot compress gradients too; leave one of them out.")
+            raise ValueError("the kvstore was created with reduce=, so it cannot compress, too; leave one of them out.")
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")
         self._compression = compression.parse(compression_params)
@@ -425,7 +425,7 @@ class KVStore(KVStoreBase):
 
     def _states(self, verb: str) -> Any:
         if self._updater is None:
-            raise AssertionError(f"cannot {verb} optimizer states of the kvstore: it has no optimizer; call set_optimizer first.")
+            raise AssertionError(f"cannot {verb} the states of the kvstore: it has no optimizer; call set_optimizer first.")
         return self._updater
 
     def _pairs(self, key: Any, value: Any, must_exist: bool = False) -> list[tuple[Hashable, list[Any]]]:

@@ -143,7 +143,8 @@ class SequentialModule(BaseModule):
             for owner, tree in zip(owners, module.get_params(), strict=True):
                 for name in tree:
                     where = f"layer {at} ({type(module).__name__})"
-                    assert name not in owner, f'Duplicated parameter names: name "{name}" in {where} is already used in {owner[name]}'
+                    used = f"is already used in {owner.get(name)}"
+                    assert name not in owner, f'Duplicated parameter names: name "{name}" in {where} {used}'
                     owner[name] = where
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
