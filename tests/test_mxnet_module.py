@@ -115,7 +115,7 @@ def test_gradients_accumulate_with_grad_req_add(grad_req):
 
 def test_invalid_grad_req_raises():
     for given, words in (
-        ("most", "expected one of write, add, null"),
+        ("most", "expected one of 'write', 'add', 'null'"),
         (["write"], "has 1 entries, expected one for each of the 4 arguments"),
         ({"fc_weigth": "add"}, "did you mean .*fc_weight"),
     ):

@@ -108,7 +108,7 @@ def test_initialization_is_deferred_until_the_shape_is_known():
         (lambda: ready().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
         (lambda: ready(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
         (lambda: ready(grad_req="sum"), AssertionError, "must be one of write, add, null"),
-        (lambda: ready(stype="dense"), AssertionError, "stype of parameter 'w' is 'dense'"),
+        (lambda: ready(stype="dense"), AssertionError, r"are \('dense', 'default'\)"),
         (lambda: ready(stype="row_sparse").data(), RuntimeError, r"use row_sparse_data\(row_id\)"),
         (
             lambda: ready(stype="row_sparse").row_sparse_data(np.array([0])),

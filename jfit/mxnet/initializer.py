@@ -61,6 +61,8 @@ _REGISTRY: dict[str, type] = {}
 class BothSignatures:
     """Initializer with two signatures: `init(desc, array)` writes in place; `init(key, desc, shape, dtype)` is pure."""
 
+    _write: Callable[[str, Any], Any]
+
     def __call__(self, *args: Any) -> Any:
         if len(args) == 2:
             return self._write(*args)
@@ -69,9 +71,6 @@ class BothSignatures:
         with use_key(key):
             self._write(InitDesc(desc, getattr(desc, "attrs", None)), array)
         return array.value
-
-    def _write(self, desc: str, arr: Any) -> None:
-        raise NotImplementedError
 
     def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
         """Return the distribution of the values of the parameter, or None if only the call defines it (see `jfit.init`)."""

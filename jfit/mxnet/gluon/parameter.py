@@ -91,9 +91,8 @@ class Parameter:
         stype: str = "default",
         grad_stype: str = "default",
     ) -> None:
-        for what, value in (("stype", stype), ("grad_stype", grad_stype)):
-            if value not in STYPES:
-                raise AssertionError(f"{what} of parameter {name!r} is {value!r}; it must be one of {', '.join(STYPES)}.")
+        stypes = stype, grad_stype
+        assert {*stypes} <= {*STYPES}, f"stype and grad_stype of parameter {name!r} are {stypes}; expected two of {STYPES}"
         self.name, self.lr_mult, self.wd_mult, self.init = name, lr_mult, wd_mult, init
         self._shape = (shape,) if isinstance(shape, int) else shape
         self._dtype, self._stype, self._grad_stype = dtype, stype, grad_stype

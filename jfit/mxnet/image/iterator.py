@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.images import decode, read_list
 from jfit.data.images.codec import inside
@@ -92,10 +93,8 @@ class ImageIter(DataIter):
         super().__init__(batch_size)
         if not path_imgrec and not path_imglist and not isinstance(imglist, list):
             raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
-        if dtype not in ("float32", "float64", "int32", "int64"):
-            raise ValueError(f"dtype is {dtype!r}, expected float32, float64, int32 or int64.")
-        if last_batch_handle not in HANDLES:
-            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, expected one of {', '.join(HANDLES)}.")
+        checks.one_of(("float32", "float64", "int32", "int64"), dtype=dtype)
+        checks.one_of(HANDLES, last_batch_handle=last_batch_handle)
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -23,13 +23,11 @@ class Compression:
     """
 
     rule: Reduce
+    # (gradients, residuals), all on one device -> (quantized gradient, new residual) of each
+    _quantized: Callable[[list[Any], list[Any]], list[tuple[jax.Array, Any]]]
 
     def __init__(self) -> None:
         self.residuals: dict[Hashable, Any] = {}
-
-    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
-        """Return (quantized gradient, new residual) of each gradient; all are on one device."""
-        raise NotImplementedError
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
         """Quantize gradients and update their residuals; one dispatch per device.

@@ -564,7 +564,7 @@ def create(
 
     Raises:
         TypeError: the name is not a string.
-        ValueError: the name is unknown, or `dist_async`, which is not supported; or `reduce` with a registered class.
+        ValueError: the name is unknown, or `dist_async`, which is not supported.
 
     Example:
         >>> create("Local").type
@@ -574,9 +574,7 @@ def create(
         raise TypeError(f"a kvstore is created by the name of its type, a str; found {name!r}.")
     klass = KVStoreBase.kv_registry.get(name.lower())
     if klass is not None:
-        if reduce is not None:
-            raise ValueError(f"kvstore {name!r} is the class {klass.__name__}, which reduces itself; omit reduce=.")
-        return klass()
+        return klass() if reduce is None else klass(reduce=reduce)
     kind = checked_type(name)
     if "dist" in kind:
         join_job(name)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
@@ -486,8 +487,7 @@ def requests_of(grad_req: Any, arguments: Sequence[str], default: str) -> dict[s
     else:
         raise ValueError(f"grad_req has {len(grad_req)} entries, expected one for each of the {len(arguments)} arguments")
     for name, request in reqs.items():
-        if request not in GRAD_REQS:
-            raise ValueError(f"grad_req of {name!r} is {request!r}, expected one of {', '.join(GRAD_REQS)}")
+        checks.one_of(GRAD_REQS, **{f"grad_req of {name!r}": request})
     return reqs
 
 

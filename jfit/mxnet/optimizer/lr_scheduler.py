@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jfit import checks
 from jfit.optim import schedules
 from jfit.optim.schedules import Schedule
 
@@ -56,8 +57,7 @@ class LRScheduler:
             raise ValueError(f"{_of(self)}: {rates}; base_lr needs to be the larger one, at the end of the warm-up.")
         if warmup_steps < 0:
             raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, it needs to be at least 0.")
-        if warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"{_of(self)}: warmup_mode is {warmup_mode!r}, it needs to be 'linear' or 'constant'.")
+        checks.one_of(("linear", "constant"), warmup_mode=warmup_mode)
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
         self.warmup_begin_lr = warmup_begin_lr
@@ -212,6 +212,9 @@ class MultiFactorScheduler(LRScheduler):
 class _ToTheEnd(LRScheduler):
     """Base of schedulers that decay from the constructor's `base_lr` to `final_lr` at `max_update`, then stay constant."""
 
+    _left: Callable[[float], float]  # fraction of the decay that is done -> fraction of the learning rate that is left
+    _pure: Callable[[], Schedule]
+
     def __init__(
         self,
         max_update: int,
@@ -230,12 +233,6 @@ class _ToTheEnd(LRScheduler):
         self.max_update = max_update
         self.final_lr = final_lr
         self.max_steps = max_update - warmup_steps
-
-    def _left(self, done: float) -> float:
-        raise NotImplementedError
-
-    def _pure(self) -> Schedule:
-        raise NotImplementedError
 
     @property
     def schedule(self) -> Schedule | None:

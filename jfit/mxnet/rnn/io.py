@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.positions import checks_position
 from jfit.mxnet import ndarray as nd
@@ -106,8 +107,7 @@ class BucketSentenceIter(DataIter):
         seed: int | None = None,
     ) -> None:
         super().__init__(batch_size)
-        if sorted(layout) != ["N", "T"]:
-            raise ValueError(f"layout is {layout!r}, expected NT (batch first) or TN (time first)")
+        checks.one_of(("NT", "TN"), layout=layout)
         lengths = sorted(buckets or _frequent_lengths(sentences, batch_size))
         self.data_name, self.label_name, self.dtype, self.layout = data_name, label_name, dtype, layout
         self.invalid_label, self.major_axis = invalid_label, layout.find("N")
