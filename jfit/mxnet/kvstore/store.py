@@ -543,8 +543,8 @@ def check_spans_job(store: Any, kvstore: Any) -> None:
         return
     name = kvstore if isinstance(kvstore, str) else getattr(store, "type", None)
     raise ValueError(
-        f"kvstore={name!r} sums over the devices of one process, but the job has {count}; pass 'dist_sync', or None to train a "
-        "model of its own in each process"
+        f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes, each of which would train "
+        "a model of its own; pass kvstore='dist_sync', or None if that is what you want"
     )
 
 
