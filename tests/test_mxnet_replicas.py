@@ -174,7 +174,7 @@ def test_other_numbers_of_contexts_are_errors_that_name_the_group():
         other.bind(*shapes, shared_module=module)
     with mx.AttrScope(ctx_group="dev1"):
         net = mx.sym.contrib.SyncBatchNorm(mx.sym.Variable("data"), key="bn", name="bn")
-    with pytest.raises(NotImplementedError, match="'bn' is a SyncBatchNorm, which .* on one context only, found 2"):
+    with pytest.raises(NotImplementedError, match=r"'bn' is a SyncBatchNorm, which .* on one context only, found 2"):
         mx.mod.Module(net, context=TWO, group2ctxs=PAIRS, label_names=None)
 
 

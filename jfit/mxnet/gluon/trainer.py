@@ -252,18 +252,13 @@ class Trainer:
     def _prepare(self) -> None:
         if not self._ready:
             self._make_store()
-        if self._waiting and self._kvstore is not None:
-            dense = []
-            for param in self._waiting:
-                if param.stype != "default":
-                    self._kvstore.init(self._index[param.name], param._cells(param._data)[0])
-                else:
-                    dense.append((self._index[param.name], param._cells(param._data)))
-            if isinstance(self._kvstore, KVStore) and dense:
-                self._kvstore.broadcast([i for i, _ in dense], [cells[0] for _, cells in dense], [cells for _, cells in dense])
+        store: Any = self._kvstore
+        for param in () if store is None else self._waiting:
+            key, cells = self._index[param.name], param._cells(param._data)
+            if param.stype != "default":
+                store.init(key, cells[0])
             else:
-                for i, cells in dense:
-                    self._kvstore.broadcast(i, cells[0], cells)
+                store.broadcast(key, cells[0], cells)
         self._waiting = []
 
     def _make_store(self) -> None:

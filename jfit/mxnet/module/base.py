@@ -376,7 +376,7 @@ class BaseModule:
         if not batches or not merge_batches:
             return batches
         if len({len(outputs) for outputs in batches}) > 1:
-            raise ValueError("Cannot merge batches: the number of outputs is not the same (bucketing?); pass merge_batches=False")
+            raise ValueError("Cannot merge batches: the number of outputs is not the same; pass merge_batches=False")
         columns = [[jnp.asarray(as_array(out)) for out in column] for column in zip(*batches, strict=True)]
         merged = [self.arrays.wrap(jnp.concatenate(column)) for column in columns]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
