@@ -252,13 +252,13 @@ class Trainer:
     def _prepare(self) -> None:
         if not self._ready:
             self._make_store()
-        store: Any = self._kvstore
-        for param in () if store is None else self._waiting:
-            key, cells = self._index[param.name], param._cells(param._data)
-            if param.stype != "default":
-                store.init(key, cells[0])
-            else:
-                store.broadcast(key, cells[0], cells)
+        if self._kvstore is not None:
+            for param in self._waiting:
+                key, cells = self._index[param.name], param._cells(param._data)
+                if param.stype != "default":
+                    self._kvstore.init(key, cells[0])
+                else:
+                    self._kvstore.broadcast(key, cells[0], cells)
         self._waiting = []
 
     def _make_store(self) -> None:
