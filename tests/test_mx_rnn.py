@@ -1,7 +1,6 @@
 """Recurrent cells: graphs, values and packed weights equal to MXNet's; errors; a language model over buckets."""
 
 import json
-import random
 from pathlib import Path
 
 import numpy as np
@@ -213,44 +212,6 @@ def test_cells_start_with_their_forget_bias():
     args = {n: a.asnumpy() for n, a in module.get_params()[0].items()}
     assert (args["c_i2h_bias"] == 0).all() and (args["c_h2h_bias"] == 1).all()
     assert args["l_i2h_bias"].tolist() == [0, 0, 3, 3, 0, 0, 0, 0]
-
-
-@pytest.mark.slow
-def test_a_language_model_over_buckets_reduces_its_loss(tmp_path):
-    """Sentences count up modulo 7: the next word follows from the one before."""
-    mx.random.seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    rng = np.random.default_rng(0)
-    starts, lengths = rng.integers(0, 7, 160), rng.choice([2, 4], 160)
-    sentences = [[(s + k) % 7 + 1 for k in range(n)] for s, n in zip(starts, lengths, strict=True)]
-    train = mx.rnn.BucketSentenceIter(sentences, 16, buckets=[2, 4], invalid_label=0)
-    stack = mx.rnn.SequentialRNNCell()
-    stack.add(mx.rnn.LSTMCell(16, prefix="lstm_l0_"))
-
-    def sym_gen(length):
-        data, label = mx.sym.Variable("data"), mx.sym.Variable("softmax_label")
-        embed = mx.sym.Embedding(data=data, input_dim=8, output_dim=8, name="embed")
-        stack.reset()
-        outputs, _ = stack.unroll(length, inputs=embed, merge_outputs=True)
-        scores = mx.sym.FullyConnected(mx.sym.Reshape(outputs, shape=(-1, 16)), num_hidden=8, name="pred")
-        net = mx.sym.SoftmaxOutput(scores, label=mx.sym.Reshape(label, shape=(-1,)), name="softmax")
-        return net, ("data",), ("softmax_label",)
-
-    model = mx.mod.BucketingModule(sym_gen, default_bucket_key=train.default_bucket_key, context=mx.cpu())
-    prefix = str(tmp_path / "lm")
-    model.fit(
-        train,
-        eval_metric=mx.metric.Perplexity(0),
-        optimizer="adam",
-        optimizer_params={"learning_rate": 0.03},
-        initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
-        num_epoch=8,
-        epoch_end_callback=mx.rnn.do_rnn_checkpoint(stack, prefix, 8),
-    )
-    assert dict(model.score(train, mx.metric.Perplexity(0)))["perplexity"] < 1.3
-    _, args, _ = mx.rnn.load_rnn_checkpoint(stack, prefix, 8)
-    np.testing.assert_array_equal(args["lstm_l0_i2h_weight"].asnumpy(), model.get_params()[0]["lstm_l0_i2h_weight"].asnumpy())
 
 
 @pytest.mark.parametrize("layout", ["NT", "TN"])

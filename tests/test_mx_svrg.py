@@ -59,23 +59,6 @@ def test_the_full_gradient_is_the_mean_over_batches_plus_the_previous_one():
     np.testing.assert_allclose(module._param_dict[0]["fc1_weight"].asnumpy(), twice, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_svrg_converges_where_sgd_stalls():
-    """No parameters fit all rows, so that mini-batches never agree: SVRG's loss falls below, to the least there is."""
-    x = np.random.RandomState(0).normal(size=(32, 3)).astype("float32")
-    y = x @ np.array([1, 2, 3], "float32") + x[:, 0] ** 2
-    out = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, no_bias=True, name="fc1")
-    net = mx.sym.LinearRegressionOutput(out, mx.sym.Variable("label"))
-    best = np.linalg.lstsq(x, y, rcond=None)[0]
-    error = {}
-    for kind, how in ((SVRGModule, {"update_freq": 1}), (mx.mod.Module, {})):
-        module = kind(net, label_names=["label"], **how)
-        train = mx.io.NDArrayIter(x, y, batch_size=4, label_name="label")
-        module.fit(train, eval_metric="mse", num_epoch=20, optimizer_params={"learning_rate": 0.2})
-        error[kind] = np.abs(module.get_params()[0]["fc1_weight"].asnumpy()[0] - best).max()
-    assert error[SVRGModule] < 1e-3 < 0.05 < error[mx.mod.Module]
-
-
 def test_a_layer_with_full_in_its_name_is_trained():
     names = ("fc1", "fullyconnected0")
     found = []

@@ -1,10 +1,9 @@
-"""BucketingModule: a recorded MXNet training, one compilation per bucket, buckets with fewer parameters, files, layouts."""
+"""BucketingModule: one compilation per bucket, buckets with fewer parameters, files, layouts."""
 
 import logging
 
 import numpy as np
 import pytest
-from golden_mx import arrays_of, assert_close, manifest, under
 
 import jfit
 from jfit.data import DataBatch
@@ -90,35 +89,6 @@ def same_params(a, b, tolerance=0.0):
 
 
 # ------------------------------------------------------------------------------------------------ training
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("read", [False, True], ids=["one program", "outputs read in between"])
-def test_a_recorded_training_over_three_lengths(read):
-    case = manifest("train", "bucketing", "manifest.json")
-    arrays, rows = arrays_of(case["file"].split("/")[0], "bucketing", "bucket.npz"), case["batch_size"]
-
-    def recorded(key):
-        return sym.load_json(case["symbols"][str(key)]), ("data",), ("softmax_label",)
-
-    module = BucketingModule(recorded, case["default_bucket_key"])
-    module.bind(*shapes(case["default_bucket_key"], rows))
-    module.init_params(jfit.init.Zero(), arg_params=under(arrays, "init/"), aux_params={})
-    module.init_optimizer(optimizer=case["optimizer"], optimizer_params=case["optimizer_params"])
-    assert module._curr_module._optimizer.rescale_grad == case["rescale_grad"]
-    for t, key in enumerate(case["keys"]):
-        data, label = shapes(key, rows)
-        batch = DataBatch([arrays[f"x{t}"]], [arrays[f"y{t}"]], 0, None, key, data, label)
-        module.forward(batch, is_train=True)
-        if read:
-            assert_close(f"out{t}", module.get_outputs()[0], arrays[f"out{t}"])
-        module.backward()
-        module.update()
-        assert_close(f"out{t}", module.get_outputs()[0], arrays[f"out{t}"])
-    final = module.get_params()[0]
-    for name, want in under(arrays, "final/").items():
-        assert_close(name, final[name], want)
-
-
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize(("optimizer", "lengths"), [("sgd", [5, 2, 3, 5]), ("adam", [5, 2, 1, 3])])
 def test_a_bucket_compiles_once_and_never_again(optimizer, lengths):

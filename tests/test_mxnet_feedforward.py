@@ -1,43 +1,20 @@
-"""FeedForward of MXNet's Python interface: the recorded training, predictions, kinds of data, files, interrupts."""
+"""FeedForward of MXNet's Python interface: training, predictions, kinds of data, files, interrupts."""
 
 import logging
 import pickle
-import re
 
 import jax
 import numpy as np
 import pytest
-from golden_mx import GOLDEN, arrays_of, manifest, under
 
 import jfit
 from jfit.data import DataBatch, DataDesc, DataIter
-from jfit.mxnet.callback import Speedometer
 from jfit.mxnet.feedforward.feedforward import FeedForward
 from jfit.mxnet.metric import CustomMetric, create
-from jfit.mxnet.module.module import Module
 from jfit.mxnet.monitor.monitor import Monitor
 from jfit.mxnet.optimizer import SGD, Adam
 
-MAN = manifest("fit", "manifest.json")
-FIT = arrays_of("fit", "fit.npz")
-BATCH = MAN["batch_size"]
 DEVICES = [jfit.cpu(i) for i in range(3)]
-
-
-def recorded_net():
-    return jfit.sym.load_json(MAN["symbol_json"])
-
-
-def recorded_data(rows=None):
-    return jfit.NDArrayIter(FIT["X"][:rows], FIT["Y"][:rows], BATCH)
-
-
-def recorded(**kwargs):
-    """The recorded model, before its training."""
-    spec = MAN["feedforward"]
-    hyper = {"learning_rate": spec["learning_rate"], "momentum": spec["momentum"], "num_epoch": spec["num_epoch"]}
-    given = {"arg_params": under(FIT, "init/"), "numpy_batch_size": BATCH, **hyper, **kwargs}
-    return FeedForward(recorded_net(), **given)
 
 
 def net(hidden=2, dropout=0.0):
@@ -60,58 +37,12 @@ def softmax(params, x):
     return e / e.sum(1, keepdims=True)
 
 
-# ------------------------------------------------------------------------------------------------ what was recorded
-def test_the_recorded_training_is_reproduced():
-    want = arrays_of("fit", "feedforward.npz")
-    ff = recorded()
-    ff.fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
-    for name, value in under(want, "final/").items():
-        np.testing.assert_allclose(np.asarray(ff.arg_params[name]), value, rtol=2e-4, atol=2e-5)
-    predicted = ff.predict(recorded_data())
-    assert type(predicted).__name__ == MAN["feedforward"]["predict_type"]
-    np.testing.assert_allclose(predicted, want["predict"], rtol=2e-4, atol=2e-5)
-    right = (want["predict"].argmax(1) == FIT["Y"]).mean()  # the recorded score counts wrapped rows
-    assert ff.score(recorded_data()) == pytest.approx(right)
-
-
-def test_the_log_has_the_recorded_lines(caplog):
-    with caplog.at_level(logging.INFO):
-        recorded().fit(recorded_data(), eval_data=recorded_data(), batch_end_callback=Speedometer(BATCH, 4))
-
-    def shape(text):
-        return re.sub(r"Speed: [\d.inf]+|Speed: <SPEED>|=[\d.]+|=<T>", "#", text)
-
-    wanted = (GOLDEN / "fit" / "feedforward_log_normalized.txt").read_text().splitlines()
-    assert [shape(r.getMessage()) for r in caplog.records] == [shape(line.removeprefix("INFO:")) for line in wanted]
-
-
+# ------------------------------------------------------------------------------------------------ training
 def test_batches_are_counted_from_one_and_the_callback_sees_the_metric():
     seen = []
     ff = model(num_epoch=1)
     ff.fit(jfit.NDArrayIter(X, Y, 8), batch_end_callback=lambda p: seen.append((p.epoch, p.nbatch, p.locals["nbatch"])))
     assert seen == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
-
-
-def test_one_device_trains_as_a_module_does():
-    ff = model(momentum=0.9, wd=0.1)
-    ff.fit(jfit.NDArrayIter(X, Y, 8))
-    mod = Module(net())
-    hyper = {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.1}
-    mod.fit(jfit.NDArrayIter(X, Y, 8), num_epoch=2, arg_params=START, optimizer_params=hyper)
-    for name, value in mod.get_params()[0].items():
-        np.testing.assert_array_equal(np.asarray(ff.arg_params[name]), np.asarray(value))
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_three_devices_train_as_one(kvstore):
-    results = []
-    for ctx in (DEVICES[0], DEVICES):
-        ff = model(ctx=ctx)
-        ff.fit(jfit.NDArrayIter(X, Y, 8), kvstore=kvstore, work_load_list=[1] * len(ff.ctx))
-        results.append(ff.arg_params)
-    for name in START:
-        np.testing.assert_allclose(np.asarray(results[0][name]), np.asarray(results[1][name]), atol=1e-6)
 
 
 def test_devices_without_a_store_are_averaged_at_the_end():

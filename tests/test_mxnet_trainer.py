@@ -1,4 +1,4 @@
-"""Trainer: recorded gluon trainings, the choice of a store, stale gradients, rescaling, files, pytrees."""
+"""Trainer: the choice of a store, stale gradients, rescaling, files, pytrees."""
 
 import json
 import re
@@ -37,79 +37,12 @@ def recorded_parameters(case, arrays, contexts):
     return params
 
 
-def backward(case, params, contexts):
-    """step(x, y): losses per device; leaves gradients and moving statistics in the parameters."""
-    model = jfit.lower(jfit.sym.load_json(case["loss_symbol_json"]))
-
-    @jax.jit
-    def run(weights, aux, inputs):
-        def objective(weights):
-            (loss,), new_aux = model.apply(weights, aux, inputs, key=jax.random.key(0), train=True)
-            return loss.sum(), (loss, new_aux)
-
-        return jax.grad(objective, has_aux=True)(weights)
-
-    def step(x, y):
-        losses = []
-        for ctx, rows, label in zip(contexts, np.array_split(x, len(contexts)), np.array_split(y, len(contexts)), strict=True):
-            weights = {k: params[k].data(ctx) for k in case["trainable"]}
-            aux = {k: params[k].data(ctx) for k in params if k not in case["trainable"]}
-            inputs = jax.device_put({"data": rows, "label": label}, ctx.device)
-            grads, (loss, aux) = run(weights, aux, inputs)
-            for name, grad in grads.items():
-                params[name].set_grad(grad, ctx)
-            for name, value in aux.items():
-                params[name]._at(params[name]._data, ctx)[:] = value
-            losses.append(np.asarray(loss))
-        return np.concatenate(losses)
-
-    return step
-
-
-def close(got, want, tolerance):
-    assert np.abs(np.asarray(got) - want).max() <= tolerance * max(np.abs(want).max(), 1e-2)
-
-
 def trainer_of(case, params, **kwargs):
     hyper = dict(case["optimizer_params"])
     if case["lr_scheduler"]:
         hyper["lr_scheduler"] = getattr(lr_scheduler, case["lr_scheduler"]["class"])(**case["lr_scheduler"]["kwargs"])
     update = case["update_on_kvstore"] if case["n_ctx"] > 1 else None
     return Trainer(params, case["optimizer"], hyper, kvstore=case["kvstore"], **{"update_on_kvstore": update, **kwargs})
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_recorded_gluon_training_is_reproduced(case):
-    arrays = np.load(GOLDEN / Path(case["file"]).name)
-    contexts = [jfit.cpu(i) for i in range(case["n_ctx"])]
-    params = recorded_parameters(case, arrays, contexts)
-    step, trainer = backward(case, params, contexts), trainer_of(case, params)
-    for t in range(case["n_steps"]):
-        close(step(arrays["X"][t], arrays["Y"][t]), arrays["loss"][t], 1e-4 if t == 0 else 1e-3)
-        trainer.step(case["step_batch_size"])
-        if t + 1 in case["checkpoints"]:
-            for key in (k for k in arrays if k.startswith(f"step{t + 1}/")):
-                close(params[key.split("/", 1)[1]].data(contexts[0]), arrays[key], 1e-4 if t == 0 else 1e-3)
-    assert (trainer._kvstore is None) == case["kvstore_is_none"]
-
-
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_several_devices_train_as_one_with_and_without_updates_in_the_store(update_on_kvstore):
-    case = next(c for c in CASES if c["name"] == "gluon_l1_2ctx")
-    arrays = np.load(GOLDEN / "l1_2ctx.npz")
-    contexts = [jfit.cpu(i) for i in range(3)]
-    params = recorded_parameters(case, arrays, contexts)
-    step = backward(case, params, contexts)
-    trainer = trainer_of(case, params, update_on_kvstore=update_on_kvstore)
-    for t in range(5):
-        step(arrays["X"][t], arrays["Y"][t])
-        trainer.step(6)
-    for name in case["trainable"]:
-        values = [np.asarray(v) for v in params[name].list_data()]
-        close(values[0], arrays[f"step5/{name}"], 1e-3)
-        assert all(np.array_equal(values[0], v) for v in values[1:])
-        assert [v.devices().pop().id for v in params[name].list_data()] == [0, 1, 2]
 
 
 def one(shape=(2,), ctx=None, grad=1.0, name="w", **kwargs):
