@@ -281,8 +281,8 @@ def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
             continue
         needed = jax.eval_shape(start, jax.ShapeDtypeStruct(tuple(weight.shape), weight.dtype)).shape
         if tuple(slot.shape) != tuple(needed):
-            shapes = f"{tuple(slot.shape)}, expected {tuple(needed)}"
-            raise ValueError(f"optimizer state {name!r} of parameter {index!r} has shape {shapes}; the network is another one.")
+            state = f"optimizer state {name!r} of parameter {index!r} has shape {tuple(slot.shape)}, expected {tuple(needed)}"
+            raise ValueError(f"{state}; load the states of the same network.")
 
 
 def warn_of_precision(optimizer: Optimizer, weight: Any) -> None:
