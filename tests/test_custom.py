@@ -311,15 +311,6 @@ def test_a_user_registered_operator_behaves_as_a_built_in_one(rng):
         jfit.ops.ALIASES.pop("test_swish", None)
 
 
-def test_a_failure_in_module_fit_raises_the_same_error(rng):
-    data, label = blobs(rng)
-    net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2)
-    net = mx.sym.Custom(net, op_type="test_failing", where="backward", name="bad")
-    module = mx.mod.Module(mx.sym.LinearRegressionOutput(mx.sym.sum(net, axis=1), name="softmax"))
-    with pytest.raises(CustomError, match="bad: backward"):
-        module.fit(mx.io.NDArrayIter(data, label, 10), num_epoch=1, eval_metric="mse")
-
-
 @pytest.fixture
 def double():
     """A user's operator y = 2x of which Python code computes output and gradient, with JAX."""

@@ -182,15 +182,6 @@ def test_new_inputs_are_passed_by_name_and_validated():
         ex.forward(data=mx.nd.zeros((3, 5)))
 
 
-def test_executors_over_one_graph_share_their_programs():
-    net = mx.sym.make_loss(V("x") * 2)
-    shapes = [net.simple_bind(mx.cpu(), x=(6,)) for _ in range(2)]
-    shapes[0].forward()[0].asnumpy()
-    with counters.counted() as seen:
-        shapes[1].forward()[0].asnumpy()
-    assert seen["traces"] == 0
-
-
 def test_an_executor_computes_on_its_device():
     ex = mx.sym.square(V("x")).bind(mx.cpu(2), [mx.nd.ones(2)], [mx.nd.zeros(2, ctx=mx.cpu(2))])
     assert ex.forward(is_train=True)[0].context == mx.cpu(2)

@@ -31,19 +31,6 @@ def test_all_results_are_ndarrays():
     assert all(isinstance(a, mx.nd.NDArray) for a in found)
 
 
-def test_get_params_returns_copies():
-    mod = module()
-    arg, _ = mod.get_params()
-    before = arg["fc_weight"].asnumpy()
-    for _ in range(2):
-        mod.forward_backward(batch())
-        mod.update()
-        mod.get_outputs()[0].asnumpy()
-    np.testing.assert_array_equal(arg["fc_weight"].asnumpy(), before)
-    arg["fc_weight"][:] = 7
-    assert mod.get_params()[0]["fc_weight"].asnumpy().max() < 7
-
-
 def test_an_epoch_over_arrays_in_memory_runs_as_one_program():
     mod = mx.mod.Module(module().symbol)
     train = mx.io.NDArrayIter(np.random.default_rng(0).normal(size=(32, 3)), np.arange(32) % 2, 4)
@@ -77,16 +64,6 @@ def test_accumulated_gradients_are_cleared_through_the_executors(context):
     for once, twice, again in zip(*([g for per in s for g in per] for s in seen), strict=True):
         np.testing.assert_allclose(twice, 2 * once, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(again, once, rtol=1e-5, atol=1e-6)
-
-
-def test_a_user_initializer_initializes_a_module():
-    class Rising(mx.init.Initializer):
-        def _init_weight(self, name, arr):
-            arr[:] = np.arange(arr.size).reshape(arr.shape)
-
-    mod = module()
-    mod.init_params(Rising(), force_init=True)
-    assert mod.get_params()[0]["fc_weight"].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("buckets", [False, True])

@@ -51,7 +51,7 @@ def test_shapes_dtypes_and_out():
 def test_invalid_dtypes_and_seeds_raise():
     with pytest.raises(mx.MXNetError, match="attribute dtype is 'int32', expected one of float16"):
         mx.nd.random.uniform(dtype="int32")
-    with pytest.raises(ValueError, match=r"the seed is 1.5, expected an integer"):
+    with pytest.raises(ValueError, match=r"seed_state is 1.5; expected an integer"):
         mx.random.seed(1.5)
 
 

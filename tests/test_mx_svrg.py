@@ -59,17 +59,6 @@ def test_the_full_gradient_is_the_mean_over_batches_plus_the_previous_one():
     np.testing.assert_allclose(module._param_dict[0]["fc1_weight"].asnumpy(), twice, rtol=1e-6)
 
 
-def test_the_gradient_of_an_update_is_variance_reduced():
-    train, module = linear()
-    module.init_optimizer(optimizer_params=(("learning_rate", 0.01),))
-    module.update_full_grads(train)
-    train.reset()
-    module.forward_backward(next(train))
-    module._update_svrg_gradients()
-    reduced = module._exec_group.grad_arrays[0][0].asnumpy()  # at the snapshot itself it is mu
-    np.testing.assert_allclose(reduced, module._param_dict[0]["fc1_weight"].asnumpy(), rtol=1e-6)
-
-
 def test_a_layer_with_full_in_its_name_is_trained():
     names = ("fc1", "fullyconnected0")
     found = []
@@ -111,14 +100,6 @@ def test_an_interrupted_full_gradient_is_computed_again():
         module.update_full_grads(broken)
     assert not module._up_to_date
     np.testing.assert_array_equal(module.get_params()[0]["fc1_weight"].asnumpy(), before)
-
-
-def test_fixed_parameters_are_unchanged():
-    train, module = linear(fixed_param_names=["fc1_bias"])
-    module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
-    params = module.get_params()[0]
-    assert params["fc1_bias"].asnumpy() == 0
-    assert np.all(params["fc1_weight"].asnumpy() != 1)
 
 
 def test_both_modules_draw_the_same_random_numbers_for_a_batch():

@@ -142,20 +142,6 @@ def test_a_subclass_that_inherits_the_period_is_called_every_batch():
     assert callback_period([]) == 0
 
 
-@pytest.mark.slow
-def test_overridden_methods_are_called_for_every_batch():
-    class Mine(jfit.Module):
-        calls = 0
-
-        def update(self):
-            Mine.calls += 1
-            super().update()
-
-    module = Mine(network())
-    assert not ran_whole(lambda: module.fit(data(), num_epoch=1))
-    assert Mine.calls == 12
-
-
 def test_later_epochs_and_fits_compile_nothing_and_wait_once_an_epoch():
     iterator = data()
     module = jfit.Module(network())

@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -234,21 +233,6 @@ def test_a_user_metric_of_a_module_receives_arrays_without_padding_rows(module_c
     found = module.score(NDArrayIter(data + 1, data, batch_size=2, label_name="label"), metric)
     assert found == [("mae", 1.0), ("bias", 1.0)]
     assert metric.get_metric(1).num_inst == 5
-
-
-def test_a_user_metric_receives_arrays_of_the_given_class():
-    class Shell(MutableArray):
-        pass
-
-    seen = []
-
-    class Look(M.EvalMetric):
-        def update(self, labels, preds):
-            seen.extend([*labels, *preds])
-
-    Look("look").fold([Shell(np.zeros(3))], [Shell(np.ones(3))], jnp.array([1.0, 0.0, 1.0]))
-    assert [type(x) for x in seen] == [Shell, Shell]
-    assert [x.shape for x in seen] == [(2,), (2,)]
 
 
 def test_a_user_metric_may_select_arrays_by_name():

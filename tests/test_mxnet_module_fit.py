@@ -14,7 +14,6 @@ from jfit.mxnet import metric as M
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.module.sequential import SequentialModule
-from jfit.mxnet.monitor.monitor import Monitor
 
 FAST = {"optimizer_params": {"learning_rate": 0.5, "momentum": 0.9}}
 
@@ -38,22 +37,6 @@ def assert_same_bits(one, two):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers of fit
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("devices", [1, 3])
-def test_fit_equals_a_hand_written_loop(devices):
-    by_hand = Module(normed(), context=cpus(devices))
-    data = iterator()
-    by_hand.bind(data.provide_data, data.provide_label)
-    by_hand.init_params(jfit.init.Constant(0.3))
-    by_hand.init_optimizer(optimizer_params=FAST["optimizer_params"])
-    for _ in range(2):
-        for batch in data:
-            by_hand.forward_backward(batch)
-            by_hand.update()
-        data.reset()
-    assert_same_bits(by_hand, fitted(module=Module(normed(), context=cpus(devices))))
-
-
 @pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
@@ -374,15 +357,6 @@ def test_epochs_after_the_first_compile_nothing(devices, callback):
     assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
-def test_many_batches_cause_few_host_waits():
-    data = iterator(400)
-    module = Module(linear())
-    module.fit(data, num_epoch=1, **FAST)
-    with jfit.counters.counted() as seen:
-        module.fit(data, num_epoch=2, **FAST)
-    assert seen["host_syncs"] <= 2 * (1 + 100 // 8)
-
-
 class WithBuckets(jfit.NDArrayIter):
     """An iterator whose batches have a bucket_key."""
 
@@ -448,29 +422,6 @@ def test_the_search_for_invalid_values_costs_no_wait_and_no_dispatch(monkeypatch
     assert counts() == searched
 
 
-def test_an_inactive_monitor_compiles_nothing_and_changes_no_bit():
-    plain, watched = fitted(1, batch_end_callback=lambda param: None), Module(linear())
-    monitor = Monitor(1000, pattern="fc.*")
-    fitted(1, module=watched, monitor=monitor)
-    assert_same_bits(plain, watched)
-    steps(watched, 2, rows=4)
-    monitor.tic()
-    monitor.toc()
-    with jfit.counters.counted() as seen:
-        for seed in range(3):
-            monitor.tic()
-            steps(watched, 1, rows=4, seed=seed)
-            assert monitor.toc() == []
-    assert seen["traces"] == 0 and seen["compiles"] == 0 and seen["host_syncs"] == 0
-
-
-def test_fit_with_a_monitor_prints_its_statistics():
-    with captured_log() as log:
-        fitted(1, monitor=Monitor(2, pattern="fc_weight"))
-    shown = [line for line in log if "Batch:" in line]
-    assert [int(line.split()[1]) for line in shown] == [1, 3, 5] and all("fc_weight" in line for line in shown)
-
-
 # ------------------------------------------------------------------------------------------------ score, predict
 def test_score_accepts_a_number_of_batches_and_callbacks():
     module, calls = fitted(1), []
@@ -534,12 +485,6 @@ def test_merging_batches_with_different_numbers_of_outputs_raises(monkeypatch):
     monkeypatch.setattr(module, "_without_padding", lambda pad: outputs() * next(counts))
     with pytest.raises(ValueError, match=r"the number of outputs is not the same.*merge_batches=False"):
         module.predict(iterator(8))
-
-
-def test_predict_and_score_need_parameters():
-    for method in (lambda m: m.score(iterator(), "acc"), lambda m: m.predict(iterator())):
-        with pytest.raises(AssertionError):
-            method(Module(linear()))
 
 
 def test_score_does_not_change_the_training():

@@ -21,7 +21,6 @@ from jfit.mxnet import optimizer as opt
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
-from jfit.optim import OptState
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "updater.json").read_text())
 NAMES = {int(i): name for i, name in GOLDEN["names"].items()}
@@ -185,13 +184,6 @@ def test_states_are_created_on_the_device_of_the_weight():
     assert not seen["compiles"]
 
 
-def test_lists_of_different_lengths_raise_before_any_update_is_counted():
-    optimizer = SGD()
-    with pytest.raises(ValueError, match="2 indices, 1 weights"):
-        apply_update(optimizer, [0, 1], [jnp.ones(1)], [jnp.ones(1)], [None])
-    assert optimizer.num_update == 0
-
-
 # ---- configuration
 
 
@@ -237,7 +229,7 @@ def test_set_learning_rate_raises_with_a_scheduler():
     optimizer = SGD()
     optimizer.set_learning_rate(0.5)
     assert optimizer.learning_rate == 0.5
-    with pytest.raises(UserWarning, match="FactorScheduler"):
+    with pytest.raises(UserWarning, match="lr_scheduler"):
         SGD(lr_scheduler=FactorScheduler(2)).set_learning_rate(0.5)
 
 
@@ -374,7 +366,7 @@ def test_states_convert_to_mxnets_nesting_and_back():
     assert opt.state_from_mxnet(Adam(), None) is None
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
         opt.state_from_mxnet(SGD(momentum=0.5), (one, one))
-    with pytest.raises(ValueError, match="state of parameter 'w' is None, but Adam has state"):
+    with pytest.raises(ValueError, match="state of parameter 'w' is None; create it"):
         Adam().update("w", MutableArray(one), one, None)
 
 
@@ -385,21 +377,6 @@ def test_states_have_the_array_class_of_the_weight():
     mean, var = Adam().create_state(0, Mine(jnp.ones(2)))
     assert (type(mean), type(var)) == (Mine, Mine)
     assert Optimizer().create_state(0, Mine(jnp.ones(2))) is None
-
-
-def test_saved_states_contain_update_counts_so_that_resuming_equals_continuing():
-    grad = np.float32([0.5, -1.0])
-    first = get_updater(Adam(learning_rate=0.1))
-    weight = MutableArray(jnp.ones(2))
-    for _ in range(3):
-        first(0, grad, weight)
-    second, copied = get_updater(Adam(learning_rate=0.1)), MutableArray(jnp.array(weight.asnumpy()))
-    second.set_states(first.get_states())
-    first(0, grad, weight)
-    second(0, grad, copied)
-    np.testing.assert_array_equal(copied.asnumpy(), weight.asnumpy())
-    assert second.optimizer.counts() == {0: 4}
-    assert second.optimizer.num_update == 4
 
 
 def test_dump_optimizer_saves_the_settings_with_the_states():
@@ -553,7 +530,3 @@ def test_a_users_subclass_may_call_the_rule_it_extends(registered):
 def test_registering_a_name_twice_warns(registered):
     with pytest.warns(UserWarning, match="'sgd' was"):
         Optimizer.register(type("SGD", (Optimizer,), {}))
-
-
-def test_the_state_is_that_of_jfit_optim():
-    assert isinstance(SGD().transform().init({"w": jnp.ones(1)}), OptState)

@@ -289,28 +289,3 @@ def test_saved_states_contain_multipliers_and_names_as_in_mxnet():
     second.set_states(first.get_states(dump_optimizer=True))
     mine, theirs = first.optimizer, second.optimizer
     assert (mine.lr_mult, mine.wd_mult, mine.idx2name) == (theirs.lr_mult, theirs.wd_mult, theirs.idx2name)
-
-
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_gluons_trainer_updates_master_weights(update_on_kvstore, tmp_path):
-    parameter = mx.gluon.Parameter("w", shape=(2,), dtype="float16")
-    parameter.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
-    settings = {"learning_rate": 1e-4, "multi_precision": True}
-    trainer = mx.gluon.Trainer([parameter], "sgd", settings, update_on_kvstore=update_on_kvstore)
-
-    def step():
-        for k in range(2):
-            parameter.set_grad(mx.nd.ones((2,), dtype="float16"), mx.cpu(k))
-        trainer.step(2)
-
-    for _ in range(20):
-        step()
-    for data in parameter.list_data():  # each step alone is less than half a unit
-        assert data.dtype == np.float16 and data.asnumpy()[0] == np.float16(1 - 20e-4)
-    trainer.save_states(str(tmp_path / "x.states"))
-    none, master = load_states(tmp_path / "x.states").states[0]
-    assert none is None and master.dtype == np.float32
-    np.testing.assert_allclose(master, 1 - 20e-4, rtol=1e-6)
-    trainer.load_states(str(tmp_path / "x.states"))
-    step()
-    assert parameter.data(mx.cpu(1)).asnumpy()[0] == np.float16(1 - 21e-4)

@@ -108,7 +108,7 @@ def test_initialization_is_deferred_until_the_shape_is_known():
         (lambda: ready().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
         (lambda: ready(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
         (lambda: ready(grad_req="sum"), AssertionError, "must be one of write, add, null"),
-        (lambda: ready(stype="dense"), AssertionError, "stype of parameter 'w' is 'dense'"),
+        (lambda: ready(stype="dense"), AssertionError, r"are \('dense', 'default'\)"),
         (lambda: ready(stype="row_sparse").data(), RuntimeError, r"use row_sparse_data\(row_id\)"),
         (
             lambda: ready(stype="row_sparse").row_sparse_data(np.array([0])),
@@ -380,9 +380,3 @@ def test_saving_a_row_sparse_parameter_without_a_trainer_raises(tmp_path):
     params.initialize()
     with pytest.raises(RuntimeError, match="create one first"):
         params.save(tmp_path / "a.params")
-
-
-def test_a_constant_reports_its_dtype():
-    scale = Constant("c", np.ones(2))
-    scale.initialize()
-    assert scale.dtype is np.float32 and scale.data().dtype == np.float32

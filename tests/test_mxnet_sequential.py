@@ -1,7 +1,5 @@
 """SequentialModule: a network in two parts trains as the whole network; connections, names, labels, devices."""
 
-import logging
-
 import jax
 import numpy as np
 import pytest
@@ -245,18 +243,6 @@ def test_parameters_are_set_in_every_layer_and_saved_in_one_file(tmp_path):
     after, _ = chain.get_params()
     changed = {n for n in after if not np.array_equal(np.asarray(before[n]), np.asarray(after[n]))}
     assert changed == {"fc2_bias"}
-
-
-def test_binding_twice_warns_and_force_rebind_keeps_parameters(caplog):
-    chain = bound(chained())
-    before = chain.get_params()
-    with caplog.at_level(logging.WARNING):
-        chain.bind(*SHAPES)
-    assert "Already bound" in caplog.text
-    chain.bind([("data", (4, 6))], [("softmax_label", (4,))], force_rebind=True)
-    for found, want in zip(chain.get_params(), before, strict=True):
-        assert all(np.array_equal(np.asarray(found[n]), np.asarray(want[n])) for n in want)
-    assert chain.output_shapes == [("softmax_output", (4, 3))]
 
 
 def test_a_monitor_covers_every_layer():

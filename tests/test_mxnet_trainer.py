@@ -16,7 +16,7 @@ from jfit.mxnet.gluon.parameter_dict import ParameterDict
 from jfit.mxnet.gluon.trainer import Trainer
 from jfit.mxnet.kvstore.store import KVStore, KVStoreBase
 from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.optimizer import SGD, Optimizer, lr_scheduler
+from jfit.mxnet.optimizer import SGD, lr_scheduler
 
 GOLDEN = Path(__file__).parent / "golden" / "train" / "gluon"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())
@@ -120,9 +120,9 @@ def test_gradients_may_be_clipped_between_allreduce_and_update():
 
 def test_separate_allreduce_and_update_raise_where_the_store_updates():
     trainer = Trainer([one(ctx=TWO)], "sgd")
-    with pytest.raises(AssertionError, match=r"allreduce_grads\(\) cannot be used"):
+    with pytest.raises(AssertionError, match=r"allreduce_grads\(\): the store updates"):
         trainer.allreduce_grads()
-    with pytest.raises(AssertionError, match=r"update\(\) cannot be used"):
+    with pytest.raises(AssertionError, match=r"update\(\): the store updates"):
         trainer.update(1)
 
 
@@ -138,17 +138,6 @@ def test_the_store_follows_the_number_of_contexts_and_the_arguments():
     assert chosen(TWO, kvstore=None) == (None, False)
     assert chosen(kvstore="dist_sync") == ("dist_sync", True)
     assert chosen(kvstore="dist_sync", update_on_kvstore=False) == ("dist_sync", False)
-
-
-@pytest.mark.parametrize(
-    ("ctx", "kwargs", "message"),
-    [
-        (None, {"update_on_kvstore": True}, "there is no store .one context"),
-    ],
-)
-def test_an_impossible_update_on_kvstore_raises(ctx, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        Trainer([one(ctx=ctx)], "sgd", **kwargs).step(1)
 
 
 def test_a_user_store_that_cannot_update_only_sums():
@@ -168,7 +157,7 @@ def test_a_user_store_that_cannot_update_only_sums():
     trainer = Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=Adds())
     trainer.step(2)
     assert trainer._update_on_kvstore is False and param.list_data()[1].tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="class Adds does not support it"):
+    with pytest.raises(ValueError, match="the Adds does not support it"):
         Trainer([one(ctx=TWO)], "sgd", kvstore=Adds(), update_on_kvstore=True).step(1)
 
 
@@ -246,47 +235,16 @@ def test_the_states_that_mxnets_trainer_wrote_are_read_with_their_counts():
     assert shapes == {i: params[name].shape for i, name in enumerate(case["trainer_param_order"])}
 
 
-def test_a_manually_set_learning_rate_is_kept(tmp_path):
-    trainer = Trainer([one()], "sgd", {"learning_rate": 0.1})
-    trainer.set_learning_rate(0.01)
-    trainer.step(1)
-    trainer.save_states(tmp_path / "t.states")
-    resumed = Trainer([one()], "sgd", {"learning_rate": 0.1})
-    resumed.load_states(tmp_path / "t.states")
-    assert resumed.learning_rate == 0.01
-
-
-def test_with_a_scheduler_set_learning_rate_raises():
-    trainer = Trainer([one()], "sgd", {"lr_scheduler": lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.25)})
-    assert trainer.learning_rate == 0.25
-    with pytest.raises(UserWarning, match="lr_scheduler"):
-        trainer.set_learning_rate(1.0)
-
-
-def test_a_user_optimizer_receives_mutable_arrays():
-    class Halve(Optimizer):
-        def create_state(self, index, weight):
-            return None
-
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            weight[:] = weight.value / 2
-
-    for ctx in (None, TWO):
-        param = one(ctx=ctx)
-        Trainer([param], Halve()).step(1)
-        assert all(d.tolist() == [0.5, 0.5] for d in param.list_data())
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: Trainer([one(), 1], "sgd"), ValueError, "found int in it"),
         (lambda: Trainer(3, "sgd"), ValueError, "found int in it"),
-        (lambda: Trainer([one()], SGD(), {"wd": 1}), AssertionError, "an SGD object"),
-        (lambda: Trainer([one(), one(ctx=jfit.cpu(1), name="b")], "sgd"), AssertionError, "on the same contexts"),
+        (lambda: Trainer([one()], SGD(), {"wd": 1}), AssertionError, "given by name"),
+        (lambda: Trainer([one(), one(ctx=jfit.cpu(1), name="b")], "sgd"), AssertionError, "use the same contexts"),
         (lambda: Trainer([Parameter("w", shape=(1,))], "sgd"), RuntimeError, "is not initialized"),
         (lambda: Trainer([one()], "sgd").step(1, grads={}), ValueError, "only for a trainer over a pytree"),
+        (lambda: Trainer([one()], "sgd", update_on_kvstore=True).step(1), ValueError, "there is no store"),
     ],
 )
 def test_untrainable_arguments_raise(call, error, message):
@@ -325,7 +283,7 @@ def test_a_row_sparse_parameter_has_one_trainer_and_returns_rows():
     param = by_rows()
     Trainer([param], "sgd")
     assert param.row_sparse_data(np.array([2, 0, 2])).tolist() == [[1, 1], [0, 0], [1, 1]]
-    with pytest.raises(RuntimeError, match="one trainer only"):
+    with pytest.raises(RuntimeError, match="store of another trainer"):
         Trainer([param], "sgd")
 
 

@@ -67,8 +67,8 @@ def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[d
     synchronized = [n.name for n in graph.nodes() if n.op is not None and n.op.name == SYNC_BATCH_NORM]
     if len(contexts) > 1 and synchronized:
         raise NotImplementedError(
-            f"{synchronized[0]!r} is a SyncBatchNorm, whose statistics are those of all {len(contexts)} contexts, but with "
-            "group2ctxs each context computes its rows in programs of its own; use BatchNorm, one context, or no group2ctxs"
+            f"{synchronized[0]!r} is a SyncBatchNorm, which group2ctxs supports on one context only, found {len(contexts)}; "
+            "use BatchNorm"
         )
     return used
 
@@ -79,17 +79,14 @@ def _by_context(groups: Any, contexts: Sequence[Any]) -> list[Mapping[str, Any]]
     parts: Sequence[Any] = groups if is_list else [groups or {}]
     if not all(isinstance(part, Mapping) for part in parts):
         raise TypeError(
-            f"group2ctxs is {groups!r}, expected a dict of group name -> context, such as "
-            "{'dev1': mx.cpu(0), 'dev2': mx.cpu(1)}, or a list of such dicts, one for each context of the module"
+            f"group2ctxs is {groups!r}, expected a dict of group name -> context, such as {{'dev1': mx.cpu(0)}}, or a list of "
+            "such dicts, one for each context of the module"
         )
     if not is_list:
         columns = {g: _column(g, c, contexts, many=True) for g, c in parts[0].items()}
         return [{g: column[i] for g, column in columns.items()} for i in range(len(contexts))]
     if len(parts) != len(contexts):
-        raise ValueError(
-            f"group2ctxs is a list of {len(parts)} dicts, but batches are split over {len(contexts)} contexts, "
-            f"{list(contexts)}; pass one dict for each context, in the same order"
-        )
+        raise ValueError(f"group2ctxs is a list of {len(parts)} dicts for {len(contexts)} contexts; pass one for each")
     return [{g: _column(g, c, contexts, many=False)[0] for g, c in part.items()} for part in parts]
 
 
@@ -99,16 +96,11 @@ def _column(group: str, value: Any, contexts: Sequence[Any], many: bool) -> list
         return [value] * len(contexts)
     if len(value) == 1:
         return list(value) * len(contexts)
-    if many and len(contexts) > 1:
-        if len(value) == len(contexts):
-            return list(value)
-        raise ValueError(
-            f"ctx_group {group!r} has {len(value)} contexts, {list(value)}, but batches are split over {len(contexts)} "
-            f"contexts, {list(contexts)}; pass one context of the group for each of them, in the same order, or one for all"
-        )
+    if many and len(value) == len(contexts):
+        return list(value)
     raise ValueError(
-        f"ctx_group {group!r} has {len(value)} contexts, {list(value)}: a group runs on one device; pass one "
-        "context, or split batches over several contexts with context=[...] of a Module"
+        f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one"
+        + (f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else "")
     )
 
 

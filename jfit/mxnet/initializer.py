@@ -16,7 +16,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import jax.numpy as jnp
@@ -61,21 +61,16 @@ _REGISTRY: dict[str, type] = {}
 class BothSignatures:
     """Initializer with two signatures: `init(desc, array)` writes in place; `init(key, desc, shape, dtype)` is pure."""
 
+    _write: Callable[[str, Any], Any]
+
     def __call__(self, *args: Any) -> Any:
         if len(args) == 2:
             return self._write(*args)
-        if len(args) not in (3, 4):
-            raise TypeError(
-                f"an initializer is called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments"
-            )
-        key, desc, shape = args[:3]
-        array = NDArray(jnp.zeros(tuple(shape), args[3] if len(args) == 4 else jnp.float32))
+        key, desc, shape, *dtype = args
+        array = NDArray(jnp.zeros(tuple(shape), *(dtype or [jnp.float32])))
         with use_key(key):
             self._write(InitDesc(desc, getattr(desc, "attrs", None)), array)
         return array.value
-
-    def _write(self, desc: str, arr: Any) -> None:
-        raise NotImplementedError
 
     def distribution_of(self, desc: InitDesc, shape: tuple[int, ...]) -> Distribution | None:
         """Return the distribution of the values of the parameter, or None if only the call defines it (see `jfit.init`)."""
@@ -177,7 +172,7 @@ class Initializer(BothSignatures):
     def _init_default(self, name: str, arr: Any) -> None:
         raise ValueError(
             f'Unknown initialization pattern for {name}: the name must end with "weight", "bias", "gamma" (1.0), "beta" (0.0), '
-            '"min" or "max"; or set the initializer of its variable: mx.sym.Variable(name, init=mx.init.Zero())'
+            '"min" or "max"; or set init= of its variable'
         )
 
 
@@ -282,14 +277,35 @@ class FromPure(Initializer):
         return self.rule(**self._kwargs).distribution(name, shape)
 
 
-@alias("zeros")
-class Zero(FromPure, rule=init.Zero):
-    pass
+class Zero(FromPure, rule=init.Zero): ...
 
 
-@alias("ones")
-class One(FromPure, rule=init.One):
-    pass
+class One(FromPure, rule=init.One): ...
+
+
+class Uniform(FromPure, rule=init.Uniform): ...
+
+
+class Normal(FromPure, rule=init.Normal): ...
+
+
+class Orthogonal(FromPure, rule=init.Orthogonal): ...
+
+
+class Xavier(FromPure, rule=init.Xavier): ...
+
+
+class MSRAPrelu(FromPure, rule=init.MSRAPrelu): ...
+
+
+class Bilinear(FromPure, rule=init.Bilinear): ...
+
+
+class LSTMBias(FromPure, rule=init.LSTMBias): ...
+
+
+alias("zeros")(Zero)
+alias("ones")(One)
 
 
 @register
@@ -315,34 +331,6 @@ class Constant(Initializer):
 
     def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
         return Fixed(np.float32(self.value)) if isinstance(self.value, (int, float)) else None
-
-
-class Uniform(FromPure, rule=init.Uniform):
-    pass
-
-
-class Normal(FromPure, rule=init.Normal):
-    pass
-
-
-class Orthogonal(FromPure, rule=init.Orthogonal):
-    pass
-
-
-class Xavier(FromPure, rule=init.Xavier):
-    pass
-
-
-class MSRAPrelu(FromPure, rule=init.MSRAPrelu):
-    pass
-
-
-class Bilinear(FromPure, rule=init.Bilinear):
-    pass
-
-
-class LSTMBias(FromPure, rule=init.LSTMBias):
-    pass
 
 
 @register
@@ -371,40 +359,37 @@ class FusedRNN(Initializer):
         self, init: Any, num_hidden: int, num_layers: int, mode: str, bidirectional: bool = False, forget_bias: float = 1.0
     ) -> None:
         self._init = create(init) if init is not None else None
-        super().__init__(
-            init=None if self._init is None else self._init.dumps(),
-            num_hidden=num_hidden,
-            num_layers=num_layers,
-            mode=mode,
-            bidirectional=bidirectional,
-            forget_bias=forget_bias,
-        )
+        self._sizes, self._forget_bias = (num_hidden, num_layers, mode, bidirectional), forget_bias
+        sizes = dict(zip(("num_hidden", "num_layers", "mode", "bidirectional"), self._sizes, strict=True))
+        super().__init__(init=None if self._init is None else self._init.dumps(), **sizes, forget_bias=forget_bias)
+
+    def _parts(self, size: int, name: str) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+        """Iterate over (name, shape, whether it is the bias of a forget gate) of the parts."""
+        for part, shape in parts_of(size, *self._sizes, name=name):
+            yield part, shape, self._sizes[2] == "lstm" and part.endswith("_f_bias")
 
     def _init_weight(self, name: str, arr: Any) -> None:
         outer = getattr(name, "global_init", None)
         start = self._init or outer
         if start is None:
             raise ValueError(f"{name}: FusedRNN(None, ...) was called without the network's initializer; pass init=")
-        config, flat = self._kwargs, []
-        sizes = (config["num_hidden"], config["num_layers"], config["mode"], config["bidirectional"])
-        for part, shape in parts_of(int(np.prod(arr.shape)), *sizes, name=str(name)):
+        flat = []
+        for part, shape, forget in self._parts(int(np.prod(arr.shape)), str(name)):
             array = NDArray(jnp.zeros(shape, jnp.float32))
-            if config["mode"] == "lstm" and part.endswith("_f_bias"):
-                array[:] = config["forget_bias"]
+            if forget:
+                array[:] = self._forget_bias
             else:
                 start(InitDesc(part, global_init=outer), array)
             flat.append(array.value.reshape(-1))
         arr[:] = jnp.concatenate(flat).reshape(arr.shape)
 
     def _weight_distribution(self, name: str, shape: tuple[int, ...], outer: Any) -> Distribution | None:
-        start, config, pieces, count = self._init or outer, self._kwargs, [], 0
+        start, pieces, count = self._init or outer, [], 0
         if not isinstance(start, FromPure):
             return None
-        sizes = (config["num_hidden"], config["num_layers"], config["mode"], config["bidirectional"])
-        for part, part_shape in parts_of(int(np.prod(shape)), *sizes, name=name):
-            forget = config["mode"] == "lstm" and part.endswith("_f_bias")
+        for part, part_shape, forget in self._parts(int(np.prod(shape)), name):
             count += rule_of(InitDesc(part)) == "weight"  # the number of keys that `next_key` derived: see `use_key`
-            found = Fixed(np.float32(config["forget_bias"])) if forget else start.distribution_of(InitDesc(part), part_shape)
+            found = Fixed(np.float32(self._forget_bias)) if forget else start.distribution_of(InitDesc(part), part_shape)
             if found is None:
                 return None
             pieces.append(Piece(count if count > 1 else None, part_shape, found))
@@ -443,9 +428,7 @@ class Load(BothSignatures):
         if desc in self.param:
             value = as_array(self.param[desc])
             if tuple(value.shape) != tuple(arr.shape):
-                raise AssertionError(
-                    f"parameter {desc} cannot be loaded: the loaded array has shape {tuple(value.shape)}, expected {arr.shape}"
-                )
+                raise AssertionError(f"parameter {desc}: the loaded array has shape {tuple(value.shape)}, expected {arr.shape}")
             arr[:] = value
         elif self.default_init is None:
             raise AssertionError(f"parameter {desc} is not among the loaded arrays, and there is no default_init")

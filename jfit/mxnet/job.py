@@ -41,9 +41,8 @@ def check_synchronous(name: str) -> None:
     """
     if "dist" in name.lower() and "async" in name.lower():
         raise ValueError(
-            f"kvstore {name!r} is asynchronous: each update has the gradients of one process, computed with older weights. "
-            "With momentum, training can diverge, so jfit has no such store; use 'dist_sync', which sums the gradients of "
-            "all processes in each step"
+            f"kvstore {name!r} is asynchronous, and jfit has no such store, because training can diverge; use 'dist_sync', "
+            "which sums the gradients of all processes in each step"
         )
 
 
@@ -75,7 +74,6 @@ def join_job(name: str) -> None:
         if isinstance(error, distributed.JobError):
             raise
         raise RuntimeError(
-            f"kvstore {name!r} cannot join the {settings.num_processes} processes that {settings.source} describe, because "
-            f"this process has already computed something ({error}); create the kvstore, or call jfit.distributed.init(), at "
-            "the beginning of the script"
+            f"kvstore {name!r} cannot join the job that {settings.source} describe, because this process has already computed "
+            f"something ({error}); create the kvstore at the beginning of the script"
         ) from None

@@ -181,10 +181,7 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
         [1.0, 1.0]
     """
     if isinstance(out, jax.Array):
-        raise TypeError(
-            f"{what} is a jax.Array, which cannot be written in place; use the returned value, or pass a numpy array or an "
-            "NDArray of jfit.mx"
-        )
+        raise TypeError(f"{what} is a jax.Array, which cannot be written in place; pass a numpy array or an NDArray of jfit.mx")
     if isinstance(out, MutableArray):
         out[:] = value
     else:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from jfit import checks
 from jfit.mxnet.context import current_context
 from jfit.mxnet.mutable import on_host
 from jfit.mxnet.ndarray.array import NDArray
@@ -99,8 +100,8 @@ class CustomOp:
             dst[:] = src
         elif req == "add":
             dst[:] = dst + src
-        elif req != "null":
-            raise ValueError(f"req is {req!r}, expected 'null', 'write', 'inplace' or 'add'")
+        else:
+            checks.one_of(("null", "write", "inplace", "add"), req=req)
 
 
 class CustomOpProp:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.mxnet import keys
 from jfit.mxnet.namespaces import find
 from jfit.mxnet.ndarray.array import NDArray, function
@@ -40,8 +41,7 @@ def seed(seed_state: int, ctx: Any = "all") -> None:
         >>> uniform(shape=2).asnumpy().tolist() == first
         True
     """
-    if not isinstance(seed_state, numbers.Integral):
-        raise ValueError(f"the seed is {seed_state!r}, expected an integer; convert it with int()")
+    checks.integer(seed_state=seed_state)
     keys.seed(int(seed_state))
 
 
@@ -286,9 +286,7 @@ def _sample(distribution: str, parameters: Mapping[str, Any], shape: Any, dtype:
         return function(f"_sample_{distribution}")(*parameters.values(), shape=_sizes(shape), dtype=dtype_name, out=out)
     if are_arrays != {False} or not all(isinstance(v, numbers.Number) for v in parameters.values()):
         types = {k: type(v).__name__ for k, v in parameters.items()}
-        raise ValueError(
-            f"random.{distribution}: the parameters are {types}, expected only numbers or only NDArrays; convert them"
-        )
+        raise ValueError(f"random.{distribution}: the parameters are {types}, expected only numbers or only NDArrays")
     size = out.shape if out is not None and shape is None else _sizes(shape) or (1,) if shape is None else _sizes(shape)
     samples = function(f"_random_{distribution}")(shape=size, dtype=dtype_name, **parameters)
     if out is not None:

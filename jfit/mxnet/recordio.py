@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 import numpy as np
 
+from jfit import checks
 from jfit.data.images.codec import decode, encode
 from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack, read_index, unpack
 from jfit.mxnet.errors import translated
@@ -55,8 +56,7 @@ class MXRecordIO:
 
     def open(self) -> None:
         """Open the file."""
-        if self.flag not in ("r", "w"):
-            raise ValueError(f"flag of {self.uri} is {self.flag!r}, expected 'r' to read or 'w' to write.")
+        checks.one_of(("r", "w"), flag=self.flag)
         self.writable = self.flag == "w"
         with translated():
             self._file = (RecordWriter if self.writable else RecordReader)(self.uri)
@@ -130,7 +130,7 @@ class MXRecordIO:
             raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}.")
         if self.pid != os.getpid():
             raise RuntimeError(
-                f"{self.uri} was opened by process {self.pid}, and both processes share the file position; call reset() first."
+                f"{self.uri} was opened by process {self.pid}, which shares its file position; call reset() first."
             )
 
 

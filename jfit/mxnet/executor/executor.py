@@ -171,10 +171,7 @@ class Executor:
         heads += [None] * (len(names) - len(heads))
         for name, head, reach in zip(names, heads, self._programs.needs_head, strict=True):
             if head is None and reach & differentiated:
-                raise MXNetError(
-                    f"output {name!r} is not a loss, so backward needs its head gradient: call backward([gradient of {name}]), "
-                    "or apply make_loss to the output to minimise it"
-                )
+                raise MXNetError(f"output {name!r} is not a loss, so backward needs its head gradient: call backward([...])")
         return [None if h is None else self._to_device(on_device(h)) for h in heads]
 
     def _write_input(self, name: str, value: Any) -> None:
@@ -184,9 +181,7 @@ class Executor:
             raise TypeError(f"Unknown argument {name!r}; {hint}")
         new, bound = as_array(value), self.arg_dict[name]
         if tuple(new.shape) != bound.shape:
-            raise ValueError(
-                f"argument {name!r} is bound with shape {bound.shape}, but the value has {tuple(new.shape)}; call reshape first"
-            )
+            raise ValueError(f"argument {name!r} is bound with shape {bound.shape}, but the value has {tuple(new.shape)}")
         bound[:] = new
 
     def _arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -224,9 +219,7 @@ class Executor:
                 if name in bound:
                     bound[name][:] = value
                 elif not allow_extra_params:
-                    raise ValueError(
-                        f"{name!r} is not among the {kind} of the graph; pass allow_extra_params=True to ignore it"
-                    )
+                    raise ValueError(f"{name!r} is not among the {kind} of the graph; pass allow_extra_params=True")
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]) -> Executor:
         """Create an executor for other input shapes, which shares all arrays whose shape is unchanged.
@@ -252,9 +245,7 @@ class Executor:
             if array is None or array.shape == shape:
                 return array
             if name not in kwargs and not partial_shaping:
-                raise AssertionError(
-                    f"{name!r} would change from {array.shape} to {shape}; pass partial_shaping=True to allow it"
-                )
+                raise AssertionError(f"{name!r} would change from {array.shape} to {shape}; pass partial_shaping=True")
             if int(np.prod(shape)) > array.size and not allow_up_sizing:
                 raise MXNetError(f"{name!r} would grow from {array.shape} to {shape}; pass allow_up_sizing=True to allow it")
             return zeros(shape, self._devices.get(name, self._ctx), array.dtype)

@@ -215,8 +215,5 @@ def callbacks_of(callbacks: Sequence[Any], kind: type) -> list[Any]:
     """
     for callback in callbacks:
         if not isinstance(callback, (AbstractBatchCallback, AbstractEpochCallback)):
-            raise TypeError(
-                f"callbacks contains {callback!r}, expected AbstractBatchCallback or AbstractEpochCallback objects: wrap a "
-                "function with every_n_batch(function, n) or every_n_epoch(function, n)."
-            )
+            raise TypeError(f"callbacks has {callback!r}; wrap functions with every_n_batch(f, n) or every_n_epoch(f, n).")
     return [callback for callback in callbacks if isinstance(callback, kind)]

@@ -37,7 +37,7 @@ def data_iter(X: Any, y: Any, symbol: Symbol, batch_size: int, training: bool, t
 
     Raises:
         ValueError: labels are missing in training, or have the wrong shape or number.
-        TypeError: X or y is neither an iterator nor an array.
+        TypeError: X is neither an iterator nor an array.
     """
     if _is_iter(X):
         return X
@@ -58,11 +58,10 @@ def eval_iter(eval_data: Any, symbol: Symbol, batch_size: int) -> Any:
     """
     if eval_data is None or _is_iter(eval_data):
         return eval_data
-    if not isinstance(eval_data, (list, tuple)):
+    if not isinstance(eval_data, (list, tuple)) or len(eval_data) != 2:
         raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
-    if len(eval_data) != 2 or eval_data[0] is None:
-        problem = f"{len(eval_data)} parts" if len(eval_data) != 2 else "X = None"
-        raise ValueError(f"eval_data has {problem}; expected a pair (X, y) of arrays.")
+    if eval_data[0] is None:
+        raise ValueError("eval_data has X = None; expected a pair (X, y) of arrays.")
     X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
     return data_iter(X, y, symbol, batch_size, training=True, tail="pad")
 
@@ -130,16 +129,10 @@ def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
 
 
 def _labels(y: Any, rows: int) -> Any:
-    if not hasattr(y, "shape"):
-        raise TypeError(f"y is {type(y).__name__}; expected an array, because X is one.")
     y = as_array(y)
-    if len(y.shape) == 2 and y.shape[1] == 1:
-        y = y.reshape(-1)
-    if len(y.shape) != 1:
-        raise ValueError(f"y has shape {tuple(y.shape)}; expected one label per row, shape (N,) or (N, 1).")
-    if y.shape[0] != rows:
-        raise ValueError(f"X has {rows} rows and y {y.shape[0]} labels; the numbers must be equal.")
-    return y
+    if tuple(y.shape) not in ((rows,), (rows, 1)):
+        raise ValueError(f"y has shape {tuple(y.shape)}; expected one label for each of the {rows} rows of X.")
+    return y.reshape(-1)
 
 
 def _is_iter(data: Any) -> bool:

@@ -127,7 +127,7 @@ class FeedForward:
     ) -> None:
         check_entry("FeedForward", several=True)
         if ctx is not None and context is not None:
-            raise ValueError("both ctx and context are set; they are the same argument: pass one.")
+            raise ValueError("both ctx and context are set; they are the same argument.")
         ctx = ctx if context is None else context
         self.ctx = [cpu()] if ctx is None else list(ctx) if type(ctx) in (list, tuple) else [ctx]
         is_network = hasattr(symbol, "list_arguments")
@@ -155,9 +155,7 @@ class FeedForward:
         arguments, aux = self.symbol.list_arguments(), self.symbol.list_auxiliary_states()
         twice = [n for n in dict.fromkeys([*arguments, *aux]) if [*arguments, *aux].count(n) > 1]
         if twice:
-            raise ValueError(
-                f"the network has the name {twice[0]!r} more than once in its arguments and auxiliary states; rename one."
-            )
+            raise ValueError(f"the network has the name {twice[0]!r} more than once; rename one argument or auxiliary state.")
         if self.allow_extra_params:
             self.arg_params = self.arg_params and {n: v for n, v in self.arg_params.items() if n in arguments}
             self.aux_params = self.aux_params and {n: v for n, v in self.aux_params.items() if n in aux}
@@ -210,8 +208,7 @@ class FeedForward:
         """
         if self.symbol is None:
             raise ValueError(
-                "the symbol of this model is a function of the bucket key, which the Julia API does not support; call "
-                "fit(data) with an iterator of buckets."
+                "the symbol is a function of the bucket key, which the Julia API does not support; call fit(data)."
             )
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
@@ -270,11 +267,10 @@ class FeedForward:
             raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
             raise TypeError(
-                f"rescale_grad={self.kwargs['rescale_grad']} is set, but FeedForward sets it to 1 / batch size for an "
-                "optimizer given by name; omit it, or pass an Optimizer object with that rescale_grad."
+                "FeedForward sets rescale_grad to 1 / batch size for an optimizer given by name; pass an Optimizer."
             )
         if self.sym_gen is not None:
-            self.symbol = self.sym_gen(_default_key(X))
+            self.symbol = self.sym_gen(X.default_bucket_key)
             self._check_arguments()
         data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=True)
         valid = eval_iter(eval_data, self.symbol, self.numpy_batch_size)
@@ -303,9 +299,7 @@ class FeedForward:
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
         for name in self.symbol.list_arguments():
             if is_data_name(name) and name not in (*names, *label_names, *(self.arg_params or ())):
-                raise ValueError(
-                    f"the network has the input {name!r}, but the data has {names + label_names}; rename the data's arrays."
-                )
+                raise ValueError(f"the network has the input {name!r}, but the data has {names + label_names}.")
         shared = {"logger": logger, "context": self.ctx, "work_load_list": work_load_list}
         if self.sym_gen is None:
             module = self._python_module(self.symbol, names, label_names, **shared)
@@ -313,7 +307,7 @@ class FeedForward:
             raise NotImplementedError("a monitor does not support buckets; pass a Symbol, not a function of the key.")
         else:
             make = self.sym_gen
-            module = self._bucket_module(lambda key: (make(key), names, label_names), _default_key(data), **shared)
+            module = self._bucket_module(lambda key: (make(key), names, label_names), data.default_bucket_key, **shared)
         module.bind(inputs, labels)
         module.init_params(self.initializer, self.arg_params, self.aux_params, True)
         self.copy_params_from(module)
@@ -352,7 +346,7 @@ class FeedForward:
 
         Source: MXNet.jl, `model.jl`.
         """
-        JuliaTraining(self, optimizer, data, TrainingOptions.of(options)).run()
+        JuliaTraining(self, optimizer, data, TrainingOptions(**options)).run()
 
     # -------------------------------------------------------------------------------- predicting
     def predict(
@@ -531,8 +525,7 @@ class FeedForward:
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
             raise AssertionError(
-                f"the network of the checkpoint {prefix!r} differs from this model's; create the model with "
-                "FeedForward.load(prefix, epoch), or pass allow_different_arch=True to load the parameters anyway."
+                f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True to load it."
             )
         self._set_params(params, aux)
         return self
@@ -581,12 +574,6 @@ def _count_from_one(callback: Any) -> Any:
         callback(param._replace(nbatch=number, locals={**(param.locals or {}), "nbatch": number}))
 
     return called
-
-
-def _default_key(data: Any) -> Any:
-    if not hasattr(data, "default_bucket_key"):
-        raise ValueError("symbol is a function of the bucket key, so the data iterator needs a default_bucket_key.")
-    return data.default_bucket_key
 
 
 def _rows(arrays: Any, pad: int) -> list[Any]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jfit import checks
 from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
@@ -19,9 +20,6 @@ from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.optimizer import create as create_optimizer
-from jfit.ops import nearest
-
-DECAYS = ("epoch", "batch")
 
 
 @dataclasses.dataclass
@@ -41,7 +39,7 @@ class TrainingOptions:
         optimizer_params: arguments of an optimizer given by name.
 
     Raises:
-        ValueError: an unknown eta_decay, or a negative n_epoch.
+        ValueError: an unknown eta_decay.
 
     Example:
         >>> TrainingOptions().n_epoch, TrainingOptions(eta_decay="batch").verbosity
@@ -63,30 +61,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         self.eta_decay = self.eta_decay.lstrip(":")
-        if self.eta_decay not in DECAYS:
-            raise ValueError(f"eta_decay is {self.eta_decay!r}, expected one of {', '.join(DECAYS)}.")
-        if self.n_epoch < 0:
-            raise ValueError(f"n_epoch is {self.n_epoch}, the number of passes over the data must be at least 0.")
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> TrainingOptions:
-        """Create the options from a dict.
-
-        Args:
-            options: values by name.
-
-        Raises:
-            TypeError: an unknown name; the message suggests a similar one.
-
-        Example:
-            >>> TrainingOptions.of({"n_epoch": 3}).n_epoch
-            3
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in names:
-                raise TypeError(f"train has no option {name!r}; did you mean {nearest(name, names) or names}?")
-        return cls(**options)
+        checks.one_of(("epoch", "batch"), eta_decay=self.eta_decay)
 
     def log(self, level: int, message: str, *values: Any) -> None:
         """Log a message if the option `verbosity` is at least `level`."""
@@ -148,8 +123,7 @@ class JuliaTraining:
         rows = batch_size_of(data)
         if opts.eval_data is not None and (eval_rows := batch_size_of(opts.eval_data)) != rows:
             raise AssertionError(
-                f"eval_data has batches of {eval_rows} rows and the training data of {rows}; MXNet.jl uses the same programs "
-                "for both, so the batch sizes must be equal: create both iterators with one batch_size."
+                f"eval_data has batches of {eval_rows} rows and the training data of {rows}; pass equal batches."
             )
         opts.log(1, "Start training on %s", model.ctx)
         self.optimizer, self.state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -90,9 +91,8 @@ class Parameter:
         stype: str = "default",
         grad_stype: str = "default",
     ) -> None:
-        for what, value in (("stype", stype), ("grad_stype", grad_stype)):
-            if value not in STYPES:
-                raise AssertionError(f"{what} of parameter {name!r} is {value!r}; it must be one of {', '.join(STYPES)}.")
+        stypes = stype, grad_stype
+        assert {*stypes} <= {*STYPES}, f"stype and grad_stype of parameter {name!r} are {stypes}; expected two of {STYPES}"
         self.name, self.lr_mult, self.wd_mult, self.init = name, lr_mult, wd_mult, init
         self._shape = (shape,) if isinstance(shape, int) else shape
         self._dtype, self._stype, self._grad_stype = dtype, stype, grad_stype
@@ -145,15 +145,8 @@ class Parameter:
     def dtype(self, dtype: Any) -> None:
         self.cast(dtype)
 
-    @property
-    def stype(self) -> str:
-        """Storage type of the data."""
-        return self._stype
-
-    @property
-    def grad_stype(self) -> str:
-        """Storage type of the gradient."""
-        return self._grad_stype
+    stype = property(attrgetter("_stype"), doc="Storage type of the data.")
+    grad_stype = property(attrgetter("_grad_stype"), doc="Storage type of the gradient.")
 
     def initialize(self, init: Any = None, ctx: Any = None, default_init: Any = "uniform", force_reinit: bool = False) -> None:
         """Initialize the values, equal on all contexts.
@@ -177,10 +170,8 @@ class Parameter:
             return
         chosen = next((i for i in (init, self.init, default_init) if i is not None), None)
         if not self._shape_is_known() and not self._allow_deferred_init:
-            raise ValueError(
-                f"parameter {self.name!r} cannot be initialized, because its shape {self.shape} is not fully known; set "
-                "shape first, or allow_deferred_init=True and set it later."
-            )
+            problem = f"cannot be initialized, because its shape {self.shape} is not fully known"
+            raise ValueError(f"parameter {self.name!r} {problem}; set shape, or allow_deferred_init=True.")
         # compute the values first: if the initializer raises, the parameter is unchanged
         values = self._initial_value(chosen) if self._shape_is_known() else None
         self._data, self._grad, self._contexts = None, None, self._context_list(ctx)
@@ -379,9 +370,7 @@ class Parameter:
 
     def _rows(self, row_id: Any) -> Any:
         if self._trainer is None:
-            raise RuntimeError(
-                f"row_sparse parameter {self.name!r} has its values in the store of a Trainer; create one first."
-            )
+            raise RuntimeError(f"row_sparse parameter {self.name!r} is in the store of a Trainer; create one first.")
         return self._trainer._row_sparse_pull(self, row_id)
 
     def _dense(self) -> list[Any] | None:
@@ -398,10 +387,8 @@ class Parameter:
         if cells is not None:
             return cells
         if self._deferred is not None:
-            raise DeferredInitializationError(
-                f"parameter {self.name!r} has no values yet: its shape {self.shape} is not fully known; set its shape, or "
-                "its data with set_data()."
-            )
+            problem = f"has no values yet: its shape {self.shape} is not fully known"
+            raise DeferredInitializationError(f"parameter {self.name!r} {problem}; set its shape, or call set_data().")
         raise RuntimeError(f"parameter {self.name!r} is not initialized; call initialize() first.")
 
     def _at(self, cells: list[Any] | None, ctx: Any) -> Any:

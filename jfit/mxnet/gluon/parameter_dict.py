@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ class Constant(Parameter):
         return as_array(self.value)
 
 
-class ParameterDict:
+class ParameterDict(Mapping[str, Any]):
     """Ordered dict of Parameters by name; `get` creates missing ones.
 
     Args:
@@ -76,27 +76,12 @@ class ParameterDict:
     def __len__(self) -> int:
         return len(self._params)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._params
-
-    def keys(self) -> KeysView[str]:
-        """Names of the parameters."""
-        return self._params.keys()
-
-    def values(self) -> ValuesView[Any]:
-        """The parameters."""
-        return self._params.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """(name, parameter) pairs."""
-        return self._params.items()
-
     @property
     def prefix(self) -> str:
         """Prefix that `get` adds to names."""
         return self._prefix
 
-    def get(self, name: str, **kwargs: Any) -> Any:
+    def get(self, name: str, **kwargs: Any) -> Any:  # type: ignore[override]
         """Return the parameter `prefix + name` of this dict or the shared dict, or create it.
 
         Args:
@@ -145,12 +130,10 @@ class ParameterDict:
             if value is None:
                 raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
             param = self._params[name] = self._constant(name, value)
-        elif value is not None:
-            same = isinstance(param, Constant) and np.array_equal(
-                counters.read(as_array(param.value)), np.asarray(as_array(value))
-            )
-            if not same:  # sync: two constants are compared by value
-                raise AssertionError(f"{name!r} already exists, but not as a constant with this value; choose another name.")
+        elif value is not None and not (  # sync: two constants are compared by value
+            isinstance(param, Constant) and np.array_equal(counters.read(as_array(param.value)), np.asarray(as_array(value)))
+        ):
+            raise AssertionError(f"{name!r} already exists, but not as a constant with this value; choose another name.")
         return param
 
     def update(self, other: Mapping[str, Any] | ParameterDict) -> None:
@@ -270,16 +253,12 @@ class ParameterDict:
         arrays = {restore_prefix + k: v for k, v in plain.items()}
         missing = [name for name in self.keys() if name not in arrays]
         if missing and not allow_missing:
-            raise AssertionError(
-                f"parameter {missing[0]!r} is missing in {where}, which has {_brief(arrays)}; pass allow_missing=True to keep "
-                "its current value, or restore_prefix if the names differ by a prefix."
-            )
+            problem = f"is missing in {where}, which has {_brief(arrays)}"
+            raise AssertionError(f"parameter {missing[0]!r} {problem}; pass allow_missing=True, or restore_prefix.")
         extra = [name for name in arrays if name not in self._params]
         if extra and not ignore_extra:
-            raise AssertionError(
-                f"{where} has {extra[0]!r}, which is not a parameter of this dict; it has {_brief(self._params)}. Pass "
-                "ignore_extra=True to ignore it."
-            )
+            problem = f"which is not a parameter of this dict; it has {_brief(self._params)}"
+            raise AssertionError(f"{where} has {extra[0]!r}, {problem}. Pass ignore_extra=True to ignore it.")
         for name, value in arrays.items():
             if name in self._params:
                 _load(self._params[name], value, where, ctx, cast_dtype, dtype_source)
@@ -297,10 +276,8 @@ def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, 
         raise AssertionError(f"parameter {param.name!r} has shape {param.shape}, the saved array has {tuple(value.shape)}.")
     if np.dtype(param.dtype) != value.dtype:
         if not cast_dtype:
-            raise AssertionError(
-                f"parameter {param.name!r} has dtype {np.dtype(param.dtype)}, the saved array {value.dtype}; pass "
-                "cast_dtype=True to cast it."
-            )
+            dtypes = f"{np.dtype(param.dtype)}, the saved array {value.dtype}"
+            raise AssertionError(f"parameter {param.name!r} has dtype {dtypes}; pass cast_dtype=True to cast it.")
         if dtype_source == "saved":
             param.dtype = value.dtype
         else:

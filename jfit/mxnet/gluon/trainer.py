@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from jfit.formats.atomic import atomic_write, read_file
@@ -89,15 +90,8 @@ class Trainer:
         self._kvstore: Any = None
         self._reset_kvstore()
 
-    @property
-    def learning_rate(self) -> float:
-        """The optimizer's current learning rate."""
-        return self._optimizer.learning_rate
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer."""
-        return self._optimizer
+    learning_rate = property(attrgetter("_optimizer.learning_rate"), doc="The optimizer's current learning rate.")
+    optimizer = property(attrgetter("_optimizer"), doc="The optimizer.")
 
     @property
     def params(self) -> Any:
@@ -223,10 +217,7 @@ class Trainer:
         parameters = _parameters(params, trees=False) or []
         for param in parameters:
             if param.stype != "default" and param._trainer not in (None, self):
-                raise RuntimeError(
-                    f"parameter {param.name!r} is in the store of another trainer; a parameter of storage type "
-                    f"{param.stype!r} can have one trainer only."
-                )
+                raise RuntimeError(f"parameter {param.name!r} is row_sparse, and in the store of another trainer.")
             param._trainer = self
         return parameters
 
@@ -237,8 +228,7 @@ class Trainer:
             first = first or contexts
             if [device_of(c) for c in contexts] != [device_of(c) for c in first]:
                 raise AssertionError(
-                    f"parameter {param.name!r} is on {contexts}, the previous parameters are on {first}; initialize all "
-                    "parameters of a trainer on the same contexts."
+                    f"parameter {param.name!r} is on {contexts}, others are on {first}; use the same contexts."
                 )
         return first
 
@@ -247,10 +237,7 @@ class Trainer:
         if not isinstance(optimizer, Optimizer):
             return self._create_optimizer(optimizer, param_dict=by_index, **params)
         if params:
-            raise AssertionError(
-                f"the optimizer is an {type(optimizer).__name__} object, so optimizer_params ({', '.join(params)}) cannot "
-                "be used; pass them to its constructor."
-            )
+            raise AssertionError("optimizer_params are for an optimizer given by name; pass them to the object's constructor.")
         optimizer.param_dict = by_index
         return optimizer
 
@@ -265,18 +252,13 @@ class Trainer:
     def _prepare(self) -> None:
         if not self._ready:
             self._make_store()
-        if self._waiting and self._kvstore is not None:
-            dense = []
+        if self._kvstore is not None:
             for param in self._waiting:
+                key, cells = self._index[param.name], param._cells(param._data)
                 if param.stype != "default":
-                    self._kvstore.init(self._index[param.name], param._cells(param._data)[0])
+                    self._kvstore.init(key, cells[0])
                 else:
-                    dense.append((self._index[param.name], param._cells(param._data)))
-            if isinstance(self._kvstore, KVStore) and dense:
-                self._kvstore.broadcast([i for i, _ in dense], [cells[0] for _, cells in dense], [cells for _, cells in dense])
-            else:
-                for i, cells in dense:
-                    self._kvstore.broadcast(i, cells[0], cells)
+                    self._kvstore.broadcast(key, cells[0], cells)
         self._waiting = []
 
     def _make_store(self) -> None:
@@ -314,8 +296,7 @@ class Trainer:
             update = distributed
         update = update if forced is None else forced
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
-            why = "there is no store (one context, or kvstore=None)"
-            why = why if store is None else f"a store of class {type(store).__name__} does not support it"
+            why = "there is no store" if store is None else f"the {type(store).__name__} does not support it"
             raise ValueError(f"update_on_kvstore is True, but {why}; set it to False.")
         return store, update
 
@@ -325,9 +306,8 @@ class Trainer:
         scale = self._scale / batch_size
         if self._update_on_kvstore and self._distributed and self._ready and self._optimizer.rescale_grad != scale:
             raise UserWarning(
-                "Possible change in the `batch_size` from previous `step` detected: the optimizer in the distributed store "
-                f"keeps dividing gradients by {1 / self._optimizer.rescale_grad:g}; use one batch_size, or "
-                "update_on_kvstore=False."
+                "Possible change in the `batch_size` from previous `step` detected, which the optimizer in the distributed "
+                "store does not see; use one batch_size, or update_on_kvstore=False."
             )
         self._optimizer.rescale_grad = scale
 
@@ -340,14 +320,12 @@ class Trainer:
                 if not getattr(cell, "_fresh_grad", False):
                     raise UserWarning(
                         f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it since the "
-                        "last step. If this iteration does not use the parameter, pass ignore_stale_grad=True to skip it."
+                        "last step; pass ignore_stale_grad=True to skip it."
                     )
 
     def _check_not_on_kvstore(self, method: str) -> None:
         if self._kvstore is not None and self._update_on_kvstore:
-            raise AssertionError(
-                f"{method}() cannot be used if the store updates the parameters; pass update_on_kvstore=False to Trainer."
-            )
+            raise AssertionError(f"{method}(): the store updates the parameters; pass update_on_kvstore=False to Trainer.")
 
     def _allreduce(self) -> None:
         trainable = self._trainable()
@@ -435,14 +413,14 @@ def _parameters(params: Any, trees: bool) -> list[Parameter] | None:
 
     trees: whether a pytree is allowed; if not, it raises ValueError.
     """
-    if isinstance(params, (Mapping, ParameterDict)):
+    if isinstance(params, Mapping):
         values = [params[name] for name in sorted(params.keys())]
     else:
         values = list(params) if isinstance(params, (list, tuple)) else []
     count = sum(isinstance(p, Parameter) for p in values)
     if count == 0 and trees and not (isinstance(params, ParameterDict) and not values):
         return None
-    if count < len(values) or not isinstance(params, (Mapping, ParameterDict, list, tuple)):
+    if count < len(values) or not isinstance(params, (Mapping, list, tuple)):
         kinds = sorted({type(p).__name__ for p in values if not isinstance(p, Parameter)} or {type(params).__name__})
         raise ValueError(f"the first argument of a Trainer is a dict or list of Parameters; found {', '.join(kinds)} in it.")
     return values

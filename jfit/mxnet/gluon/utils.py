@@ -42,10 +42,7 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
     """
     size = data.shape[batch_axis]
     if even_split and size % num_slice:
-        raise ValueError(
-            f"a batch of {size} rows (shape {tuple(data.shape)}, axis {batch_axis}) cannot be split evenly into {num_slice} "
-            "slices; choose another batch size, or pass even_split=False."
-        )
+        raise ValueError(f"a batch of {size} rows cannot be split evenly into {num_slice} slices; pass even_split=False.")
     each, extra = divmod(size, num_slice)
     ends = np.cumsum([each + (i < extra) for i in range(num_slice)])
     values, before = as_array(data), (slice(None),) * (batch_axis % len(data.shape))

@@ -280,9 +280,7 @@ def area_argument(kwargs: dict[str, Any], area: Any) -> Any:
         warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
         area = kwargs.pop("min_area")
     if kwargs:
-        raise TypeError(
-            f"unknown arguments {', '.join(map(repr, kwargs))} of a random crop; expected size, area, ratio, interp."
-        )
+        raise TypeError(f"unknown arguments {', '.join(map(repr, kwargs))}; expected size, area, ratio, interp.")
     return area
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.images import decode, read_list
 from jfit.data.images.codec import inside
@@ -92,10 +93,8 @@ class ImageIter(DataIter):
         super().__init__(batch_size)
         if not path_imgrec and not path_imglist and not isinstance(imglist, list):
             raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
-        if dtype not in ("float32", "float64", "int32", "int64"):
-            raise ValueError(f"dtype is {dtype!r}, expected float32, float64, int32 or int64.")
-        if last_batch_handle not in HANDLES:
-            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, expected one of {', '.join(HANDLES)}.")
+        checks.one_of(("float32", "float64", "int32", "int64"), dtype=dtype)
+        checks.one_of(HANDLES, last_batch_handle=last_batch_handle)
         if not 0 <= part_index < num_parts:
             raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
@@ -112,9 +111,8 @@ class ImageIter(DataIter):
         count = len(keys) // num_parts
         self.seq = keys[part_index * count : (part_index + 1) * count] if num_parts > 1 else keys
         if not self.seq:
-            raise ValueError(
-                f"no images to read: {path_imgrec or path_imglist or 'imglist'} has {len(keys)}, split into {num_parts} parts."
-            )
+            source = path_imgrec or path_imglist or "imglist"
+            raise ValueError(f"no images to read: {source} has {len(keys)}, split into {num_parts} parts.")
         self._unshuffled = list(self.seq)
         self.num_image = len(self.seq)
         self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
@@ -277,9 +275,8 @@ class ImageIter(DataIter):
             if self.imglist is None:
                 return header.label, content
             if key not in self.imglist:
-                raise FormatError(
-                    self.imgrec.path, f"key {key}", "the image list has no line for it", "pass the list it was packed from."
-                )
+                problem = "the image list has no line for it"
+                raise FormatError(self.imgrec.path, f"key {key}", problem, "pass the list it was packed from.")
             return self.imglist[key][0], content
 
     def imdecode(self, s: bytes) -> Any:
@@ -358,9 +355,8 @@ def _labels(path: str | None, imglist: list[Any] | None, dtype: np.dtype[Any]) -
 
 def _checked(image: Any, shape: tuple[int, ...], name: str) -> Any:
     if np.shape(image) != shape:
-        raise ValueError(
-            f"{name}: the augmented image has shape {np.shape(image)}, data_shape is {shape}; add a crop or resize to aug_list."
-        )
+        problem = f"the augmented image has shape {np.shape(image)}, data_shape is {shape}"
+        raise ValueError(f"{name}: {problem}; add a crop or resize to aug_list.")
     return image
 
 

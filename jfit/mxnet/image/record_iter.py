@@ -163,10 +163,8 @@ def _augment(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
             channels[name] = float(value)
         elif name in _UNSUPPORTED:
             if value not in _UNSUPPORTED[name]:
-                raise NotImplementedError(
-                    f"ImageRecordIter: jfit does not support {name}={value!r}; leave it at {_UNSUPPORTED[name][0]!r}, or "
-                    "use mx.image.ImageIter with a custom augmenter."
-                )
+                default = _UNSUPPORTED[name][0]
+                raise NotImplementedError(f"ImageRecordIter: jfit does not support {name}={value!r}; leave it at {default!r}.")
         elif name not in _IGNORED:
             warn_ignored(kind, name, [*_RECIPE_FIELDS, *channels], 4)
     if fields.get("max_aspect_ratio") and not fields.get("random_resized_crop"):

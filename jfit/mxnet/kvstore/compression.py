@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -12,9 +12,6 @@ import numpy as np
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
 from jfit.step.reduce import Reduce, bfloat16, one_bit, quantize, two_bit
-
-_PARAMS = ("type", "threshold")
-TYPES = ("2bit", "1bit", "bfloat16")
 
 
 class Compression:
@@ -26,13 +23,11 @@ class Compression:
     """
 
     rule: Reduce
+    # (gradients, residuals), all on one device -> (quantized gradient, new residual) of each
+    _quantized: Callable[[list[Any], list[Any]], list[tuple[jax.Array, Any]]]
 
     def __init__(self) -> None:
         self.residuals: dict[Hashable, Any] = {}
-
-    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
-        """Return (quantized gradient, new residual) of each gradient; all are on one device."""
-        raise NotImplementedError
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
         """Quantize gradients and update their residuals; one dispatch per device.
@@ -133,27 +128,19 @@ def parse(params: Mapping[str, Any]) -> Compression:
 
     Raises:
         MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
-        ValueError: an unknown parameter name, or a threshold of another type than "2bit".
+        TypeError: a parameter that the type does not have.
 
     Example:
         >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
         True
     """
-    unknown = [name for name in params if name not in _PARAMS]
-    if unknown:
-        raise ValueError(
-            f"compression_params has the unknown name {unknown[0]!r}; supported are {' and '.join(map(repr, _PARAMS))}."
-        )
-    kind = params.get("type")
-    if kind not in TYPES:
-        raise MXNetError(
-            f"the type of gradient compression is {kind!r}; the supported types are {', '.join(map(repr, TYPES))}."
-        )
-    if kind == "2bit":
-        return TwoBit(float(params.get("threshold", 0.5)))
-    if "threshold" in params:
-        raise ValueError(f"compression_params has a threshold, which only the type '2bit' has, but the type is {kind!r}.")
-    return OneBit() if kind == "1bit" else BFloat16()
+    kinds: dict[Any, type[Compression]] = {"2bit": TwoBit, "1bit": OneBit, "bfloat16": BFloat16}
+    options = dict(params)
+    kind = options.pop("type", None)
+    if kind not in kinds:
+        types = ", ".join(map(repr, kinds))
+        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {types}.")
+    return kinds[kind](**options)
 
 
 @jax.jit

@@ -183,10 +183,7 @@ class KVStore(KVStoreBase):
     _barrier = barrier
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        raise NotImplementedError(
-            "a kvstore of jfit has no servers, so commands cannot be sent to them: every process applies the optimizer itself; "
-            "call set_optimizer, or set_updater, in all processes"
-        )
+        raise NotImplementedError("a kvstore of jfit has no servers; call set_optimizer, or set_updater, in all processes")
 
     def is_capable(self, capability: str) -> bool:
         """True for "optimizer", the only capability; raises ValueError for any other."""
@@ -330,9 +327,7 @@ class KVStore(KVStoreBase):
         flat = [(k, cell) for k, cells in pairs for cell in cells]
         ids = [as_array(r) for r in row_ids] if isinstance(row_ids, (list, tuple)) else [as_array(row_ids)]
         if len(ids) not in (1, len(flat)):
-            raise ValueError(
-                f"row_sparse_pull got {len(ids)} arrays of row_ids for {len(flat)} outputs; pass one array, or one per output."
-            )
+            raise ValueError(f"row_sparse_pull got {len(ids)} arrays of row_ids for {len(flat)} outputs; pass one for each.")
         ids = ids * len(flat) if len(ids) == 1 else ids
         rows = [only_rows(self._stored[k].value, np.asarray(i)) for (k, _), i in zip(flat, ids, strict=True)]
         if out is None:
@@ -377,7 +372,8 @@ class KVStore(KVStoreBase):
 
         Raises:
             MXNetError: the store is neither a `device` nor a `dist` one, or a parameter is invalid.
-            ValueError: an unknown parameter name, or the store was created with `reduce=`.
+            TypeError: an unknown parameter name.
+            ValueError: the store was created with `reduce=`.
 
         Example:
             >>> store = KVStore("device")
@@ -388,9 +384,7 @@ class KVStore(KVStoreBase):
             [0.5, -0.5]
         """
         if self._rule is not None:
-            raise ValueError(
-                "the kvstore was created with reduce=, so it cannot compress gradients too; leave one of them out."
-            )
+            raise ValueError("the kvstore was created with reduce=, so it cannot compress, too; leave one of them out.")
         if "device" not in self._type and not self.distributed:
             raise MXNetError(f"gradient compression is not supported for a {self._type!r} kvstore; create a 'device' one.")
         self._compression = compression.parse(compression_params)
@@ -421,9 +415,8 @@ class KVStore(KVStoreBase):
         """Raise NotImplementedError if the store has a `reduce` rule other than "psum", which `what` does not apply."""
         if self._rule is not None and self._rule is not all_reduce():
             raise NotImplementedError(
-                f"{what} sums the gradients of the devices one by one, but the kvstore was created with reduce=, a rule for a "
-                "whole training step: pass the kvstore to Module.fit or Module.init_optimizer, or create it without reduce= "
-                "(set_gradient_compression compresses pushed gradients)"
+                f"{what} sums the gradients of each parameter, but the kvstore was created with reduce=, a rule for a whole "
+                "training step: pass it to Module.fit or Module.init_optimizer, or create it without reduce="
             )
 
     @property
@@ -432,8 +425,7 @@ class KVStore(KVStoreBase):
 
     def _states(self, verb: str) -> Any:
         if self._updater is None:
-            why = "it has no optimizer: call set_optimizer first"
-            raise AssertionError(f"cannot {verb} optimizer states of the {self._type!r} kvstore, because {why}.")
+            raise AssertionError(f"cannot {verb} the states of the kvstore: it has no optimizer; call set_optimizer first.")
         return self._updater
 
     def _pairs(self, key: Any, value: Any, must_exist: bool = False) -> list[tuple[Hashable, list[Any]]]:
@@ -496,12 +488,8 @@ def _checked_rule(reduce: Reduce | str | None) -> Reduce | None:
         return None
     rule = get_reduce(reduce)
     if rule.sharded or not rule.shared:
-        what = "splits the optimizer state over the devices" if rule.sharded else "does not sum gradients"
         instead = "jfit.fit(..., reduce='sharded')" if rule.sharded else "kvstore=None"
-        raise ValueError(
-            f"this reduce= rule of a kvstore {what}, but Module and Trainer need the whole sum and the whole state on every "
-            f"device; use {instead}"
-        )
+        raise ValueError(f"a kvstore has the whole sum and the whole state on every device, unlike this reduce=; use {instead}")
     return rule
 
 
@@ -514,10 +502,6 @@ def checked_type(name: str) -> str:
     """
     check_synchronous(name)
     lower = name.lower()
-    if lower in ("horovod", "byteps"):
-        raise ValueError(
-            f"kvstore {name!r} needs other software, which jfit does not support; 'device' sums over the local devices."
-        )
     if lower not in TYPES:
         known = ", ".join(map(repr, (*TYPES, *KVStoreBase.kv_registry)))
         near = nearest(lower, TYPES)
@@ -560,7 +544,7 @@ def check_spans_job(store: Any, kvstore: Any) -> None:
     name = kvstore if isinstance(kvstore, str) else getattr(store, "type", None)
     raise ValueError(
         f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes, each of which would train "
-        "a model of its own; pass kvstore='dist_sync' to sum the gradients of all of them, or None if that is what you want"
+        "a model of its own; pass kvstore='dist_sync', or None if that is what you want"
     )
 
 
@@ -580,8 +564,7 @@ def create(
 
     Raises:
         TypeError: the name is not a string.
-        ValueError: the name is unknown, or `horovod`, `byteps` or `dist_async`, which are not supported; or `reduce` with a
-            registered class.
+        ValueError: the name is unknown, or `dist_async`, which is not supported.
 
     Example:
         >>> create("Local").type
@@ -591,11 +574,7 @@ def create(
         raise TypeError(f"a kvstore is created by the name of its type, a str; found {name!r}.")
     klass = KVStoreBase.kv_registry.get(name.lower())
     if klass is not None:
-        if reduce is not None:
-            raise ValueError(
-                f"kvstore {name!r} is the class {klass.__name__}, which reduces itself; create it without reduce=."
-            )
-        return klass()
+        return klass() if reduce is None else klass(reduce=reduce)
     kind = checked_type(name)
     if "dist" in kind:
         join_job(name)

@@ -67,9 +67,7 @@ def lookup(name: str) -> type[EvalMetric]:
     """
     if name.lower() not in REGISTRY:
         near = nearest(name, REGISTRY) or ", ".join(sorted(REGISTRY))
-        raise AssertionError(
-            f"{name} is not registered. Please register with metric.register first; the nearest metrics are {near}."
-        )
+        raise AssertionError(f"{name} is not registered. Please register with metric.register first; the nearest are {near}.")
     return REGISTRY[name.lower()]
 
 

@@ -106,12 +106,9 @@ def output_weights(weight: Any, label: Any, output: Any, xp: Any = np) -> Any:
     if size and rows % size == 0 and label is not None and label.shape[1:2] == (size,):
         after = rows // (label.shape[0] * size)
         return xp.tile(xp.repeat(weight, after), label.shape[0])
-    raise ValueError(
-        f"the {size} row weights of the batch do not match an output of shape {tuple(output.shape)}"
-        + ("" if label is None else f" with a label of shape {tuple(label.shape)}")
-        + "; if outputs have different numbers of rows, pass a list with one entry per output: its row weights (0 for padding "
-        "rows), or None if it has no padding rows"
-    )
+    shapes = f"{tuple(output.shape)}" + ("" if label is None else f" with a label of shape {tuple(label.shape)}")
+    problem = f"the {size} row weights of the batch do not match an output of shape {shapes}"
+    raise ValueError(f"{problem}; if outputs have different numbers of rows, pass a list of weights, one per output")
 
 
 def _together(sums: Any, labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any, Any]:

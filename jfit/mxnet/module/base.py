@@ -89,9 +89,7 @@ class BaseModule:
         return self._symbol
 
     def _not_implemented(self, name: str) -> Any:
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define {name}(), which every module needs; add it to the class"
-        )
+        raise NotImplementedError(f"{type(self).__name__} does not define {name}(), which every module needs")
 
     def bind(
         self,
@@ -378,14 +376,9 @@ class BaseModule:
         if not batches or not merge_batches:
             return batches
         if len({len(outputs) for outputs in batches}) > 1:
-            raise ValueError(
-                "Cannot merge batches, as the number of outputs is not the same for all of them (bucketing?); pass "
-                "merge_batches=False"
-            )
-        merged = [
-            self.arrays.wrap(jnp.concatenate([jnp.asarray(as_array(o)) for o in column]))
-            for column in zip(*batches, strict=True)
-        ]
+            raise ValueError("Cannot merge batches: the number of outputs is not the same; pass merge_batches=False")
+        columns = [[jnp.asarray(as_array(out)) for out in column] for column in zip(*batches, strict=True)]
+        merged = [self.arrays.wrap(jnp.concatenate(column)) for column in columns]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
     # -------------------------------------------------------------------------------- fit
@@ -472,9 +465,9 @@ class BaseModule:
                         for callback in listed(epoch_end_callback):
                             callback(epoch, self.symbol, *params)
                 if eval_data is not None:
-                    ends = {"score_end_callback": eval_end_callback, "batch_end_callback": eval_batch_end_callback}
+                    callbacks = (eval_batch_end_callback, eval_end_callback)
                     with Doing(activity.SAVING, "in the validation"):  # the other processes may have fewer rows
-                        scored = self.score(eval_data, validation_metric, epoch=epoch, **ends)
+                        scored = self.score(eval_data, validation_metric, None, *callbacks, epoch=epoch)
                     for name, value in scalars(scored):
                         self.logger.info(of_worker("Epoch[%d] Validation-%s=%f"), epoch, name, value)
                 self._end_epoch(train_data)
@@ -622,9 +615,8 @@ bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     thread = getattr(module, "_fit_thread", None)
     if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
         raise RuntimeError(
-            f"{type(module).__name__}.{method}: thread {thread.name!r} is in fit of this module, which has the inputs, outputs "
-            "and parameters of one batch at a time; wait until fit has ended, or call it in an epoch_end_callback, whose "
-            "arguments are copies of the parameters, for another module"
+            f"{type(module).__name__}.{method}: thread {thread.name!r} is in fit of this module; wait until fit has ended, or "
+            "use another module with the parameters that an epoch_end_callback gets"
         )
     missing = [step for step in steps if not getattr(module, step)]
     if not missing:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
@@ -77,7 +78,7 @@ class Binding:
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(
-                f"work_load_list has {len(self._workloads)} entries, expected one for each of {len(self.devices)} devices"
+                f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices; pass one for each"
             )
         check = lambda names, what, must: check_names(symbol, list(names or ()), what, logger, must=must)  # noqa: E731
         self.data_names = check(data_names, "data", True)
@@ -131,8 +132,8 @@ class Binding:
         else:
             if len(groups) != len(self.devices):
                 raise ValueError(
-                    f"the module has {len(self.devices)} contexts, {self.context}, but the module whose parameters it shares "
-                    f"has ctx_groups on the devices of {len(groups)} contexts; pass the same contexts to both"
+                    f"the module has {len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with "
+                    "ctx_groups on their devices; pass the same contexts to both"
                 )
             grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
             self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
@@ -202,10 +203,7 @@ class Binding:
             shape = None if array is None else array.shape[1:] if parameters.split and name in state.params else array.shape
             if shape != self.specs[name].shape:
                 actual = "does not have it" if shape is None else f"has it with shape {shape}"
-                raise ValueError(
-                    f"parameter {name!r} has shape {self.specs[name].shape} in this network, but the shared module {actual}; "
-                    "networks that share parameters need equal shapes"
-                )
+                raise ValueError(f"parameter {name!r} has shape {self.specs[name].shape} here, but the shared module {actual}")
 
     # -------------------------------------------------------------------------------- batches
     def arrays_of(self, data_batch: Any) -> tuple[list[Any], list[Any]]:
@@ -216,9 +214,8 @@ class Binding:
         """
         data = [copy_if_numpy(as_array(a)) for a in data_batch.data]
         if len(data) != len(self.data_shapes):
-            raise ValueError(
-                f"the batch has {len(data)} data arrays, but the module was bound with {[d.name for d in self.data_shapes]}"
-            )
+            names = [d.name for d in self.data_shapes]
+            raise ValueError(f"the batch has {len(data)} data arrays, but the module was bound with {names}")
         return data, [copy_if_numpy(as_array(a)) for a in getattr(data_batch, "label", None) or ()]
 
     def descriptions_of(
@@ -343,10 +340,7 @@ def first_slices(rows: int, devices: int) -> list[int]:
 
 def _checked(counts: list[int], rows: int) -> list[int]:
     if min(counts) < 1:
-        raise ValueError(
-            f"Too many slices. Some splits are empty: {rows} rows on {len(counts)} devices are {counts}; every device needs "
-            "a row: use fewer devices, a larger batch, or a different work_load_list"
-        )
+        raise ValueError(f"Too many slices. Some splits are empty: {rows} rows on {len(counts)} devices are {counts}")
     return counts
 
 
@@ -383,13 +377,12 @@ def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging
         if name in arguments:
             continue
         candidates = [a for a in arguments if not a.endswith(PARAMETER_SUFFIXES)]
-        message = (
+        _report(
             f"You created Module with Module(..., {what}_names={list(names)}) but input with name '{name}' is not found in "
-            f"symbol.list_arguments(). Did you mean one of: {', '.join(candidates) or nearest(name, arguments)}?"
+            f"symbol.list_arguments(). Did you mean one of: {', '.join(candidates) or nearest(name, arguments)}?",
+            logger,
+            must,
         )
-        if must:
-            raise ValueError(message)
-        logger.warning(message)
     return [n for n in names if n in arguments]
 
 
@@ -423,12 +416,15 @@ def match_names(expected: Sequence[str], descs: Sequence[DataDesc], what: str, l
         ValueError: must=True, and the names differ.  With must=False this is logged instead.
     """
     actual = [d.name for d in descs]
-    if sorted(expected) == sorted(actual):
-        return
-    message = f"{what}_shapes do not match the module's names: {what}_names are {list(expected)}, the shapes are for {actual}"
+    if sorted(expected) != sorted(actual):
+        names = f"{what}_names are {list(expected)}, the shapes are for {actual}"
+        _report(f"{what}_shapes do not match the module's names: {names}", logger, must)
+
+
+def _report(problem: str, logger: logging.Logger, must: bool) -> None:
     if must:
-        raise ValueError(message)
-    logger.warning(message)
+        raise ValueError(problem)
+    logger.warning(problem)
 
 
 def grad_reqs_of(
@@ -458,9 +454,8 @@ def grad_reqs_of(
     """
     unknown = [n for n in grad_req if n not in arguments] if isinstance(grad_req, Mapping) else []
     if unknown:
-        raise ValueError(
-            f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {nearest(unknown[0], arguments)}?"
-        )
+        near = nearest(unknown[0], arguments)
+        raise ValueError(f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {near}?")
     base = requests_of(grad_req, arguments, "write")
     result = {}
     for name in arguments:
@@ -492,8 +487,7 @@ def requests_of(grad_req: Any, arguments: Sequence[str], default: str) -> dict[s
     else:
         raise ValueError(f"grad_req has {len(grad_req)} entries, expected one for each of the {len(arguments)} arguments")
     for name, request in reqs.items():
-        if request not in GRAD_REQS:
-            raise ValueError(f"grad_req of {name!r} is {request!r}, expected one of {', '.join(GRAD_REQS)}")
+        checks.one_of(GRAD_REQS, **{f"grad_req of {name!r}": request})
     return reqs
 
 
@@ -503,9 +497,7 @@ def rows_of_batch(descs: Sequence[DataDesc]) -> int:
         axis = DataDesc.get_batch_axis(desc.layout)
         if axis >= 0 and len(desc.shape) > axis:
             return desc.shape[axis]
-    raise ValueError(
-        f"none of the inputs {[d.name for d in descs]} has a batch axis; pass shapes whose first axis is the batch"
-    )
+    raise ValueError(f"none of the inputs {[d.name for d in descs]} has a batch axis")
 
 
 def same_shapes(a: Sequence[DataDesc], b: Sequence[DataDesc]) -> bool:

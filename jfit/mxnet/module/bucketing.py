@@ -112,11 +112,8 @@ class BucketingModule(BaseModule):
         """Return the graph and input names of a bucket key; cached, so that `sym_gen` is called once for each key."""
         if key not in self._generated:
             with NameManager():
-                result = self._sym_gen(key)
-            if not (isinstance(result, tuple) and len(result) == 3):
-                name = type(result).__name__
-                raise ValueError(f"sym_gen({key!r}) returned {name}, expected (symbol, data names, label names)")
-            self._generated[key] = Bucket(result[0], list(result[1] or ()), list(result[2] or ()))
+                symbol, data_names, label_names = self._sym_gen(key)
+            self._generated[key] = Bucket(symbol, list(data_names or ()), list(label_names or ()))
         return self._generated[key]
 
     def _new_module(self, key: Any) -> Module:
@@ -171,8 +168,8 @@ class BucketingModule(BaseModule):
         extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
         if extra:
             raise ValueError(
-                f"bucket {key!r} has the parameter {extra[0]!r}, which the default bucket {self._default_key!r} lacks; "
-                "default_bucket_key must be the key of a network that has all parameters"
+                f"bucket {key!r} has the parameter {extra[0]!r}, which the network of default_bucket_key={self._default_key!r} "
+                "lacks; it must have all parameters"
             )
         request = self._grad_req
         if isinstance(request, Mapping):
@@ -249,10 +246,7 @@ class BucketingModule(BaseModule):
         """Make the bucket of a batch the current one."""
         key = getattr(data_batch, "bucket_key", None)
         if key is None:
-            raise ValueError(
-                "the batch has no bucket_key, which a BucketingModule needs to select the network; use an iterator "
-                "that sets it, or pass DataBatch(..., bucket_key=, provide_data=, provide_label=)"
-            )
+            raise ValueError("the batch has no bucket_key, by which a BucketingModule selects the network")
         if key in self._buckets:
             self.switch_bucket(key, None)
             return
@@ -340,10 +334,7 @@ class BucketingModule(BaseModule):
         assert self._buckets, "Empty BucketingModule cannot be saved"
         wrong = [k for k in self._buckets if isinstance(k, bool) or not isinstance(k, (int, np.integer))]
         if wrong:
-            raise ValueError(
-                f"bucket key {wrong[0]!r} is not an integer, but {prefix}.buckets contains only integers; use integer keys, or "
-                "save_params and, for each bucket, symbol.save"
-            )
+            raise ValueError(f"bucket key {wrong[0]!r} is not an integer, as {prefix}.buckets needs; use save_params instead")
         with files.replaced_together(prefix):
             self.save_params(f"{prefix}-{epoch:04d}.params")
             for key in self._buckets:

@@ -69,11 +69,9 @@ class Initial(NamedTuple):
             unknown = next((n for n in values if n not in known), None)
             if unknown is not None:
                 near = nearest(unknown, known)
-                raise ValueError(
-                    f"Find name {unknown!r} in {kind} that is not in the arguments of the network; "
-                    + (f"did you mean {near}? " if near else "")
-                    + f"Leave it out, or pass {allow}=True"
-                )
+                hint = f"did you mean {near}? " if near else ""
+                problem = f"Find name {unknown!r} in {kind} that is not in the arguments of the network"
+                raise ValueError(f"{problem}; {hint}Leave it out, or pass {allow}=True")
 
     def converted(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> tuple[Values, Values]:
         """Return (parameters, auxiliary states) of the network's names, with its dtypes; ValueError if a shape differs."""
@@ -89,11 +87,9 @@ class Initial(NamedTuple):
             names = list(missing)
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             near = nearest(names[0], [n for n in source if n not in specs], 1)
-            raise RuntimeError(
-                f"{names[0]} is not presented{more}: this {kind} has no value"
-                + (f", but {near} was passed, which the network does not have" if near else "")
-                + "; pass allow_missing=True to initialize it"
-            )
+            hint = f", but {near} was passed, which the network does not have" if near else ""
+            problem = f"{names[0]} is not presented{more}: this {kind} has no value{hint}"
+            raise RuntimeError(f"{problem}; pass allow_missing=True to initialize it")
         return missing
 
     def _draw(self, initializer: Any, specs: Specs) -> Values:
@@ -120,8 +116,6 @@ class Initial(NamedTuple):
 def _converted(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:
     array = as_array(value)
     if tuple(array.shape) != tuple(spec.shape):
-        raise ValueError(
-            f"{name}: the value has shape {tuple(array.shape)}, but the network needs {tuple(spec.shape)} for the bound "
-            "shapes; pass a value of that shape, or bind with other shapes"
-        )
+        needed = f"{tuple(spec.shape)} for the bound shapes"
+        raise ValueError(f"{name}: the value has shape {tuple(array.shape)}, but the network needs {needed}")
     return array if array.dtype == spec.dtype else array.astype(spec.dtype)

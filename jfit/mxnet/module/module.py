@@ -16,7 +16,7 @@ from jfit.interrupts import StopFlag
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
-from jfit.mxnet.kvstore.compression import TYPES, parse
+from jfit.mxnet.kvstore.compression import parse
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
@@ -283,16 +283,11 @@ class Module(BaseModule):
         if self._compression and store is not None:
             if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
-            params = {"type": "2bit", **self._compression}
-            if params["type"] not in TYPES:
-                types = ", ".join(map(repr, TYPES))
-                raise ValueError(f"compression_params has type {params['type']!r}; supported are {types}")
             if isinstance(store, stores.KVStore) and store.reduce is not None:
                 raise ValueError(
-                    "the module has compression_params, and the kvstore has a reduction of its own (reduce= or "
-                    "set_gradient_compression); leave one of them out"
+                    "the module has compression_params, but the kvstore reduces in its own way; leave one of them out"
                 )
-            return parse(params).rule
+            return parse({"type": "2bit", **self._compression}).rule
         if isinstance(store, stores.KVStore) and store.reduce is not None:
             return store.reduce
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
@@ -307,8 +302,7 @@ class Module(BaseModule):
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
             raise ValueError(
-                "borrow_optimizer needs a module that shares its parameters with this one, because optimizer state belongs to "
-                "parameters; bind this module with shared_module= the other one first"
+                "borrow_optimizer needs a module with the same parameters; bind this one with shared_module= first"
             )
         self.optimizer_initialized = True
 

@@ -68,8 +68,8 @@ def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -
     size = rows(batch, axes)
     if size % count and not plan.paddable:
         raise ValueError(
-            f"the batch has {size} rows, which do not divide into the {count} slices of reduce='ordered', and it cannot be "
-            f"padded: {plan.reason}; use a batch size that is a multiple of {count}"
+            f"the batch has {size} rows, not a multiple of the {count} slices of reduce='ordered', and cannot be padded: "
+            f"{plan.reason}"
         )
     return split_batch(batch, 1, axes, count)
 

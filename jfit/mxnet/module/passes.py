@@ -92,10 +92,7 @@ class Passes:
         if slices is not None:
             batch = padded_batch(batch, slices, axes, plan)
         elif len(set(counts)) > 1 and not plan.paddable:
-            raise ValueError(
-                f"a batch of {sum(counts)} rows is split into slices of {list(counts)} rows, which must be padded, but "
-                f"{plan.reason}"
-            )
+            raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
         else:
             batch = self._on_devices(split_slices(batch, counts, axes) if devices > 1 else batch)
         number = parameters.next_pass_number(train)
@@ -233,16 +230,12 @@ class Passes:
         if out_grads is None:
             plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
             if plain:
-                raise ValueError(
-                    f"backward() got no out_grads, but output {plain[0]!r} is not a loss, so its gradient is unknown; "
-                    "pass out_grads (one array for each output), or end the network in an output such as SoftmaxOutput"
-                )
+                raise ValueError(f"backward(): output {plain[0]!r} is not a loss, so its gradient is unknown; pass out_grads")
             self._backward = ()
             return
         if len(out_grads) != len(model.outputs):
-            raise ValueError(
-                f"out_grads has {len(out_grads)} arrays, expected one for each output: {[o.name for o in model.outputs]}"
-            )
+            names = [o.name for o in model.outputs]
+            raise ValueError(f"out_grads has {len(out_grads)} arrays, expected one for each output: {names}")
         split = tuple(self._split_head_gradient(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
         self._backward = self._on_devices(split)
 
@@ -263,10 +256,8 @@ class Passes:
         if len(counts) == 1:
             return value
         if not isinstance(where, RowLayout) or where.before != 1:
-            raise ValueError(
-                f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: the output does not have the "
-                "rows of the batch in order along one axis; bind on one device"
-            )
+            problem = "the output does not have the rows of the batch in order along one axis"
+            raise ValueError(f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: {problem}")
         batch = Batch({"gradient": value})
         scaled = [c * where.after for c in counts]
         split = split_slices(batch, scaled, {"gradient": where.axis})
@@ -383,9 +374,7 @@ class Passes:
         self.materialize_outputs()
         missing = [n for n in self.trainable if n not in self.gradients]
         if missing:
-            raise RuntimeError(
-                f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward() first"
-            )
+            raise RuntimeError(f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward()")
         gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self.aux)
@@ -415,14 +404,9 @@ class Passes:
         """
         parameters = self.parameters
         if parameters.split:
-            raise NotImplementedError(
-                "a user-defined optimizer class does not support kvstore=None on several devices: pass kvstore='device', "
-                "or use an optimizer by name"
-            )
+            raise NotImplementedError("a user-defined optimizer class does not support kvstore=None on several devices")
         if parameters.state.local is not None:
-            raise NotImplementedError(
-                "gradient compression supports only optimizers by name, not a user-defined optimizer class"
-            )
+            raise NotImplementedError("a user-defined optimizer class does not support gradient compression")
         gradients = {n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}
         params, _ = parameters.arrays()
         new: dict[str, Any] = {}

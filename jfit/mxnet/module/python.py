@@ -177,9 +177,7 @@ class PythonLossModule(PythonModule):
     def _backward_impl(self) -> None:
         """Set `_scores_grad` from `_scores` and `_labels`."""
         if self._grad_func is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no gradient function: pass grad_func=, or override _backward_impl"
-            )
+            raise NotImplementedError(f"{type(self).__name__} has no gradient: pass grad_func=, or override _backward_impl")
         gradient = as_array(self._grad_func(self._scores, self._labels))
         self._scores_grad = self.arrays.wrap(jnp.asarray(gradient, jnp.result_type(as_array(self._scores), jnp.float32)))
 

@@ -138,16 +138,14 @@ class SequentialModule(BaseModule):
 
     def _check_names(self) -> None:
         """Raise AssertionError if two modules have a parameter of the same name."""
-        owners: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        owners: tuple[dict[str, str], dict[str, str]] = ({}, {})
         for at, module in enumerate(self._modules):
             for owner, tree in zip(owners, module.get_params(), strict=True):
                 for name in tree:
-                    other = self._modules[owner.get(name, at)]
-                    assert name not in owner, (
-                        f'Duplicated parameter names: name "{name}" in layer {at} ({type(module).__name__}) is already used in '
-                        f"layer {owner[name]} ({type(other).__name__}); give the operators other names"
-                    )
-                    owner[name] = at
+                    where = f"layer {at} ({type(module).__name__})"
+                    used = f"is already used in {owner.get(name)}"
+                    assert name not in owner, f'Duplicated parameter names: name "{name}" in {where} {used}'
+                    owner[name] = where
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states) of all modules."""

@@ -86,10 +86,7 @@ def import_states(
         keys = [name, *(number * devices + d for d in range(devices))]
         saved = [states[k] for k in keys if k in states]
         if not saved:
-            raise ValueError(
-                f"the optimizer states have no entry for parameter {name!r} ({number}); they have {list(states)[:12]}; "
-                "load the states of the same network"
-            )
+            raise ValueError(f"the optimizer states have no entry for parameter {name!r} ({number}), only {list(states)[:12]}")
         per_device = [state_from_mxnet(optimizer, s, is_small(state.params[name])) for s in saved]
         for k, slot in enumerate(slot_names(optimizer)):
             column = [None if s is None else s[k] for s in per_device]
@@ -126,10 +123,8 @@ def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any],
         column = [np.zeros(shape, old.dtype)]
     values = [np.asarray(v, old.dtype) for v in column]
     if values[0].shape != shape:
-        raise ValueError(
-            f"optimizer state {slot!r} of {name!r} has shape {values[0].shape} in the file, but the parameter needs {shape}; "
-            "load the states of the same network"
-        )
+        problem = f"has shape {values[0].shape} in the file, but the parameter needs {shape}"
+        raise ValueError(f"optimizer state {slot!r} of {name!r} {problem}; load the states of the same network")
     if parameters.split:
         values = values if len(values) == len(parameters.devices) else values[:1] * len(parameters.devices)
         return parameters.place_slices({name: np.stack(values)})[name]

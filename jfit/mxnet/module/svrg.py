@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.distributed import num_processes
 from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
@@ -79,14 +78,9 @@ class SVRGModule(Module):
         args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
         super().__init__(*args, group2ctxs, compression_params)
         if self.binding.groups:
-            raise NotImplementedError(
-                f"SVRGModule runs on one device, but group2ctxs has {sorted(self.binding.groups[0])} on other devices; "
-                "leave out group2ctxs, or use Module"
-            )
+            raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):
-            raise TypeError(
-                f"update_freq in SVRGModule is {update_freq!r}, expected an integer (epochs between full gradients)"
-            )
+            raise TypeError(f"update_freq in SVRGModule is {update_freq!r}, expected an integer, a number of epochs")
         if update_freq <= 0:
             raise ValueError(f"update_freq in SVRGModule is {update_freq}, expected at least 1 epoch between full gradients")
         self.update_freq = update_freq
@@ -140,10 +134,7 @@ class SVRGModule(Module):
         """Set the optimizer, as `Module.init_optimizer`, and reset the full gradient (mu in the formula of the class) to 0."""
         super().init_optimizer(*args, **kwargs)
         if self.parameters.workers is not None:
-            raise NotImplementedError(
-                f"an {type(self).__name__} does not sum its full gradients over the {num_processes()} processes of this job; "
-                "use a Module, or start one process, in which context= takes several devices"
-            )
+            raise NotImplementedError("SVRGModule does not sum its full gradients over the processes of a job; use Module")
         self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.trainable}
         self._up_to_date = False
         store = self._kvstore
@@ -201,9 +192,7 @@ class SVRGModule(Module):
             batches, pad = batches + 1, batch.pad or 0
             self._stop_if(self._flag)
         if not batches:
-            raise ValueError(
-                "update_full_grads got no batches from train_data, so there is no full gradient; check the iterator"
-            )
+            raise ValueError("update_full_grads got no batches from train_data")
         self._full = _divided(sums, np.float32(batches - pad / train_data.batch_size))
         if self._kvstore is not None:
             for name in self._full:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -30,6 +31,14 @@ from jfit.ops import ALIASES, lookup
 def _operator(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     def call(self: NDArray, o: Any) -> Any:
         return binary(array_op, scalar_op, self, o, swapped)
+
+    return call
+
+
+def _in_place(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def call(self: NDArray, o: Any) -> NDArray:
+        self[:] = compute(self, o)
+        return self
 
     return call
 
@@ -256,29 +265,9 @@ class NDArray(MutableArray):
     def __abs__(self) -> NDArray:
         return function("abs")(self)
 
-    def _assign(self, result: Any) -> NDArray:
-        if result is NotImplemented:
-            return result
-        self[:] = result
-        return self
-
-    def __iadd__(self, o: Any) -> NDArray:
-        return self._assign(self + o)
-
-    def __isub__(self, o: Any) -> NDArray:
-        return self._assign(self - o)
-
-    def __imul__(self, o: Any) -> NDArray:
-        return self._assign(self * o)
-
-    def __itruediv__(self, o: Any) -> NDArray:
-        return self._assign(self / o)
-
-    def __imod__(self, o: Any) -> NDArray:
-        return self._assign(self % o)
-
-    def __ipow__(self, o: Any) -> NDArray:
-        return self._assign(self**o)
+    __iadd__, __isub__ = _in_place(operator.add), _in_place(operator.sub)
+    __imul__, __itruediv__ = _in_place(operator.mul), _in_place(operator.truediv)
+    __imod__, __ipow__ = _in_place(operator.mod), _in_place(operator.pow)
 
 
 class View(NDArray):

@@ -83,10 +83,8 @@ def while_loop(
         flat, out_structure = _flatten([] if outs is None else outs)
         new = [new] if isinstance(new, NDArray) else list(new or ())
         if len(new) != len(values) or (steps and len(flat) != len(steps[0])):
-            raise ValueError(
-                f"func returned {len(new)} loop variables and {len(flat)} outputs, expected {len(values)} loop variables "
-                "and as many outputs as in the first step"
-            )
+            expected = f"{len(values)} and {len(steps[0]) if steps else len(flat)}"
+            raise ValueError(f"func returned {len(new)} loop variables and {len(flat)} outputs, expected {expected}")
         values = new
         steps.append(flat)
     stacked = [_stack_and_pad(parts, int(max_iterations)) for parts in zip(*steps, strict=True)]

@@ -195,9 +195,7 @@ def function(name: str, kind: type[MutableArray] = MutableArray) -> Callable[...
         unset = [k for k in op.attrs if k not in attrs]
         positional = [a for a in args if not is_array(a)]
         if len(positional) > len(unset):
-            raise TypeError(
-                f"{op.name} got {len(positional)} positional attributes, but its only attributes are {list(op.attrs)}"
-            )
+            raise TypeError(f"{op.name} got {len(positional)} positional attributes, but only has {list(op.attrs)}")
         attrs.update((k, v) for k, v in zip(unset, positional, strict=False) if v is not None)
         with translated():
             return invoke(op.name, _order_inputs(record_for(op.name, attrs), arrays, named, attrs), attrs, out, kind)

@@ -57,10 +57,7 @@ class BaseSparseNDArray(NDArray):
         """Dtype of the stored values, a NumPy scalar type."""
         return np.dtype((self._record.data if self._record is not None else self._dense).dtype).type
 
-    @property
-    def data(self) -> NDArray:
-        """The stored values: (nnz,) for CSR, (stored rows, ...) for row-sparse."""
-        return NDArray(self.record.data)
+    data = property(lambda self: NDArray(self.record.data), doc="The stored values: (nnz,), or (stored rows, ...).")
 
     def copy(self) -> NDArray:
         """Return a copy in a new buffer, with the same storage type (sparse)."""
@@ -90,15 +87,8 @@ class CSRNDArray(BaseSparseNDArray):
     __slots__ = ()
     stype = "csr"
 
-    @property
-    def indptr(self) -> NDArray:
-        """Index in `data` of the first value of each row, (rows + 1,) int64."""
-        return NDArray(self.record.aux[0])
-
-    @property
-    def indices(self) -> NDArray:
-        """Column of each stored value, (nnz,) int64."""
-        return NDArray(self.record.aux[1])
+    indptr = property(lambda self: NDArray(self.record.aux[0]), doc="Index in `data` of the first value of each row.")
+    indices = property(lambda self: NDArray(self.record.aux[1]), doc="Column of each stored value, (nnz,) int64.")
 
 
 class RowSparseNDArray(BaseSparseNDArray):
@@ -116,10 +106,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     __slots__ = ()
     stype = "row_sparse"
 
-    @property
-    def indices(self) -> NDArray:
-        """Index of each stored row, (stored rows,) int64."""
-        return NDArray(self.record.aux[0])
+    indices = property(lambda self: NDArray(self.record.aux[0]), doc="Index of each stored row, (stored rows,) int64.")
 
     @property
     def by_rows(self) -> SparseRows:

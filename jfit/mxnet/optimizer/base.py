@@ -5,9 +5,10 @@ A compiled update is specialized on `hyper_key()` only; rates, multipliers, coun
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
@@ -106,6 +107,18 @@ class Optimizer:
     # weight decay applies by default only to parameters whose names end in one of these
     decayed_endings: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Make a constructor from the arguments of a class, `class NAG(Optimizer, momentum=0.0)`, and their default values.
+
+        Arguments of `Optimizer` are passed to it.  All others become attributes, which are hyperparameters of the rule unless
+        they are `off_switches`, or the class sets `parameters`.
+        """
+        super().__init_subclass__()
+        if arguments:
+            cls.__init__ = _constructor(cls, arguments)
+            own = [name for name in arguments if name not in (*_base_arguments(), *cls.off_switches)]
+            cls.parameters = vars(cls).get("parameters", tuple(own))
+
     def __init__(
         self,
         rescale_grad: float = 1.0,
@@ -119,16 +132,14 @@ class Optimizer:
         multi_precision: bool = False,
         param_dict: Mapping[Any, Any] | None = None,
     ) -> None:
-        if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
-            raise AssertionError(f"param_idx2name is {param_idx2name!r}, expected a dict of parameter names by index.")
+        names = param_idx2name or {}
+        assert isinstance(names, Mapping), f"param_idx2name is {names!r}, expected a dict of parameter names by index."
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         self.lr = 0.01 if learning_rate is None and lr_scheduler is None else learning_rate
         if lr_scheduler is not None and learning_rate is not None and lr_scheduler.base_lr != learning_rate:
-            print(
-                f"Warning: the optimizer's learning_rate {learning_rate} replaces base_lr {lr_scheduler.base_lr} of its "
-                "lr_scheduler."
-            )
+            base = lr_scheduler.base_lr
+            print(f"Warning: the optimizer's learning_rate {learning_rate} replaces base_lr {base} of its lr_scheduler.")
             lr_scheduler.base_lr = learning_rate
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -138,7 +149,7 @@ class Optimizer:
         self._all_index_update_counts: dict[int, dict[Any, int]] = {0: {}}
         self._index_update_count = self._all_index_update_counts[0]
         self._counts_before: dict[Any, int] = {}
-        self.idx2name: dict[Any, str] = dict(param_idx2name or {})
+        self.idx2name: dict[Any, str] = dict(names)
         self.param_dict: dict[Any, Any] = dict(param_dict or {})
         self.sym_info: tuple[Any, ...] = () if sym is None else (sym.attr_dict(), sym.list_arguments())
         self.lr_mult: dict[Any, float] = {}
@@ -147,6 +158,9 @@ class Optimizer:
         self.hidden: dict[Any, dict[str, Any]] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def _set_up(self) -> None:
+        """Hook at the end of a constructor made by `__init_subclass__`."""
 
     def __repr__(self) -> str:
         if self.rule is None:
@@ -234,10 +248,7 @@ class Optimizer:
             UserWarning: the optimizer has a scheduler (raised, not warned, as in MXNet).
         """
         if self.lr_scheduler is not None:
-            raise UserWarning(
-                f"the learning rate comes from the optimizer's lr_scheduler ({type(self.lr_scheduler).__name__}), so setting "
-                f"it to {lr} has no effect; set the scheduler's base_lr, or create the optimizer without a scheduler."
-            )
+            raise UserWarning("the learning rate comes from the optimizer's lr_scheduler; set the scheduler's base_lr instead.")
         self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
@@ -385,10 +396,7 @@ class Optimizer:
             TypeError: the class has no `rule` of `jfit.optim`; it updates in Python.
         """
         if self.rule is None:
-            raise TypeError(
-                f"{type(self).__name__} updates in Python, so it has no pure transformation; call update(index, weight, "
-                "grad, state), or set its class attribute `rule` to the name of an optimizer of jfit.optim."
-            )
+            raise TypeError(f"{type(self).__name__} updates in Python, so it has no `rule` of jfit.optim; call its update().")
         clip = self.clip_gradient
         hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
         hyper |= {self.rule_names.get(name, name): getattr(self, name) for name in self.parameters}
@@ -549,6 +557,29 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, param_dict={})
+
+
+def _base_arguments() -> Collection[str]:
+    return inspect.signature(Optimizer).parameters
+
+
+def _constructor(klass: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
+    kinds = inspect.Parameter
+    named = [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=value) for name, value in arguments.items()]
+    parameters = [kinds("self", kinds.POSITIONAL_ONLY), *named, kinds("kwargs", kinds.VAR_KEYWORD)]
+    signature = inspect.Signature(parameters)
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        self, others, base = values.pop("self"), values.pop("kwargs"), _base_arguments()
+        super(klass, self).__init__(**{name: value for name, value in values.items() if name in base}, **others)
+        vars(self).update({name: value for name, value in values.items() if name not in base})
+        self._set_up()
+
+    setattr(__init__, "__signature__", signature)  # noqa: B010 (pyright: functions have no such attribute)
+    return __init__
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,16 @@ _NOT_ADAPTED = ("gamma", "beta", "bias")
 
 
 @Optimizer.register
-class LAMB(Optimizer):
+class LAMB(
+    Optimizer,
+    learning_rate=0.001,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-6,
+    lower_bound=None,
+    upper_bound=None,
+    bias_correction=True,
+):
     """LAMB: w <- w - lr * (r / |u|) * u, u = mean' / (sqrt(var') + epsilon) + wd * w, r = clip(|w|, lower, upper).
 
     mean' and var' are the bias-corrected moving averages of c(g) and c(g)^2, where c rescales and clips the gradient.
@@ -34,30 +43,15 @@ class LAMB(Optimizer):
     """
 
     rule = "lamb"
-    parameters = ("beta1", "beta2", "epsilon", "lower_bound", "upper_bound", "bias_correction")
     counts_one_by_one = True
     saved_needs: ClassVar = {**Optimizer.saved_needs, "lower_bound": saved.LIMIT, "upper_bound": saved.LIMIT}
 
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        bias_correction: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.lower_bound, self.upper_bound = lower_bound, upper_bound
-        self.bias_correction = bias_correction
+    def _set_up(self) -> None:
         self.aggregate_num = max(1, min(45, group_size(45)))
 
 
 @Optimizer.register
-class LARS(Optimizer):
+class LARS(Optimizer, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True):
     """LARS: m <- momentum * k * m - lr * r * (c(g) + wd * w);  w <- w + m, with r = eta * |w| / (|g| + wd * |w| + eps).
 
     c rescales and clips the gradient.  r is 1 for names that end in gamma, beta or bias; only names that end in `_weight`
@@ -90,18 +84,7 @@ class LARS(Optimizer):
     decayed_endings = ("_weight",)
     separate_lr_mult = True
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        lazy_update: bool = True,
-        eta: float = 0.001,
-        eps: float = 0,
-        momentum_correction: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.momentum, self.momentum_correction = momentum, momentum_correction
-        self.lazy_update, self.eta, self.eps = lazy_update, eta, eps
+    def _set_up(self) -> None:
         self.aggregate_num = group_size(4)
 
     @property
@@ -145,7 +128,17 @@ class LARS(Optimizer):
 
 
 @Optimizer.register
-class LBSGD(Optimizer):
+class LBSGD(
+    Optimizer,
+    momentum=0.0,
+    multi_precision=False,
+    warmup_strategy="linear",
+    warmup_epochs=5,
+    batch_scale=1,
+    updates_per_epoch=32,
+    begin_epoch=0,
+    num_epochs=60,
+):
     """SGD on the mean of batch_scale gradients: m <- momentum * m - lr * f * (c(mean of g) + wd * w);  w <- w + m.
 
     Weights change every batch_scale updates only.  f increases from 1 to batch_scale during the warm-up; strategy "lars" uses
@@ -180,23 +173,15 @@ class LBSGD(Optimizer):
         **dict.fromkeys(("warmup_epochs", "updates_per_epoch", "begin_epoch"), saved.FROM_0),
     }
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        multi_precision: bool = False,
-        warmup_strategy: str = "linear",
-        warmup_epochs: int = 5,
-        batch_scale: int = 1,
-        updates_per_epoch: int = 32,
-        begin_epoch: int = 0,
-        num_epochs: int = 60,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(multi_precision=multi_precision, **kwargs)
-        logging.info("LBSGD: batch_scale %g, %s warm-up of %d epochs", batch_scale, warmup_strategy, warmup_epochs)
-        self.momentum, self.warmup_strategy, self.warmup_epochs = momentum, warmup_strategy, warmup_epochs
-        self.batch_scale, self.updates_per_epoch = batch_scale, updates_per_epoch
-        self.begin_epoch, self.num_epochs = begin_epoch, num_epochs
+    batch_scale: int
+    begin_epoch: int
+    updates_per_epoch: int
+    warmup_epochs: int
+    warmup_strategy: str
+
+    def _set_up(self) -> None:
+        values = (self.batch_scale, self.warmup_strategy, self.warmup_epochs)
+        logging.info("LBSGD: batch_scale %g, %s warm-up of %d epochs", *values)
 
     @property
     def init_updates(self) -> int:

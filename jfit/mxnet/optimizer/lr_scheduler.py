@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jfit import checks
 from jfit.optim import schedules
 from jfit.optim.schedules import Schedule
 
@@ -52,14 +53,11 @@ class LRScheduler:
     ) -> None:
         _whole(self, "warmup_steps", warmup_steps)
         if base_lr < warmup_begin_lr:
-            raise ValueError(
-                f"{_of(self)}: base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}; the learning rate increases "
-                "during the warm-up, so base_lr needs to be the larger one."
-            )
+            rates = f"base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}"
+            raise ValueError(f"{_of(self)}: {rates}; base_lr needs to be the larger one, at the end of the warm-up.")
         if warmup_steps < 0:
             raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, it needs to be at least 0.")
-        if warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"{_of(self)}: warmup_mode is {warmup_mode!r}, it needs to be 'linear' or 'constant'.")
+        checks.one_of(("linear", "constant"), warmup_mode=warmup_mode)
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
         self.warmup_begin_lr = warmup_begin_lr
@@ -84,11 +82,7 @@ class LRScheduler:
         return None
 
     def _warmup(self) -> dict[str, Any]:
-        return {
-            "warmup_steps": self.warmup_steps,
-            "warmup_begin_lr": self.warmup_begin_lr,
-            "warmup_mode": self.warmup_mode,
-        }
+        return {name: getattr(self, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
 
 
 class FactorScheduler(LRScheduler):
@@ -138,11 +132,10 @@ class FactorScheduler(LRScheduler):
             decayed = self.base_lr * self.factor
             self.base_lr = max(decayed, self.stop_factor_lr)
             if decayed < self.stop_factor_lr:
-                logging.info(
-                    "Update[%d]: now learning rate arrived at %0.5e, will not change in the future", num_update, self.base_lr
-                )
+                change = "now learning rate arrived at %0.5e, will not change in the future"
             else:
-                logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+                change = "Change learning rate to %0.5e"
+            logging.info(f"Update[%d]: {change}", num_update, self.base_lr)
         return self.base_lr
 
     @property
@@ -219,6 +212,9 @@ class MultiFactorScheduler(LRScheduler):
 class _ToTheEnd(LRScheduler):
     """Base of schedulers that decay from the constructor's `base_lr` to `final_lr` at `max_update`, then stay constant."""
 
+    _left: Callable[[float], float]  # fraction of the decay that is done -> fraction of the learning rate that is left
+    _pure: Callable[[], Schedule]
+
     def __init__(
         self,
         max_update: int,
@@ -237,12 +233,6 @@ class _ToTheEnd(LRScheduler):
         self.max_update = max_update
         self.final_lr = final_lr
         self.max_steps = max_update - warmup_steps
-
-    def _left(self, done: float) -> float:
-        raise NotImplementedError
-
-    def _pure(self) -> Schedule:
-        raise NotImplementedError
 
     @property
     def schedule(self) -> Schedule | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jfit.mxnet.optimizer.base import Hyper, Optimizer
 
 
 @Optimizer.register
-class Adam(Optimizer):
+class Adam(Optimizer, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True):
     """Adam: G = c(g + wd * w);  w <- w - lr * sqrt(1 - beta2^t) / (1 - beta1^t) * mean / (sqrt(var) + epsilon).
 
     mean and var are moving averages of G and G^2; c rescales and clips the gradient.  `learning_rate` always replaces the
@@ -30,24 +29,11 @@ class Adam(Optimizer):
     """
 
     rule = "adam"
-    parameters, off_switches = ("beta1", "beta2", "epsilon"), ("lazy_update",)
-
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        lazy_update: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.lazy_update = lazy_update
+    off_switches = ("lazy_update",)
 
 
 @Optimizer.register
-class AdamW(Optimizer):
+class AdamW(Optimizer, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-6, wd=0.01, bias_correction=True):
     """AdamW: w <- w - lr * (mean' / (sqrt(var') + epsilon) + wd * w), with bias-corrected moving averages of c(g), c(g)^2.
 
     c rescales and clips the gradient.  MXNet 1.9.1 has the operator but no such class; the defaults are those of
@@ -69,25 +55,10 @@ class AdamW(Optimizer):
     """
 
     rule = "adamw"
-    parameters = ("beta1", "beta2", "epsilon", "bias_correction")
-
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        wd: float = 0.01,
-        bias_correction: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, wd=wd, **kwargs)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.bias_correction = bias_correction
 
 
 @Optimizer.register
-class Adamax(Optimizer):
+class Adamax(Optimizer, learning_rate=0.002, beta1=0.9, beta2=0.999):
     """Adamax: G = c(g + wd * w);  u <- max(beta2 * u, |G|);  w <- w - lr / (1 - beta1^t) * mean / u.
 
     mean is the moving average of G; c rescales and clips the gradient.  While all gradients of an element are 0 its weight
@@ -107,15 +78,10 @@ class Adamax(Optimizer):
     """
 
     rule = "adamax"
-    parameters = ("beta1", "beta2")
-
-    def __init__(self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1, self.beta2 = beta1, beta2
 
 
 @Optimizer.register
-class Nadam(Optimizer):
+class Nadam(Optimizer, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, schedule_decay=0.004):
     """Adam with scheduled Nesterov momentum; see `jfit.optim.nadam` for the formula.
 
     As in MXNet all parameters share one `m_schedule`, which is multiplied by the current momentum before the update of each
@@ -137,20 +103,6 @@ class Nadam(Optimizer):
     """
 
     rule = "nadam"
-    parameters = ("beta1", "beta2", "epsilon", "schedule_decay")
-
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        schedule_decay: float = 0.004,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.schedule_decay = schedule_decay
 
     @property
     def m_schedule(self) -> float:
@@ -167,7 +119,7 @@ class Nadam(Optimizer):
 
 
 @Optimizer.register
-class FTML(Optimizer):
+class FTML(Optimizer, beta1=0.6, beta2=0.999, epsilon=1e-8):
     """FTML: G = c(g + wd * w);  d_t = (1 - beta1^t) / lr * (sqrt(v / (1 - beta2^t)) + epsilon);  w <- -z / d_t.
 
     v is the moving average of G^2, z <- beta1 * z + (1 - beta1) * G - (d_t - beta1 * d) * w with the previous d.  c rescales
@@ -186,8 +138,3 @@ class FTML(Optimizer):
     """
 
     rule = "ftml"
-    parameters = ("beta1", "beta2", "epsilon")
-
-    def __init__(self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon

@@ -13,7 +13,7 @@ from jfit.mxnet.optimizer.base import Optimizer, group_size
 
 
 @Optimizer.register
-class SGD(Optimizer):
+class SGD(Optimizer, momentum=0.0, lazy_update=True):
     """SGD with momentum: m <- momentum * m - lr * (c(g) + wd * w);  w <- w + m; c rescales and clips the gradient.
 
     Args:
@@ -29,14 +29,11 @@ class SGD(Optimizer):
     """
 
     rule = "sgd"
-    parameters, off_switches = ("momentum",), ("lazy_update",)
+    off_switches = ("lazy_update",)
     unwrap_single_slot = True
     master_last = True
 
-    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.momentum = momentum
-        self.lazy_update = lazy_update
+    def _set_up(self) -> None:
         self.aggregate_num = group_size(4)
 
 
@@ -54,7 +51,7 @@ class ccSGD(SGD):
 
 
 @Optimizer.register
-class NAG(Optimizer):
+class NAG(Optimizer, momentum=0.0):
     """Nesterov momentum: m' = momentum * m;  w' = w - m' + (1 + momentum) * (m' - lr * (c(g) + wd * w)).
 
     Then m <- m' - lr * (c(g) + wd * w') and w <- w'.  c rescales and clips the gradient.
@@ -71,17 +68,12 @@ class NAG(Optimizer):
     """
 
     rule = "nag"
-    parameters = ("momentum",)
     unwrap_single_slot = True
     master_last = True
 
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.momentum = momentum
-
 
 @Optimizer.register
-class Signum(Optimizer):
+class Signum(Optimizer, learning_rate=0.01, momentum=0.9, wd_lh=0.0):
     """Signum: m <- momentum * m - (1 - momentum) * (wd * w + c(g));  w <- (1 - lr * wd_lh) * w + lr * sign(m).
 
     c rescales and clips the gradient.  The sign of NaN is 0, so a weight with a NaN gradient is unchanged (except for
@@ -101,16 +93,11 @@ class Signum(Optimizer):
     """
 
     rule = "signum"
-    parameters = ("momentum", "wd_lh")
     unwrap_single_slot = True
-
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.momentum, self.wd_lh = momentum, wd_lh
 
 
 @Optimizer.register
-class DCASGD(Optimizer):
+class DCASGD(Optimizer, momentum=0.0, lamda=0.04):
     """Delay-compensated SGD: w <- w - lr * (c(g) + wd * w + lamda * c(g)^2 * (w - previous));  previous <- the old w.
 
     c rescales and clips the gradient.  The state is (momentum or None, previous).  MXNet fails if momentum is not 0; here
@@ -129,11 +116,6 @@ class DCASGD(Optimizer):
     """
 
     rule = "dcasgd"
-    parameters = ("momentum", "lamda")
-
-    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.momentum, self.lamda = momentum, lamda
 
     def nested(self, slots: tuple[Any, ...]) -> Any:
         """Return MXNet's state, (momentum or None, previous weight), from the slots."""

@@ -12,7 +12,7 @@ from jfit.mxnet.optimizer.base import Optimizer
 
 
 @Optimizer.register
-class RMSProp(Optimizer):
+class RMSProp(Optimizer, learning_rate=0.001, gamma1=0.9, gamma2=0.9, epsilon=1e-8, centered=False, clip_weights=None):
     """RMSProp: G = c(g + wd * w);  n <- gamma1 * n + (1 - gamma1) * G^2;  w <- w - lr * G / sqrt(n + epsilon).
 
     c rescales and clips the gradient.  `learning_rate` always replaces the `base_lr` of a scheduler, as in MXNet, even at
@@ -35,22 +35,7 @@ class RMSProp(Optimizer):
     """
 
     rule = "rmsprop"
-    parameters = ("gamma1", "gamma2", "epsilon", "centered", "clip_weights")
     saved_needs: ClassVar = {**Optimizer.saved_needs, "clip_weights": saved.LIMIT}
-
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        gamma1: float = 0.9,
-        gamma2: float = 0.9,
-        epsilon: float = 1e-8,
-        centered: bool = False,
-        clip_weights: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.gamma1, self.gamma2, self.epsilon = gamma1, gamma2, epsilon
-        self.centered, self.clip_weights = centered, clip_weights
 
 
 @Optimizer.register
@@ -114,22 +99,17 @@ class GroupAdaGrad(AdaGrad):
         """
         lr, wd = super().multipliers(indices)
         if self.wd and wd.any():
-            raise AssertionError(
-                f"weight decay is {self.wd}; GroupAdaGrad does not support it: set wd=0, or wd_mult 0 for all parameters."
-            )
+            raise AssertionError(f"weight decay is {self.wd}, which GroupAdaGrad does not support: set wd=0, or wd_mult 0.")
         return lr, wd
 
     def check_weight(self, weight: Any) -> None:
         """Raise AssertionError if the weight is not a matrix."""
         if len(weight.shape) != 2:
-            raise AssertionError(
-                f"a weight has shape {tuple(weight.shape)}; GroupAdaGrad needs matrices, because it has one step size per "
-                "row: update other parameters with AdaGrad."
-            )
+            raise AssertionError(f"a weight has shape {tuple(weight.shape)}; GroupAdaGrad needs matrices.")
 
 
 @Optimizer.register
-class AdaDelta(Optimizer):
+class AdaDelta(Optimizer, rho=0.90, epsilon=1e-5):
     """AdaDelta: a <- rho * a + (1 - rho) * c(g)^2;  d = sqrt(b + epsilon) / sqrt(a + epsilon) * c(g);  w <- w - d - wd * w.
 
     Then b <- rho * b + (1 - rho) * d^2.  c rescales and clips the gradient.  The learning rate is not used, not
@@ -148,11 +128,6 @@ class AdaDelta(Optimizer):
     """
 
     rule = "adadelta"
-    parameters = ("rho", "epsilon")
-
-    def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.rho, self.epsilon = rho, epsilon
 
 
 @Optimizer.register

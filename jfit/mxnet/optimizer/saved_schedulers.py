@@ -86,12 +86,10 @@ def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", up
     }
     scheduler = kinds.get(saved.class_of(settings))
     if scheduler is None or not vars(scheduler).keys() <= settings.keys():
-        raise FormatError(
-            path,
-            "lr_scheduler",
-            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}; it cannot be created from these",
-            "pass a scheduler of that class to the optimizer before loading.",
+        found = (
+            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}; it cannot be created from these"
         )
+        raise FormatError(path, "lr_scheduler", found, "pass a scheduler of that class to the optimizer before loading.")
     vars(scheduler).update(progress_from(scheduler, settings, path, updates))
     return scheduler
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit import checks
 from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.positions import checks_position
 from jfit.mxnet import ndarray as nd
@@ -106,19 +107,15 @@ class BucketSentenceIter(DataIter):
         seed: int | None = None,
     ) -> None:
         super().__init__(batch_size)
-        if sorted(layout) != ["N", "T"]:
-            raise ValueError(f"layout is {layout!r}, expected NT (batch first) or TN (time first)")
+        checks.one_of(("NT", "TN"), layout=layout)
         lengths = sorted(buckets or _frequent_lengths(sentences, batch_size))
         self.data_name, self.label_name, self.dtype, self.layout = data_name, label_name, dtype, layout
         self.invalid_label, self.major_axis = invalid_label, layout.find("N")
         padded = self._pad_sentences(sentences, lengths)
         self.buckets, self.data = list(padded), list(padded.values())
         if not self.buckets:
-            raise ValueError(
-                f"no bucket has a sentence: buckets are {lengths}, sentences have {min(map(len, sentences), default=0)} to "
-                f"{max(map(len, sentences), default=0)} words; without buckets=, only lengths of at least {batch_size} "
-                "sentences become buckets"
-            )
+            lengths = f"buckets are {lengths}, sentences have up to {max(map(len, sentences), default=0)} words"
+            raise ValueError(f"no bucket has a sentence: {lengths}; default buckets need at least {batch_size} sentences")
         self.default_bucket_key = max(self.buckets)
         shape = self._in_layout((batch_size, self.default_bucket_key))
         self.provide_data = [DataDesc(data_name, shape, layout=layout)]

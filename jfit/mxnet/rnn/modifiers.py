@@ -86,10 +86,7 @@ class ZoneoutCell(ModifierCell):
         cells = base_cell._cells if not isinstance(base_cell, BidirectionalCell) else ()
         for cell in (base_cell, *cells):
             if isinstance(cell, FusedRNNCell | BidirectionalCell):
-                raise ValueError(
-                    f"zoneout works step by step, but a {type(cell).__name__} computes the whole sequence at once; "
-                    "unfuse it, or wrap the cells inside it"
-                )
+                raise ValueError(f"zoneout works step by step, and a {type(cell).__name__} does not; wrap the cells inside it")
         super().__init__(base_cell)
         self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
 

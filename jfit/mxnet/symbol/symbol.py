@@ -190,9 +190,7 @@ class Symbol(Graph):
         names = (*self.list_arguments(), *self.list_auxiliary_states())
         pairs = zip(names, (*(partial or ()), *(aux_partial or ())), strict=True)
         unknown = [f"{n} {s or '?'}" for n, s in pairs if not s or 0 in s]
-        raise MXNetError(
-            f"simple_bind: the shapes of {', '.join(unknown)} cannot be inferred from {dict(known)}; pass more shapes"
-        )
+        raise MXNetError(f"simple_bind: the shapes of {', '.join(unknown)} cannot be inferred from {dict(known)}")
 
     def eval(self, ctx: Context | None = None, **kwargs: NDArray) -> list[NDArray]:
         """Bind the symbol to NDArrays by name and return its outputs, a list of NDArrays."""
