@@ -188,7 +188,7 @@ class LossTerms:
             if term.output is not None and _subtree(outputs, term.output) is None:
                 if hasattr(outputs, "shape"):
                     raise ValueError(
-                        f"loss has a term for the output {term.output!r}, but the function returned one array; pass one loss"
+                        f"loss names the output {term.output!r}, but the function returned one array; pass its loss alone"
                     )
                 names = list(flatten_names(outputs)[0])
                 near = nearest(term.output, names)

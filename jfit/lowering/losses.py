@@ -94,7 +94,7 @@ def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> A
             return optax.losses.softmax_cross_entropy_with_integer_labels(output, label.astype(jnp.int32))
         label = jax.nn.one_hot(label, output.shape[-1])
     else:
-        raise _wrong_label("cross_entropy", output, label, f"class indices {output.shape[:-1]} or probabilities {output.shape}")
+        raise _wrong_label("cross_entropy", output, label, f"class indices of shape {output.shape[:-1]} or probabilities")
     return optax.losses.softmax_cross_entropy(output, optax.losses.smooth_labels(label, label_smoothing))
 
 
@@ -118,7 +118,7 @@ def nll(output: Any, label: Any) -> Array:
     """
     output, label = _float32(output), jnp.asarray(label)
     if label.shape != output.shape[:-1]:
-        raise _wrong_label("nll", output, label, f"class indices {output.shape[:-1]}")
+        raise _wrong_label("nll", output, label, f"class indices of shape {output.shape[:-1]}")
     return -jnp.take_along_axis(output, label.astype(jnp.int32)[..., None], axis=-1)[..., 0]
 
 

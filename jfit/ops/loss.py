@@ -19,7 +19,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, at_least_one, batch_rows, fill_unknown, label_types, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, size_of, unmixed
 
 TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
@@ -185,9 +185,9 @@ def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Arr
 
 
 def _softmax_rows(attrs, rows, shapes, outs):
-    if attrs.multi_output:
-        return unmixed_rows(1, rows, shapes, outs)
-    return unmixed_rows(-1, rows, shapes, outs) if attrs.preserve_shape else batch_rows(attrs, rows[:1], shapes, outs)
+    if not (attrs.multi_output or attrs.preserve_shape):
+        return batch_rows(attrs, rows[:1], shapes, outs)
+    return unmixed(lambda attrs, ndim: (1 if attrs.multi_output else ndim - 1,))(attrs, rows, shapes, outs)
 
 
 @operator(
@@ -417,16 +417,11 @@ def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     return total, jnp.ones(total.shape, jnp.float32)
 
 
-def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data, label = ins
-    return ins if data is None else [data, fill_unknown(label, data[:1])]
-
-
 @operator(
     "SVMOutput",
     inputs=("data", "label"),
     attrs={"margin": number(1.0), "regularization_coefficient": number(1.0), "use_linear": flag(False)},
-    fill=_svm_fill,
+    fill=label_of_rows,
     types=label_types,
     rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
     kind="head",

@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, size_of, unify
+from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -272,20 +272,6 @@ for _law in TABLE:
 
 
 # ------------------------------------------------------------------------------------------ multinomial
-def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    return ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]
-
-
-def _chosen_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the outputs (`RowLayout`).
-
-    As in the data, or LOST (they cannot be distinguished any more) if they are on its last axis, the probabilities.
-    """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
-    return [LOST if mixed else first] * len(outs)
-
-
 @operator(
     "_sample_multinomial",
     attrs={
@@ -295,8 +281,8 @@ def _chosen_rows(attrs, rows, shapes, outs):
     },
     outputs=lambda attrs: ("output0", "output1") if attrs.get_prob else ("output",),
     aliases=("sample_multinomial",),
-    types=_chosen_types,
-    rows=_chosen_rows,
+    types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]),
+    rows=unmixed(last_axis),
     needs_rng=True,
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
@@ -359,7 +345,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
 @operator(
     "_shuffle",
     aliases=("shuffle",),
-    rows=lambda attrs, rows, shapes, outs: [LOST if isinstance(rows[0], RowLayout) and rows[0].axis == 0 else rows[0]],
+    rows=unmixed(lambda attrs, ndim: (0,)),
     needs_rng=True,
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:

@@ -12,7 +12,7 @@ compute the `RowLayout` of each output (where its batch rows are) from those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,9 @@ import numpy as np
 
 from jfit.ops.attributes import DTYPES, Attrs
 from jfit.ops.registry import MaybeShape, Shape
-from jfit.ops.rows import LOST, MaybeLayout, RowLayout
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsRule
+
+AxesOf = Callable[[Any, int], Collection[int]]  # (attributes, number of axes of the first input) -> axes
 
 CHANNELS_FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}  # number of spatial axes -> layout
 # position of each axis of a (N, C, H, W) array in (N, H, W, C)
@@ -73,17 +75,50 @@ def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs
     return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
-def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Return where the batch rows are in the outputs (`RowLayout`).
+def unmixed(axes: AxesOf) -> RowsRule:
+    """Make the rule of the rows (`RowsRule`) of an operator that mixes the entries of `axes(attrs, number of axes)`.
 
-    As in the first input, or LOST (they cannot be distinguished any more) if they are on `axis`, whose entries are mixed (as by
-    a softmax).
+    The batch rows are where they are in the first input; they are LOST (cannot be distinguished any more) if they are on one
+    of these axes, or in other inputs only.
     """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and first.axis == axis % len(shapes[0])
-    if mixed or (first is None and any(r is not None for r in rows[1:])):
-        return [LOST] * len(outs)
-    return [first] * len(outs)
+
+    def rule(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
+        first = rows[0]
+        mixed = isinstance(first, RowLayout) and first.axis in axes(attrs, len(shapes[0]))
+        if mixed or (first is None and any(r is not None for r in rows[1:])):
+            return [LOST] * len(outs)
+        return [first] * len(outs)
+
+    return rule
+
+
+def reduced(axes: AxesOf) -> RowsRule:
+    """Make the rule of the rows of a reduction over `axes(attrs, number of axes)`; it keeps them with keepdims."""
+
+    def rule(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
+        return [drop_axes(rows[0], tuple(axes(attrs, len(shapes[0]))), attrs.get("keepdims", False))] * len(outs)
+
+    return rule
+
+
+def axis_or_all(attrs: Attrs, ndim: int) -> Sequence[int]:
+    """The attribute `axis` as a number from 0; all axes if it is None."""
+    return range(ndim) if attrs.axis is None else (normalize_axis(attrs.axis, ndim),)
+
+
+def last_axis(attrs: Attrs, ndim: int) -> Sequence[int]:
+    """The number of the last axis."""
+    return (ndim - 1,)
+
+
+def from_data(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `ShapeRule` of `rule(attrs, shape of the first input, *shapes of the others)`; unknown while that is unknown."""
+    return lambda attrs, ins, outs: ins if ins[0] is None else rule(attrs, *ins)
+
+
+def label_of_rows(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeShape]) -> list[MaybeShape]:
+    """Infer input shapes: a label has one entry for each row of the data."""
+    return ins if ins[0] is None else [ins[0], fill_unknown(ins[1], ins[0][:1])]
 
 
 def label_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
