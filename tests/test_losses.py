@@ -179,16 +179,6 @@ def test_ignored_positions_do_not_depend_on_devices_and_micro_batches(devices, m
     np.testing.assert_allclose(run.params["w"], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_mean_gradients_divide_by_the_positions_that_are_not_ignored(rng):
-    x, label = rng.normal(size=(4, 5, 3)).astype("float32"), rng.integers(0, 4, (4, 5))
-    label[:, 2:] = -1
-    model = jfit.Model.from_function(linear, loss=losses.get("ce", ignore_index=-1), params=START)
-    gradients = jfit.gradients.mean_gradients(model)(model.init(jax.random.key(0), {})[0], {}, {"x": x, "label": label})
-    expected, _ = by_hand(x, np.where(label == -1, -100, label), 4, rate=1.0)
-    np.testing.assert_allclose(gradients["w"], -expected, rtol=1e-4, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------------ rows of different length
 def of_lengths(kind, rows=(4, 4, 4)):
     """Batches of length 5, 9 and 17, and the weight of each position in the loss."""

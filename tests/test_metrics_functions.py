@@ -152,11 +152,6 @@ def test_cross_entropy_of_logits_and_probabilities(form):
     assert result["loss"] == pytest.approx(CROSS_ENTROPY[form], rel=1e-5)
 
 
-def test_perplexity_of_logits():
-    result = score(TOKEN_LOGITS, TOKENS, INTEGER, "perplexity")
-    assert result["perplexity"] == pytest.approx(np.exp(CROSS_ENTROPY["language model"]), rel=1e-5)
-
-
 def test_cross_entropy_of_very_wrong_logits_is_exact():
     x, y = np.array([[60.0, 0.0]], "float32"), np.array([1])
     assert score(x, y, INTEGER, "ce")["cross-entropy"] == pytest.approx(60.0)

@@ -98,20 +98,6 @@ def test_rows_on_the_box_axis_are_lost():
     assert prior.rows(prior.parse({}), (RowLayout(0, 1, 2, 1),), [(2, 3, 4, 4)], [(1, 16, 4)]) == [None]
 
 
-@pytest.mark.repetitions(2)
-@pytest.mark.parametrize(
-    ("name", "attrs", "inputs"), [*PICTURES, ("_contrib_box_iou", {}, (boxes(2), boxes(3)))], ids=[*IDS, "_contrib_box_iou"]
-)
-def test_half_precision_keeps_its_dtype(name, attrs, inputs):
-    halves = [jnp.asarray(v, "float16") for v in inputs]
-    wide = [v.astype(jnp.float32) for v in halves]
-    for got, want in zip(tuple_of(call(name, attrs, *halves)), tuple_of(call(name, attrs, *wide)), strict=True):
-        assert got.dtype == jnp.float16
-        np.testing.assert_allclose(np.asarray(got, "float32"), want, rtol=2e-3, atol=2e-3)
-    shapes = jax.eval_shape(lambda *v: call(name, attrs, *v), *(v.astype("bfloat16") for v in wide))
-    assert {o.dtype for o in tuple_of(shapes)} == {jnp.dtype("bfloat16")}
-
-
 def test_a_suppressed_box_has_no_gradient():
     data = np.array([[0, 0.9, 0, 0, 1, 1], [0, 0.8, 0, 0, 1, 0.9], [0, 0.7, 2, 2, 3, 3]], "float32")
     grad = jax.grad(lambda d: jnp.sum(call("_contrib_box_nms", {"out_format": "center"}, d)))(data)

@@ -185,25 +185,6 @@ def test_unravel_keeps_the_shape_of_the_indices():
     assert call("unravel_index", np.int32([[0, 7], [19, 5]]), shape=(4, 5)).tolist() == [[[0, 1], [3, 1]], [[0, 2], [4, 0]]]
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
-def test_half_precision(dtype):
-    x = jnp.asarray(draw(2, 3, 4), dtype)
-    for name, attrs in [
-        ("moments", {"axes": (1, 2)}),
-        ("cumsum", {"axis": 1}),
-        ("topk", {"ret_typ": "both", "k": 2}),
-        ("sort", {}),
-        ("_contrib_fft", {}),
-        ("_contrib_quadratic", {"a": 0.5}),
-        ("_contrib_gradientmultiplier", {"scalar": 0.5}),
-        ("_contrib_round_ste", {}),
-    ]:
-        first = jax.tree.leaves(call(name, x, **attrs))[0]
-        assert first.dtype == dtype, name
-        assert gradient(name, x, **attrs).dtype == dtype, name
-
-
 def test_several_arrays_are_promoted_to_one_dtype():
     types = lookup("amp_multicast").types
     assert types is not None

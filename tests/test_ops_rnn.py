@@ -172,22 +172,3 @@ def test_rows_are_tracked_on_axis_one_only():
     r = RowLayout(1, 1, 2, 1)
     assert op.rows(attrs, [r, None, None], shapes, outs) == [r, r]
     assert op.rows(attrs, [RowLayout(0, 1, 4, 1), None, None], shapes, outs) == [LOST, LOST]
-
-
-def test_half_precision_keeps_its_dtype():
-    attrs, *values = problem("lstm", layers=1)
-    out = call(attrs, *(v.astype(np.float16) for v in values))
-    assert {o.dtype for o in out} == {np.dtype(np.float16)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gru", "lstm"])
-def test_gradients_equal_finite_differences(mode):
-    with jax.enable_x64(True):
-        attrs, *values = problem(mode, layers=1, bidirectional=False)
-        data, parameters, state, cell = (jnp.asarray(v, jnp.float64) for v in values)
-
-        def f(data, parameters, state):
-            return call(attrs, data, parameters, state, cell)[0]
-
-        jax.test_util.check_grads(f, (data, parameters, state), order=1, modes=["rev"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +244,3 @@ def test_docs_page_is_up_to_date():
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
     assert page.read_text().endswith(markdown()), "the table is the output of python -m jfit.optim --markdown"
-
-
-@pytest.mark.slow
-def test_module_runs_as_a_command():
-    done = subprocess.run([sys.executable, "-m", "jfit.optim"], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "optax: " in done.stdout
