@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+from jfit.ops.resize import averages, linear_weights
 
 
 def _channels_first(layout: str | None, ndim: int) -> tuple[list[int], list[int]] | None:
@@ -204,34 +205,6 @@ def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.n
     return graph.add("MatMul", graph.add("MatMul", left, data), right)
 
 
-def _means(size: int, out: int) -> np.ndarray:
-    """Return the averaging matrix (out, size): row i is the mean of entries ⌊i size / out⌋ to ⌈(i + 1) size / out⌉ - 1."""
-    matrix = np.zeros((out, size))
-    for i in range(out):
-        begin, end = i * size // out, -(-(i + 1) * size // out)
-        matrix[i, begin:end] = 1 / (end - begin)
-    return matrix
-
-
-def _lines(size: int, out: int, corners: bool) -> np.ndarray:
-    """Return the linear interpolation matrix (out, size).
-
-    corners: align the centres of the first and last entries of input and output, else their borders.
-    """
-    matrix = np.zeros((out, size))
-    for i in range(out):
-        if out == 1 and size > 1:
-            position = 0.0  # as in MXNet, a single output pixel is the first input pixel
-        elif corners:
-            position = i * (size - 1) / (out - 1) if out > 1 else 0.0
-        else:
-            position = max((i + 0.5) * size / out - 0.5, 0.0)
-        low = min(int(position), size - 1)
-        matrix[i, low] += 1 - (position - low)
-        matrix[i, min(low + 1, size - 1)] += position - low
-    return matrix
-
-
 def _sizes(entry: Entry) -> list[int]:
     if not all(isinstance(d, int) for d in entry.shape[2:]):
         raise Unsupported("it requires fixed image sizes; export with batch=None")
@@ -242,7 +215,7 @@ def _sizes(entry: Entry) -> list[int]:
 def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
     """Convert to two matrix products with constant averaging matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
-    return _matrices(graph, node, data, _means(h, a), _means(w, b))
+    return _matrices(graph, node, data, averages(h, a), averages(w, b))
 
 
 @converts("_contrib_BilinearResize2D")
@@ -250,7 +223,7 @@ def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
     """Convert to two matrix products with constant interpolation matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     corners = node.attrs.get("align_corners", True)
-    return _matrices(graph, node, data, _lines(h, a, corners), _lines(w, b, corners))
+    return _matrices(graph, node, data, linear_weights(h, a, corners), linear_weights(w, b, corners))
 
 
 @converts("UpSampling")
