@@ -176,12 +176,7 @@ class _Adapter:
         self.initial = (params, aux)
         self.weights = weight_keywords(fn) & keywords
         self.gather = False  # whether losses are computed from the rows of all devices
-        self.structure = Structure(names, label)
-        self.structure.optional, self.structure.by_position, self.structure.reserved = (
-            call.optional,
-            call.by_position,
-            call.reserved,
-        )
+        self.structure = Structure(names, label, call.optional, call.by_position, call.reserved)
         # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
         # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
@@ -293,10 +288,16 @@ class _Adapter:
 
     def rows(self, inputs: Mapping[str, Any]) -> int:
         """Number of rows of a batch."""
+        self._check_inputs(inputs)
+        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+
+    def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         for name in self.names:
             if not _leaves_of(name, inputs):
-                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
-        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+                raise ValueError(
+                    f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
+                    "jfit.init_state(model, optimizer, batch)"
+                )
 
     def specs(self, specs: Specs) -> tuple[Any, Any]:
         """Shapes and dtypes of (params, aux)."""
@@ -309,12 +310,7 @@ class _Adapter:
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Return the required arguments, then the optional ones; an optional one that the batch does not have is None."""
-        missing = [n for n in self.names if not _leaves_of(n, inputs)]
-        if missing:
-            raise ValueError(
-                f"input {missing[0]!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
-                "jfit.init_state(model, optimizer, batch)"
-            )
+        self._check_inputs(inputs)
         optional = [self._argument(n, inputs) if _leaves_of(n, inputs) else None for n in self.call.optional]
         return [*(self._argument(n, inputs) for n in self.names), *optional]
 

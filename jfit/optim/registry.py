@@ -205,9 +205,7 @@ def by_name(name: str, params: dict[str, Any], checks: bool = True) -> Optimizer
         if not isinstance(made, Optimizer):  # factories registered by users may return any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
-        fields = {"base_rate": made.base_rate, "state_spec": made.state_spec, "for_graph": made.for_graph}
-        fields["multiplied"] = made.multiplied
-        return Optimizer(*made, takes_rate=made.takes_rate, name=name.lower(), **fields)
+        return Optimizer(*made, **vars(made) | {"name": name.lower()})
     if _of_optax_by(name.lower()) is None:
         known = [*OPTIMIZERS, *optax_names()]
         near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
