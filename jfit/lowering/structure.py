@@ -85,6 +85,7 @@ class Structure:
     Args:
         arguments: names of the arguments of the function that are data.
         label: name of the label.
+        optional, by_position, reserved: see the attributes.
 
     Example:
         >>> structure = Structure()

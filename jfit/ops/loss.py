@@ -100,10 +100,6 @@ def _probabilities(attrs: Attrs, data: Array) -> Array:
     return jax.nn.softmax(wide, axis=axis).astype(data.dtype)
 
 
-def _label_positions(attrs: Attrs, shape: tuple[int, ...]) -> int:
-    return math.prod(_label_shape(attrs, shape)[1:])
-
-
 def _row_size(attrs: Attrs, shape: tuple[int, ...]) -> int:
     return math.prod(shape[1:])
 
@@ -210,7 +206,7 @@ def _softmax_rows(attrs, rows, shapes, outs):
     kind="head",
     label="label",
     loss=_softmax_loss,
-    positions=_label_positions,
+    positions=lambda attrs, shape: math.prod(_label_shape(attrs, shape)[1:]),
 )
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""

@@ -58,10 +58,6 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) ->
 
 
 # ------------------------------------------------------------------------------------------ UpSampling
-def _upsampling_names(attrs: Attrs) -> tuple[str, ...]:
-    return ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs)
-
-
 def _upsampling_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.sample_type != "bilinear" or ins[0] is None:
         return ins
@@ -78,7 +74,7 @@ def _upsampling_rows(attrs, rows, shapes, outs):
 
 @operator(
     "UpSampling",
-    inputs=_upsampling_names,
+    inputs=lambda attrs: ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs),
     variadic="num_args",
     attrs={
         "scale": integer(),

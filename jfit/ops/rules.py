@@ -251,6 +251,11 @@ def argument_names(attrs: Attrs) -> tuple[str, ...]:
     return tuple(f"arg{i}" for i in range(attrs.num_args))
 
 
+def numbered_outputs(count: int) -> tuple[str, ...]:
+    """Return the output names output0, output1, ... of an operator with `count` outputs; "output" for one."""
+    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
+
+
 def at_least_one(size: Any) -> Any:
     """Return max(size, 1) as a float32 divisor; as an array if `size` is a symbolic dimension of an exported program.
 

@@ -103,10 +103,6 @@ def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ SpatialTransformer
-def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    return ins if ins[0] is None else [ins[0], (ins[0][0], 6)]
-
-
 @operator(
     "SpatialTransformer",
     inputs=("data", "loc"),
@@ -116,7 +112,7 @@ def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
         "sampler_type": choice("bilinear"),
         "cudnn_off": maybe_flag(),
     },
-    fill=_transformer_fill,
+    fill=lambda attrs, ins, outs: ins if ins[0] is None else [ins[0], (ins[0][0], 6)],
     rows=shared_batch_rows,
 )
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:

@@ -15,6 +15,7 @@ from jfit.ops.rules import (
     drop_axes,
     insert_axis,
     normalize_axis,
+    numbered_outputs,
     same_shape,
     same_size_rows,
     unify,
@@ -94,10 +95,6 @@ def stack(ctx, attrs, *args):
     return jnp.stack(args, normalize_axis(attrs.axis, args[0].ndim + 1))
 
 
-def _output_names(count: int) -> tuple[str, ...]:
-    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
-
-
 def _part_rows(attrs, rows, shapes, outs):
     r, axis = rows[0], normalize_axis(attrs.axis, len(shapes[0]))
     return [drop_axes(r, (axis,), not attrs.squeeze_axis) if len(outs) > 1 or attrs.squeeze_axis else r] * len(outs)
@@ -116,7 +113,7 @@ def _parts_back(attrs, ins, outs):
 
 @operator(
     "SliceChannel",
-    outputs=lambda attrs: _output_names(attrs.num_outputs),
+    outputs=lambda attrs: numbered_outputs(attrs.num_outputs),
     fill=_parts_back,
     attrs={"num_outputs": integer(), "axis": integer(1), "squeeze_axis": flag(False)},
     aliases=("split",),
@@ -193,7 +190,7 @@ def slice_like(ctx, attrs, data, shape_like):
 
 @operator(
     "_split_v2",
-    outputs=lambda attrs: _output_names(attrs.sections or len(attrs.indices)),
+    outputs=lambda attrs: numbered_outputs(attrs.sections or len(attrs.indices)),
     attrs={"indices": shape(()), "axis": integer(1), "squeeze_axis": flag(False), "sections": integer(0)},
     aliases=("split_v2",),
     rows=lambda attrs, rows, shapes, outs: (
