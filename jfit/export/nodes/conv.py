@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+from jfit.ops.pooling import window_counts, windows_of
 from jfit.ops.resize import averages, linear_weights
 
 
@@ -93,31 +95,6 @@ def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = ""
 
 
 # ------------------------------------------------------------------------------------------ pooling
-def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Return (kernel, stride, [(pad before, pad after)]) per spatial axis; pooling_convention=full adds padding at the end."""
-    attrs, dims = node.attrs, len(sizes)
-    kernel: list[int] = list(attrs.kernel)
-    stride: list[int] = list(attrs.stride or (1,) * dims)
-    pads = []
-    for n, k, s, p in zip(sizes, kernel, stride, attrs.pad or (0,) * dims, strict=True):
-        steps = -(-(n + 2 * p - k) // s)
-        pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
-    return kernel, stride, pads
-
-
-def _divisors(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
-    """Return the divisor of the mean of each window: its number of entries.
-
-    padded: count the padding `pad`; the additional padding of pooling_convention=full is never counted.
-    """
-    total = np.ones((), np.float64)
-    for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
-        start = np.arange((n + low + high - k) // s + 1) * s - low
-        end = np.minimum(start + k, n + low if padded else n)
-        total = np.multiply.outer(total, np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
-    return total
-
-
 @converts("Pooling")
 def pooling(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX MaxPool or AveragePool; means are rescaled where MXNet divides by another number of entries than ONNX."""
@@ -127,10 +104,11 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         axes = list(range(2, 2 + len(sizes)))
         if attrs.global_pool:
             return _global_pool(graph, node, data, axes)
-        kernel, stride, pads = _windows(node, sizes)
+        kernel, stride, pads = windows_of(attrs, tuple(sizes))
         if any(max(p) >= k for p, k in zip(pads, kernel, strict=True)):
             raise Unsupported(f"its padding {pads} is not smaller than its kernel, which ONNX forbids; use Pad before it")
-        shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": [p[0] for p in pads] + [p[1] for p in pads]}
+        shape: dict[str, Any] = {"kernel_shape": list(kernel), "strides": list(stride)}
+        shape["pads"] = [p[0] for p in pads] + [p[1] for p in pads]
         if kind == "max":
             return graph.add("MaxPool", data, **shape)
         if kind == "lp":
@@ -139,7 +117,7 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         size = math.prod(kernel)
         if kind != "avg":
             return _root(graph, node, graph.binary("Mul", mean, size, node.dtype))
-        divisors = _divisors(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
+        divisors = functools.reduce(np.multiply.outer, window_counts(attrs, tuple(sizes), kernel, stride, pads))
         return mean if (divisors == size).all() else graph.binary("Mul", mean, (size / divisors)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
