@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,17 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3)
     by_lower = {n.lower(): n for n in names}
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=count, cutoff=0.5)
     return ", ".join(repr(by_lower[m]) for m in matches)
+
+
+def name_hint(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: the names that are spelled like it, or the first 30 names.
+
+    Example:
+        >>> name_hint("Convolutoin", ["Convolution", "Embedding"]), name_hint("x", ["rate"])
+        ("did you mean 'Convolution'?", "the names are 'rate'.")
+    """
+    near = nearest(name, names := list(names))
+    return f"did you mean {near}?" if near else f"the names are {', '.join(map(repr, names[:30])) or 'none'}."
 
 
 def _index(value: Any) -> int | None:

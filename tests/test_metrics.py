@@ -123,8 +123,8 @@ def test_a_function_becomes_a_host_metric():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy'; the nearest names are 'accuracy'"),
-        (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; the nearest names are 'eps'"),
+        (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy'; did you mean 'accuracy'"),
+        (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; did you mean 'eps'"),
         (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1; it must be at least 2"),
         (lambda: metrics.get(3), TypeError, "a metric must be a name"),
         (lambda: metrics.get([metrics.accuracy]), TypeError, "accuracy is a factory, not a metric: pass 'accuracy'"),

@@ -105,8 +105,8 @@ class WithState:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: optim.get("sdg"), ValueError, "unknown optimizer 'sdg'; the nearest names are 'sgd'"),
-        (lambda: optim.get("sgd", momentun=1), ValueError, "no parameter 'momentun'; the nearest names are 'momentum'"),
+        (lambda: optim.get("sdg"), ValueError, "unknown optimizer 'sdg'; did you mean 'sgd'"),
+        (lambda: optim.get("sgd", momentun=1), ValueError, "no parameter 'momentun'; did you mean 'momentum'"),
         (lambda: optim.get("lion", b9=1), ValueError, "optimizer 'lion' has no parameter 'b9'"),
         (lambda: optim.get("lbfgs"), ValueError, "optimizer 'lbfgs' has a line search"),
         (lambda: optim.get(optax.lbfgs()), ValueError, "has a line search"),

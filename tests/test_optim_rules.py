@@ -209,7 +209,7 @@ def test_lbsgd_adds_the_second_gradient_twice_as_mxnets_shared_buffer_does():
         (lambda: optim.get("adam", lr_scheduler=1), "no parameter 'lr_scheduler'.*learning_rate=, or as schedule="),
         (lambda: optim.get("ftrl", lazy_update=True), "no parameter 'lazy_update'.*Only sgd and adam"),
         (lambda: optim.get("adam", b1=0.5), "no parameter 'b1'.*optax's adam has it: pass optax.adam"),
-        (lambda: optim.get("ladam"), "unknown optimizer 'ladam'; the nearest names are 'adam'"),
+        (lambda: optim.get("ladam"), "unknown optimizer 'ladam'; did you mean 'adam'"),
     ],
 )
 def test_errors_describe_the_problem(make, message):

@@ -613,7 +613,7 @@ def wide(output, label):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": {"c": squared}}, r"loss has a term for the output 'c', but the function returned the outputs \['a', 'b'\]"),
+        ({"loss": {"c": squared}}, r"loss has a term for 'c', which the function does not return; the names are 'a', 'b'"),
         ({"model": tokens, "loss": {"a": squared}}, r"the function returned one array; pass its loss alone"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
         ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
@@ -630,7 +630,7 @@ def wide(output, label):
         ({"loss": {"b": squared}, "loss_per_batch": True}, r"loss returned shape \(8,\), but with loss_per_batch=True it must"),
         ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array of losses, or \(losses, dict"),
         ({"loss": lambda o, batch: (o["b"], {"k": o["b"][:3]})}, r"the value 'k' of shape \(3, 2\) to log"),
-        ({"eval_metric": {"c": "acc"}}, r"eval_metric has 'c', but the outputs with a label are \['a', 'b'\]"),
+        ({"eval_metric": {"c": "acc"}}, r"eval_metric has 'c', which is no output with a label; the names are 'a', 'b'"),
         (
             {"loss": lambda o, batch: o["b"].mean(), "loss_per_batch": True, "micro_batches": 2},
             "micro_batches is 2, but with loss_per_batch=True",

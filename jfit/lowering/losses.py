@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from jax import Array
 
+from jfit.checks import name_hint
 from jfit.lowering.dependence import Mixed, batch_rows, row_layouts
-from jfit.ops.registry import nearest
 
 
 @dataclass(frozen=True)
@@ -360,11 +360,7 @@ def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
     """
     name = ALIASES.get(spec.lower(), spec.lower())
     if name not in LOSSES:
-        near = nearest(spec, [*LOSSES, *ALIASES])
-        hint = f"did you mean {near}? " if near else ""
-        raise ValueError(
-            f"loss {spec!r} is unknown; {hint}The names are {', '.join(map(repr, LOSSES))}; or pass loss(output, label)"
-        )
+        raise ValueError(f"loss {spec!r} is unknown; {name_hint(spec, LOSSES | ALIASES)} Or pass loss(output, label).")
     loss = LOSSES[name]
     known = [p for p in inspect.signature(loss.function).parameters if p not in ("output", "label")]
     unknown = [key for key in options if key not in known]
