@@ -285,9 +285,9 @@ def test_other_errors():
         run("_random_normal_like", jnp.ones(2, jnp.int32))
     with pytest.raises(ValueError, match="equal shapes"):
         run("_sample_normal", jnp.ones(2), jnp.ones(3))
-    with pytest.raises(ValueError, match="is a scalar"):
+    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
         run("_shuffle", jnp.ones(()))
-    with pytest.raises(ValueError, match="is a scalar"):
+    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
         run("_sample_multinomial", jnp.ones(()))
     model = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
     with pytest.raises(GraphError, match=r"noise.*draws random numbers; pass key="):

@@ -19,7 +19,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, size_of, unmixed
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, need_axes, size_of, unmixed
 
 TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
@@ -476,8 +476,7 @@ def sparse_identity(ctx: Ctx, attrs: Attrs, data: Array, moving_avg: Array):
 
     In training, a ← m * a + (1 - m) * (mean over the rows with weight > 0), before the gradient uses it; m = momentum.
     """
-    if data.ndim != 2:
-        raise ValueError(f"IdentityAttachKLSparseReg: data has shape {data.shape}, expected (rows, units); flatten the data")
+    need_axes("IdentityAttachKLSparseReg", data.shape, "rows, units")
     if not ctx.train:
         return data, (moving_avg,)
     mask, wide = ctx.row_mask(data.ndim), lax.stop_gradient(data.astype(accumulating(data.dtype)))

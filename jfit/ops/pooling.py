@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, maybe_choice, maybe_flag, maybe_integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, need_axes
 
 MOST_TAPS = 16  # max pooling over larger windows is faster with lax.reduce_window
 Pads = tuple[tuple[int, int], ...]
@@ -261,8 +261,7 @@ def pooling_v1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
     The gradient of max goes to every entry equal to the maximum, not only to the first one as in Pooling.
     """
-    if data.ndim != 4:
-        raise ValueError(f"Pooling_v1: data has shape {data.shape}, expected 4 axes (rows, channels, height, width)")
+    need_axes("Pooling_v1", data.shape)
     wide = data.astype(accumulating(data.dtype))
     windows = wide.reshape(*data.shape[:2], 1, 1, -1) if attrs.global_pool else _windows_v1(attrs, wide)
     if attrs.pool_type == "max":

@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, size_of, unify, unmixed
+from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, need_rank, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -287,8 +287,7 @@ for _law in TABLE:
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
     """y = k with probability x[..., k]; with get_prob also log x[..., y], whose gradient is 1 / x[..., y] (for REINFORCE)."""
-    if data.ndim == 0:
-        raise ValueError("_sample_multinomial: data is a scalar, expected probabilities along its last axis; reshape it")
+    need_rank("_sample_multinomial", data.shape, 1, "probabilities along the last one")
     lead, classes = data.shape[:-1], data.shape[-1]
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
@@ -350,8 +349,7 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
-    if data.ndim == 0:
-        raise ValueError("_shuffle: data is a scalar, expected at least one axis to shuffle along; reshape it")
+    need_rank("_shuffle", data.shape, 1, "it is shuffled along the first")
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)
     return jnp.take(data, order, axis=0)
 

@@ -13,13 +13,12 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shap
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, shared_batch_rows, unify
+from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, need_axes, shared_batch_rows, unify
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
     """Return (height, width) of a shape (rows, channels, height, width); raise for another number of axes."""
-    if len(data) != 4:
-        raise ValueError(f"{op}: data has shape {data}, expected 4 axes (rows, channels, height, width); reshape the data")
+    need_axes(op, data)
     return data[2], data[3]
 
 

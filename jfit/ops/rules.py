@@ -48,6 +48,12 @@ def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
         raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
 
 
+def need_axes(op: str, shape: Shape, axes: str = "rows, channels, height, width") -> None:
+    """Raise a ValueError if data does not have the axes with these names."""
+    if len(shape) != axes.count(",") + 1:
+        raise ValueError(f"{op}: data has shape {shape}, expected ({axes}); reshape the data")
+
+
 def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
     """Return where the batch rows are in the outputs (`RowLayout`).
 
