@@ -303,19 +303,14 @@ def test_a_training_step_of_a_function_counts_like_fit():
 @pytest.mark.parametrize(
     ("x", "y", "loss", "message"),
     [
-        (SCORES, SCORES[::-1], optax.l2_loss, r".* are real numbers.*pass eval_metric='mse'"),
-        (LOGITS, CLASSES + np.float32(0.5), as_float(INTEGER, "int32"), ".*not whole numbers.*pass integer class labels"),
-        (SCORES, BINARY + 1, SIGMOID, r"a label \(rows,\) is 2, .* have labels 0 and 1; pass"),
-        (
-            LOGITS,
-            np.zeros((ROWS, 6), "float32"),
-            lambda o, y: jnp.square(o).sum(-1) + y.sum(-1),
-            r"labels of shape \(rows, 6\) do not match outputs of shape \(rows, 5\); pass labels",
-        ),
+        (SCORES, SCORES[::-1], optax.l2_loss, "are real numbers.* not classes; pass integer"),
+        (LOGITS, CLASSES + np.float32(0.5), as_float(INTEGER, "int32"), "are not whole numbers .*; pass"),
+        (SCORES, BINARY + 1, SIGMOID, r"are not 0 or 1 \(such as 2\); pass"),
+        (LOGITS, LOGITS[:, :4], lambda o, y: jnp.square(o).sum(-1) + y.sum(-1), "have another shape; pass"),
     ],
 )
 def test_labels_that_do_not_fit_accuracy_are_refused(x, y, loss, message):
-    with pytest.raises(ValueError, match="metric accuracy: " + message):
+    with pytest.raises(ValueError, match=r"metric accuracy: labels \(rows,.*\) for outputs \(rows,.*\) .*" + message):
         score(x, y, loss, "acc")
 
 
