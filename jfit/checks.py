@@ -8,7 +8,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,17 +84,22 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], count: int = 3)
     return ", ".join(repr(by_lower[m]) for m in matches)
 
 
-def hint(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the end of an error message about an unknown name: the nearest of the valid names, or the first twenty."""
-    near = nearest(name, names)
-    return f"did you mean {near}?" if near else f"they are {list(names)[:20]}"
+def name_hint(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: the names that are spelled like it, or the first 30 names.
+
+    Example:
+        >>> name_hint("Convolutoin", ["Convolution", "Embedding"]), name_hint("x", ["rate"])
+        ("did you mean 'Convolution'?", "the names are 'rate'.")
+    """
+    near = nearest(name, names := list(names))
+    return f"did you mean {near}?" if near else f"the names are {', '.join(map(repr, names[:30])) or 'none'}."
 
 
 def matching(pattern: str, names: Sequence[str], problem: str) -> list[str]:
     """Return the names that match a glob pattern; raise a ValueError that begins with `problem` if there are none."""
     matches = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not matches:
-        raise ValueError(f"{problem}; {hint(pattern, names)}")
+        raise ValueError(f"{problem}; {name_hint(pattern, names)}")
     return matches
 
 

@@ -32,9 +32,12 @@ def call(name: str, *arrays: Any, **attrs: Any) -> Any:
 def filled(name: str, *ins: Any, out: Any = None, **attrs: Any) -> list[Any]:
     """What an operator's shape rule makes of its input shapes."""
     op = lookup(name)
-    assert op.fill is not None
     params = op.parse(({op.variadic: len(ins)} if op.variadic else {}) | attrs)
-    return op.fill(params, list(ins), [out] * len(op.output_names(params)))
+    given = params, list(ins), [out] * len(op.output_names(params))
+    if op.shapes is not None:
+        return op.shapes(*given)[0]
+    assert op.fill is not None
+    return op.fill(*given)
 
 
 def owners(rows: RowLayout, shape: tuple[int, ...]) -> np.ndarray:

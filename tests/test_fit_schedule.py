@@ -83,7 +83,7 @@ def test_an_endless_stream_requires_a_schedule_length():
 
 
 def test_an_unknown_schedule_lists_the_nearest():
-    with pytest.raises(ValueError, match="unknown schedule 'cosin'; the nearest names are 'cosine'"):
+    with pytest.raises(ValueError, match="unknown schedule 'cosin'; did you mean 'cosine'"):
         rates(schedule="cosin")
 
 

@@ -42,12 +42,6 @@ def test_nothing_is_inferred_from_no_shapes():
     assert net.infer_shape(a=(), b=None) == (None, None, None)
 
 
-def test_positional_shapes_follow_list_arguments():
-    net = sym.broadcast_add(V("a"), V("b"))
-    assert net.infer_shape((2, 3), (1, 3))[1] == [(2, 3)]
-    assert (V("a") + V("b")).infer_shape(None, (1, 3))[0] == [(1, 3), (1, 3)]
-
-
 # ------------------------------------------------------------------------------------------ contradictions
 @pytest.mark.parametrize(
     ("make", "given", "message"),

@@ -71,8 +71,8 @@ def test_equal_keys_give_equal_values_under_jit():
     [
         (lambda: init.Uniform()(KEY, "foo", (2,)), "parameter 'foo': no initialization rule matches the name"),
         (lambda: init.Xavier()(KEY, "x_weight", (2,)), r"'x_weight': Xavier needs at least 2 dimensions .* \(2,\)"),
-        (lambda: init.get("xavir"), "unknown initializer 'xavir': the nearest names are 'xavier'"),
-        (lambda: init.get("normal", sigm=1), "no parameter 'sigm'; the nearest names are 'sigma'"),
+        (lambda: init.get("xavir"), "unknown initializer 'xavir'; did you mean 'xavier'"),
+        (lambda: init.get("normal", sigm=1), "no parameter 'sigm'; did you mean 'sigma'"),
         (lambda: init.get("[nonsense"), "cannot be parsed"),
         (lambda: init.Xavier(rnd_type="odd"), "rnd_type is 'odd'"),
         (lambda: init.Bilinear()(KEY, "x_weight", (2, 2)), "Bilinear needs 4 dimensions"),

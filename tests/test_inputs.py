@@ -226,7 +226,7 @@ def test_classes_and_layers_are_refused():
 
     with pytest.raises(TypeError, match="the model is the class Linear, expected an instance of it"):
         jfit.fit(nnx.Linear, (X, Y), **OPTIONS)
-    with pytest.raises(TypeError, match=r"Keras layer \(Dense\), .* keras.Sequential"):
+    with pytest.raises(TypeError, match=r"Keras layer \(Dense\); .* keras.Sequential"):
         jfit.fit(keras.layers.Dense(2), (X, Y), **OPTIONS)
 
 

@@ -104,14 +104,14 @@ def test_a_column_of_outputs_matches_a_vector_of_labels(name, rng):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: losses.get("cross_entrpy"), "loss 'cross_entrpy' is unknown; did you mean 'cross_entropy'.* The names are "),
+        (lambda: losses.get("cross_entrpy"), "loss 'cross_entrpy' is unknown; did you mean 'cross_entropy'"),
         (lambda: losses.get("mse", delta=2), "loss 'mse' has no option 'delta'; its options are ignore_index"),
         (lambda: losses.mse(np.zeros((3, 2)), np.zeros(3)), r"output has shape \(3, 2\) and the label \(3,\); expected equal"),
         (lambda: losses.cross_entropy(np.zeros((3, 2)), np.zeros((3, 1))), r"class indices of shape \(3,\) or probabilities"),
         (lambda: losses.nll(np.zeros((3, 2)), np.zeros((3, 2))), r"expected class indices of shape \(3,\)"),
         (
             lambda: losses.get("ce", ignore_index=-1)(np.zeros((3, 2)), np.zeros((3, 2))),
-            r"has ignore_index=-1, but the labels of shape \(3, 2\) are not one number per loss",
+            r"with ignore_index= needs class indices \(3,\), not labels \(3, 2\)",
         ),
     ],
 )
@@ -177,16 +177,6 @@ def test_ignored_positions_do_not_depend_on_devices_and_micro_batches(devices, m
     options = {"devices": devices, "micro_batches": micro_batches, "shuffle": False, "optimizer_params": {"learning_rate": 0.5}}
     run = fit(linear, (x, label), params=START, loss=loss, **options)
     np.testing.assert_allclose(run.params["w"], expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_mean_gradients_divide_by_the_positions_that_are_not_ignored(rng):
-    x, label = rng.normal(size=(4, 5, 3)).astype("float32"), rng.integers(0, 4, (4, 5))
-    label[:, 2:] = -1
-    model = jfit.Model.from_function(linear, loss=losses.get("ce", ignore_index=-1), params=START)
-    gradients = jfit.gradients.mean_gradients(model)(model.init(jax.random.key(0), {})[0], {}, {"x": x, "label": label})
-    expected, _ = by_hand(x, np.where(label == -1, -100, label), 4, rate=1.0)
-    np.testing.assert_allclose(gradients["w"], -expected, rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ rows of different length
@@ -426,9 +416,7 @@ def test_a_loss_for_a_model_with_its_own_loss_is_refused(model, message, classes
 
 
 def test_a_loss_that_is_no_function_and_no_name_is_refused(classes):
-    with pytest.raises(
-        TypeError, match=r"loss is 3; expected a function loss\(output, label\) or one of the names 'cross_entr"
-    ):
+    with pytest.raises(TypeError, match=r"loss is 3; expected a function loss\(output, label\), or one of 'cross_entr"):
         fit(linear, classes, params=START, loss=3)
     with pytest.raises(ValueError, match="loss 'entropy' is unknown"):
         fit(linear, classes, params=START, loss="entropy")

@@ -416,7 +416,7 @@ def test_what_a_module_lacks_is_said_before_training():
     torch_module = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": lambda self, x: x})
     with pytest.raises(TypeError, match="the model is a torch module"):
         train(torch_module())
-    with pytest.raises(TypeError, match="is no module of a framework that jfit supports"):
+    with pytest.raises(TypeError, match="is no module of Flax, Equinox, Haiku or Keras"):
         jfit.Model.from_module(len)
 
 

@@ -114,7 +114,7 @@ def test_all_hard_negatives_are_used_if_there_are_too_few():
 
 
 REFUSED = [
-    ("_contrib_MultiBoxPrior", {}, [(2, 3)], "expected .batch, channels, height, width."),
+    ("_contrib_MultiBoxPrior", {}, [(2, 3)], "expected .rows, channels, height, width."),
     ("_contrib_MultiBoxPrior", {"sizes": ()}, [(1, 1, 2, 2)], "at least one size"),
     ("_contrib_MultiBoxPrior", {"steps": (0.1,)}, [(1, 1, 2, 2)], "two numbers"),
     ("_contrib_MultiBoxTarget", {}, [(2, 3, 4), (2, 1, 5), (2, 3, 3)], "shared by the batch"),

@@ -87,14 +87,6 @@ def test_multi_output_and_preserve_shape_exclude_padding_from_the_denominator():
             assert not np.any(got[2:])
 
 
-def test_a_weight_of_two_doubles_the_gradient_of_its_row():
-    _, _, head = node("SoftmaxOutput", weight=jnp.array([2.0, 1.0]))
-    _, _, plain = node("SoftmaxOutput")
-    data, label = draw(2, 3), jnp.array([0, 2])
-    got, want = (jax.grad(lambda x: f(x, label).sum())(data) for f in (head, plain))  # noqa: B023
-    np.testing.assert_allclose(got, want * jnp.array([[2.0], [1.0]]), rtol=1e-6)
-
-
 def test_labels_out_of_range_and_absent_labels_do_not_crash():
     record, parsed, head = node("SoftmaxOutput")
     data = draw(3, 4)
@@ -115,29 +107,6 @@ def test_head_losses_are_the_loss_of_each_row():
 
 
 BN = (jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, 1.0, -1.0]), jnp.zeros(3), jnp.ones(3))
-
-
-@pytest.mark.slow
-def test_batch_norm_excludes_padding_rows_from_statistics_and_gradients():
-    _, _, full = node("BatchNorm", weight=jnp.array([1.0, 1, 1, 0]), fix_gamma=False)
-    _, _, short = node("BatchNorm", fix_gamma=False)
-    data, pull = draw(4, 3, 2, 2), draw(4, 3, 2, 2, seed=1).at[3].set(0.0)
-    (out, mean, _), aux = full(data, *BN)
-    (want, want_mean, _), want_aux = short(data[:3], *BN)
-    np.testing.assert_allclose(out[:3], want, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(mean, want_mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(jnp.stack(aux), jnp.stack(want_aux), rtol=1e-5, atol=1e-6)
-    got = jax.grad(lambda x: (full(x, *BN)[0][0] * pull).sum())(data)
-    expected = jax.grad(lambda x: (short(x, *BN)[0][0] * pull[:3]).sum())(data[:3])
-    np.testing.assert_allclose(got[:3], expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(got[3], 0)
-
-
-def test_batch_norm_of_zero_weight_rows_keeps_its_state_and_is_finite():
-    _, _, bn = node("BatchNorm", weight=jnp.zeros(4))
-    (out, _, _), aux = bn(draw(4, 3), *BN)
-    assert np.isfinite(out).all()
-    np.testing.assert_array_equal(jnp.stack(aux), jnp.stack(BN[2:]))
 
 
 def test_batch_norm_over_all_devices_equals_one_device():
@@ -257,14 +226,6 @@ def test_dropout_keeps_the_mean_and_is_the_identity_in_evaluation():
     assert drop(data, train=False) is data
     _, _, shared = node("Dropout", p=0.5, axes=(0,))
     assert np.unique(shared(data), axis=0).shape[0] == 1
-
-
-def test_instance_norm_normalizes_over_all_pixels_of_a_channel(rng):
-    op = lookup("InstanceNorm")
-    data = rng.normal(3, 2, (2, 3, 4, 5)).astype("float32")
-    out = op.fn(Ctx(rows=(None,) * 3), op.parse({}), jnp.asarray(data), jnp.ones(3), jnp.zeros(3))
-    wanted = (data - data.mean((2, 3), keepdims=True)) / np.sqrt(data.var((2, 3), keepdims=True) + 1e-3)
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -240,25 +240,6 @@ def test_prediction_and_score_draw_the_same_numbers_again():
     assert scores[0] == scores[1]
 
 
-@pytest.mark.slow
-def test_fit_and_module_evaluate_graphs_with_random_operators():
-    import jfit.mx as mx
-
-    x, y = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
-    run_ = jfit.fit(_noisy(), (x, y), eval_data=(x, y), num_epoch=1, batch_size=4, optimizer="sgd", seed=0)
-    assert np.isfinite(run_.score((x, y))["loss"])
-    outputs = []
-    for _ in range(2):
-        data = mx.io.NDArrayIter(x, y, 4, label_name="softmax_label")
-        mx.random.seed(5)
-        np.random.seed(5)
-        module = mx.mod.Module(_noisy(), context=mx.cpu())
-        module.bind(data.provide_data, data.provide_label, for_training=False)
-        module.init_params()
-        outputs.append(module.predict(data).asnumpy())
-    np.testing.assert_array_equal(*outputs)
-
-
 def test_the_shape_of_a_draw_is_inferred_from_the_graph():
     noise = jfit.sym.random_normal(shape=(0, 3), name="noise")
     net = jfit.sym.elemwise_add(jfit.sym.Variable("data"), noise)
@@ -304,9 +285,9 @@ def test_other_errors():
         run("_random_normal_like", jnp.ones(2, jnp.int32))
     with pytest.raises(ValueError, match="equal shapes"):
         run("_sample_normal", jnp.ones(2), jnp.ones(3))
-    with pytest.raises(ValueError, match="is a scalar"):
+    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
         run("_shuffle", jnp.ones(()))
-    with pytest.raises(ValueError, match="is a scalar"):
+    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
         run("_sample_multinomial", jnp.ones(()))
     model = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
     with pytest.raises(GraphError, match=r"noise.*draws random numbers; pass key="):

@@ -159,7 +159,7 @@ def test_shapes_are_inferred_from_the_data(mode):
 def test_errors_name_the_actual_and_expected_value():
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 1, "mode": "gru"})
-    with pytest.raises(ValueError, match=r"data has shape \(4, 5\), RNN expects \(time, batch, inputs\)"):
+    with pytest.raises(ValueError, match=r"data has shape \(4, 5\), expected \(time, batch, inputs\)"):
         op.fill(attrs, [(4, 5), None, None], [None])
     with pytest.raises(ValueError, match=r"shapes \(150,\) and \(7,\) .* data of input size 3 requires that many weights"):
         op.fill(attrs, [(4, 2, 3), (7,), None], [None])

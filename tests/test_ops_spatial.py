@@ -181,9 +181,7 @@ def test_warp_ctc_predicts_without_labels_and_skips_zeros_between_labels():
     np.testing.assert_array_equal(*(jax.grad(lambda x, y=y: jnp.sum(run("WarpCTC", x, y, **attrs)))(scores) for y in labels))
 
 
-# ------------------------------------------------------------------------------------------ precision, gradients, errors
-
-
+# ------------------------------------------------------------------------------------------ errors
 NEAREST = {"sample_type": "nearest"}
 FAULTS = [
     ("LRN", [(2, 4, 3, 3)], {"nsize": 2}, "odd number"),
@@ -202,20 +200,20 @@ FAULTS = [
     ("GridGenerator", [(2, 5)], AFFINE, "(rows, 6)"),
     ("GridGenerator", [(2, 3, 4, 4)], {"transform_type": "warp"}, "(rows, 2, height, width)"),
     ("BilinearSampler", [(1, 1, 3, 3), (2, 2, 3, 3)], {}, "reshape the grid"),
-    ("BilinearSampler", [(1, 3, 3), (1, 2, 3, 3)], {}, "4 axes"),
+    ("BilinearSampler", [(1, 3, 3), (1, 2, 3, 3)], {}, "(rows, channels, height, width)"),
     ("Correlation", [(1, 1, 3, 3)] * 2, {"kernel_size": 2}, "odd number"),
     ("Correlation", [(1, 1, 3, 3)] * 2, {"max_displacement": 4}, "pad_size larger"),
     ("Correlation", [(1, 1, 3, 3), (1, 1, 3, 4)], {}, "equal shapes of 4"),
     ("ROIPooling", [(1, 1, 3, 3), (2, 4)], {"pooled_size": (2, 2), "spatial_scale": 1}, "(regions, 5)"),
     ("SVMOutput", [(3, 2, 2), (3,)], {}, "one class id per row"),
-    ("IdentityAttachKLSparseReg", [(3, 2, 2), (2,)], {}, "flatten the data"),
+    ("IdentityAttachKLSparseReg", [(3, 2, 2), (2,)], {}, "expected (rows, units)"),
     ("CTCLoss", [(2, 3, 4), (3, 3)], {}, "at most 2"),
     ("WarpCTC", [(7, 3), (4,)], {"input_length": 2, "label_length": 2}, "input_length * batch rows"),
     ("WarpCTC", [(8, 3), (3,)], {"input_length": 4, "label_length": 2}, "2 * 2 labels"),
     ("im2col", [(1, 1, 3, 3)], {"kernel": (4, 4)}, "does not fit"),
     ("Pooling_v1", [(1, 1, 3, 3)], {"kernel": (4, 4)}, "does not fit"),
     ("Pooling_v1", [(1, 1, 3, 3)], {"kernel": (2,)}, "two entries"),
-    ("Pooling_v1", [(1, 3, 3)], {"kernel": (2, 2)}, "4 axes"),
+    ("Pooling_v1", [(1, 3, 3)], {"kernel": (2, 2)}, "(rows, channels, height, width)"),
     ("im2col", [(1, 1, 3, 3)], {"kernel": (2,)}, "2 spatial axes"),
     ("col2im", [(1, 4, 3)], {"kernel": (2, 2), "output_size": (3, 3)}, "output_size"),
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,9 +62,3 @@ def test_docs_page_is_up_to_date():
     if not page.parent.exists():
         pytest.skip("an installed package has no docs folder")
     assert page.read_text() == markdown(), "run python -m jfit.ops --markdown > docs/operators.md"
-
-
-@pytest.mark.slow
-def test_module_runs_as_a_command():
-    done = subprocess.run([sys.executable, "-m", "jfit.ops"], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "operators under" in done.stdout

@@ -184,7 +184,7 @@ def test_a_named_schedule_gets_its_end_and_base_learning_rate_from_the_run():
         (lambda: schedules.constant(0.1, warmup_mode="odd"), "warmup_mode is 'odd'"),
         (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps is -1; it must be a whole number"),
         (lambda: schedules.poly(max_update=3, warmup_steps=5), "max_update is 3"),
-        (lambda: as_schedule("cosin"), "unknown schedule 'cosin'; the nearest names are 'cosine'"),
+        (lambda: as_schedule("cosin"), "unknown schedule 'cosin'; did you mean 'cosine'"),
         (lambda: as_schedule("factor"), "its parameters are step, factor"),
         (lambda: epochs(-1), r"epochs\(-1\): a length must be a finite number, at least 0"),
         (lambda: fraction(30), r"fraction\(30\): a fraction of the run must be at most 1; use epochs\(n\) for epochs"),

@@ -107,19 +107,6 @@ def test_the_state_owns_its_buffers_and_can_be_donated():
     assert optimizer.init(params).snapshot["w"].unsafe_buffer_pointer() != params["w"].unsafe_buffer_pointer()
 
 
-def test_a_vmapped_update_equals_single_updates():
-    optimizer = svrg(jfit.optim.sgd(0.1, momentum=0.9))
-
-    def run(w):
-        params = {"w": w}
-        state = svrg_snapshot(optimizer.init(params), params, EVERY(params))
-        return optimizer.update({"w": w * 2}, state, params, snapshot_gradients={"w": w})[0]["w"]
-
-    EVERY = lambda p: {"w": p["w"] * 3}  # noqa: E731
-    several = jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32)
-    np.testing.assert_allclose(jax.vmap(run)(several), jnp.stack([run(w) for w in several]), rtol=1e-6)
-
-
 def test_full_gradients_weight_rows_and_not_batches():
     whole = GRADIENT({"w": jnp.ones(3)}, {}, {"x": X, "label": Y})["w"]
     ragged = [{"x": X[a:b], "label": Y[a:b]} for a, b in ((0, 25), (25, 50), (50, 60))]

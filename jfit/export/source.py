@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jfit.checks import name_hint
 from jfit.graph.symbol import Symbol
 from jfit.lowering.build import default_inputs, lower
 from jfit.lowering.model import Model, named, values_of
-from jfit.ops import nearest
 
 STAND_IN = 2  # number of rows used where a spec leaves the batch axis open (None) but a number is needed
 
@@ -64,9 +64,7 @@ def _inputs(symbol: Symbol, specs: Mapping[str, Any]) -> list[str]:
     usual, names = default_inputs(symbol), symbol.list_inputs()
     for name in specs:
         if name not in names:
-            near = nearest(name, names)
-            hint = f"did you mean {near}?" if near else f"its variables are {names[:20]}"
-            raise ExportError(f"specs has a shape for {name!r}, but the graph has no such variable; {hint}")
+            raise ExportError(f"specs has a shape for {name!r}, but the graph has no such variable; {name_hint(name, names)}")
     return [n for n in dict.fromkeys(names) if n in specs or n in usual]
 
 

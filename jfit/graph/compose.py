@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import name_hint
 from jfit.graph.names import Derived, derived
 from jfit.graph.nodes import MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, underscored
 from jfit.graph.scopes import AttrScope, raw_name_of
-from jfit.ops import Op, lookup, nearest, record_for
+from jfit.ops import Op, lookup, record_for
 from jfit.ops.attributes import DTYPES, REQUIRED
 
 STORAGE_TYPES = {"default": 0, "row_sparse": 1, "csr": 2}
@@ -228,11 +229,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
     inputs: dict[str, Graph] = dict(zip(names, symbols, strict=False))
     for key, value in named.items():
         if key not in names:
-            near = nearest(key, names)
-            raise GraphError(
-                f"{probe.text_name}: {op.name} has no input {key!r}"
-                + (f"; did you mean {near}?" if near else f"; it has {names}")
-            )
+            raise GraphError(f"{probe.text_name}: {op.name} has no input {key!r}; {name_hint(key, names)}")
         if key in inputs:
             raise GraphError(f"{probe.text_name}: input {key!r} is passed by position and by name; pass it once")
         inputs[key] = value
@@ -255,9 +252,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
 
 def _unknown_attribute(op: Op, key: str) -> str:
     known = [*op.attrs, *(op.inputs if not callable(op.inputs) else ())]
-    near = nearest(key, known)
-    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}."
-    return f"operator {op.name} has no attribute or input {key!r}; {hint}"
+    return f"operator {op.name} has no attribute or input {key!r}; {name_hint(key, known)}"
 
 
 def function(name: str, cls: type[G]) -> Callable[..., G]:

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit.checks import name_hint
 from jfit.graph.nodes import Graph, GraphError, Node, Subgraph, aux_nodes
-from jfit.ops import Attrs, Ctx, Op, nearest
+from jfit.ops import Attrs, Ctx, Op
 from jfit.ops.attributes import DTYPES, dtype, shape
 from jfit.ops.rules import reason, same_shape
 
@@ -106,9 +107,7 @@ def _dtype(name: str, value: Any) -> np.dtype:
 def _check_names(what: str, named: Mapping[str, Any], variables: Sequence[str]) -> None:
     for name in named:
         if name not in variables:
-            near = nearest(name, variables)
-            hint = f"; did you mean {near}?" if near else f"; its variables are {', '.join(map(repr, variables[:20]))}"
-            raise GraphError(f"got a {what} for {name!r}, but the graph has no such variable{hint}")
+            raise GraphError(f"got a {what} for {name!r}, but the graph has no such variable; {name_hint(name, variables)}")
 
 
 def _lists(graph: Graph, known: Known, missing: Any):

@@ -12,10 +12,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
+from jfit.checks import name_hint
 from jfit.formats.atomic import printable
 from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
 from jfit.graph.names import preview as previewed_names
-from jfit.ops import Op, nearest
+from jfit.ops import Op
 from jfit.ops.attributes import Attrs
 
 # User attributes that MXNet stores as `__key__`; `attr` and `list_attr` return them under both names.
@@ -480,12 +481,6 @@ def _with_short_keys(attrs: Mapping[str, str]) -> dict[str, str]:
         if f"__{key}__" in attrs:
             both[key] = attrs[f"__{key}__"]
     return both
-
-
-def name_hint(key: str, names: Sequence[str]) -> str:
-    """Return the end of an error message about an unknown name `key`: the nearest of `names`, or the first ten."""
-    close = nearest(key, names)
-    return f"did you mean {close}?" if close else f"the names are {', '.join(map(repr, names[:10]))}."
 
 
 G = TypeVar("G", bound=Graph)

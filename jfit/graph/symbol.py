@@ -8,10 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from jfit.checks import name_hint
 from jfit.graph import costs, drawing, html, infer, serial
 from jfit.graph.compose import apply_op, function, reserved_by
 from jfit.graph.names import RawName
-from jfit.graph.nodes import Entry, Graph, Node, name_hint, preview, replace_nodes, topological
+from jfit.graph.nodes import Entry, Graph, Node, preview, replace_nodes, topological
 from jfit.ops import ALIASES
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import name_hint
 from jfit.init.sampling import Distribution, Fixed, Pieces, draw_arrays, drawable
-from jfit.ops.registry import nearest
 from jfit.programs import Program
 
 # (key, desc, shape, dtype) -> values: an Initializer, or any function with these arguments
@@ -432,11 +432,10 @@ def _by_text(text: str, params: Mapping[str, Any]) -> Initializer:
     name, values = read_text(text) if text.lstrip().startswith("[") else (text, dict(params))
     cls = REGISTRY.get(name.lower())
     if cls is None:
-        near = nearest(name[:_EXCERPT], REGISTRY) or ", ".join(map(repr, sorted(REGISTRY)))
-        raise ValueError(f"unknown initializer {name[:_EXCERPT]!r}: the nearest names are {near}.")
+        raise ValueError(f"unknown initializer {(part := name[:_EXCERPT])!r}; {name_hint(part, sorted(REGISTRY))}")
     parameters = list(inspect.signature(cls).parameters)
     for key in values:
         if key not in parameters:
-            hint = nearest(key[:_EXCERPT], parameters) or (", ".join(map(repr, parameters)) if parameters else "none")
-            raise ValueError(f"initializer {name!r} has no parameter {key[:_EXCERPT]!r}; the nearest names are {hint}.")
+            part = key[:_EXCERPT]
+            raise ValueError(f"initializer {name!r} has no parameter {part!r}; {name_hint(part, parameters)}")
     return cls(**values)

@@ -346,7 +346,9 @@ class Mixed(Initializer):
         for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
             if re.match(pattern, desc.name):
                 return get(chosen)
-        raise ValueError(f"parameter {desc.name!r} matches none of the patterns {self.patterns}; add '.*' as the last pattern.")
+        raise ValueError(
+            f"parameter {desc.name!r} matches none of the patterns {', '.join(map(repr, self.patterns))}; add '.*' at the end"
+        )
 
 
 @register()

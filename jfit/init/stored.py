@@ -77,7 +77,7 @@ class Load(Initializer):
                     )
                 return value
         if self.default_init is None:
-            raise ValueError(f"parameter {desc.name!r} is not among the loaded arrays; pass default_init='xavier', for example")
+            raise ValueError(f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays; pass default_init=")
         return None
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.checks import name_hint
 from jfit.graph.description import description_of
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
@@ -27,7 +28,6 @@ from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, Interpretation, make_apply
 from jfit.lowering.lookups import lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
-from jfit.ops import nearest
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
@@ -259,9 +259,7 @@ def _input_names(
         return tuple(v for v in variables if v in named | states), tuple(v for v in variables if v in labels - named)
     for name in inputs:
         if name not in variables:
-            near = nearest(name, variables)
-            hint = f"; did you mean {near}?" if near else f"; its variables are {', '.join(map(repr, variables[:20]))}"
-            raise GraphError(f"input {name!r} is not a variable of the graph{hint}")
+            raise GraphError(f"input {name!r} is not a variable of the graph; {name_hint(name, variables)}")
     labels = {v for v in labels if v not in used or v.endswith("label")} & set(inputs)
     return tuple(v for v in variables if v in set(inputs) - labels), tuple(v for v in variables if v in labels)
 

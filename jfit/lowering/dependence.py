@@ -83,24 +83,40 @@ def equation_layouts(eqn: Any, operands: list[Layout]) -> list[Layout]:
     return [None] * len(eqn.outvars) if all(x is None for x in operands) else _apply_rule(eqn, operands)
 
 
-def _run(jaxpr: Any, layouts: Sequence[Layout]) -> list[Layout]:
-    values: dict[Any, Layout] = dict(zip(jaxpr.invars, layouts, strict=True))
+def interpret(jaxpr: Any, values: Sequence[Any], rule: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """Interpret a jaxpr with abstract values, None for what depends on none of its inputs; returns those of the outputs.
 
-    def read(variable: Any) -> Layout:
-        return None if isinstance(variable, Literal) else values.get(variable)
+    Args:
+        jaxpr: the jaxpr.
+        values: abstract value of each input.
+        rule: `(equation, values of its operands) -> values of its results`, for equations with an operand that is not None.
+    """
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+    def read(variable: Any) -> Any:
+        return None if isinstance(variable, Literal) else known.get(variable)
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        if any(x is not None for x in operands):  # else the outputs do not depend on the batch either
-            values.update(zip(eqn.outvars, _apply_rule(eqn, operands), strict=True))
+        if any(x is not None for x in operands):
+            known.update(zip(eqn.outvars, rule(eqn, operands), strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def body_of(eqn: Any) -> Any:
+    """The jaxpr of the function that an equation calls; None if it calls none."""
+    body = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None)
+    return getattr(body, "jaxpr", body)
+
+
+def _run(jaxpr: Any, layouts: Sequence[Layout]) -> list[Layout]:
+    return interpret(jaxpr, layouts, _apply_rule)
 
 
 def _apply_rule(eqn: Any, operands: list[Layout]) -> list[Layout]:
     name = eqn.primitive.name
     if name in _CALLS:
-        inner = next(eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params)
-        inner = getattr(inner, "jaxpr", inner)
+        inner = body_of(eqn)
         if len(inner.invars) == len(operands) and len(inner.outvars) == len(eqn.outvars):
             return _run(inner, operands)
         return [_unknown(eqn)] * len(eqn.outvars)

@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit.lowering.arguments import Arguments, arguments_of_function
 from jfit.lowering.function_rows import FunctionRows
-from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
+from jfit.lowering.joint import LossInputs, LossTerms, Term, Total, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
@@ -103,9 +103,8 @@ def from_function(
     if (params is None) == (init is None):
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
     call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
-    terms = LossTerms(loss, loss_weights, loss_per_batch, label)
-    adapter = _Adapter(apply, terms, params, aux, init, label, call)
-    adapter.gather = gather_outputs
+    losses = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
+    adapter = _Adapter(apply, call, params=params, aux=aux, init=init, label=label, **losses)
     if (
         jax.tree.leaves(aux)
         and "aux" not in inspect.signature(apply).parameters
@@ -117,34 +116,19 @@ def from_function(
     return _model_of(adapter)
 
 
-def from_adapted(
-    apply: Callable[..., Any],
-    call: Arguments,
-    *,
-    loss: Any,
-    params: Any = None,
-    aux: Any = None,
-    init: Callable[..., Any] | None = None,
-    label: str = "label",
-    loss_weights: Any = None,
-    loss_per_batch: bool = False,
-    gather_outputs: bool = False,
-) -> Model:
+def from_adapted(apply: Callable[..., Any], call: Arguments, **options: Any) -> Model:
     """Make a `Model` of a function that was made of a module, as `from_function` does.
 
     Args:
         apply: `apply(params, *values, ...)` with a value for each input and optional input of the module, None if a batch does
             not have it.
         call: the arguments of the module.
-        loss, params, aux, label, loss_weights, loss_per_batch, gather_outputs: as for `from_function`.
-        init: as for `from_function`, with specs as `values` above.
+        **options: those of `from_function` except `inputs`; `init` gets the specs as `values` above.
 
     Returns:
         The `Model`.
     """
-    adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, label, call)
-    adapter.gather, adapter.of_module = gather_outputs, True
-    return _model_of(adapter)
+    return _model_of(_Adapter(apply, call, of_module=True, **options))
 
 
 def _model_of(adapter: _Adapter) -> Model:
@@ -168,24 +152,32 @@ def _model_of(adapter: _Adapter) -> Model:
 class _Adapter:
     """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps their structure."""
 
-    def __init__(self, fn, terms, params, aux, init_fn, label, call) -> None:
-        self.fn, self.terms, self.init_fn, self.names, self.label, self.call = fn, terms, init_fn, call.inputs, label, call
-        names = self.names
-        keywords = self.keywords = frozenset(inspect.signature(fn).parameters) - set(names)
-        self.of_module = False  # whether `fn` takes None for optional inputs that a batch does not have
-        self.initial = (params, aux)
-        self.weights = weight_keywords(fn) & keywords
-        self.gather = False  # whether losses are computed from the rows of all devices
-        self.structure = Structure(names, label)
-        self.structure.optional, self.structure.by_position, self.structure.reserved = (
-            call.optional,
-            call.by_position,
-            call.reserved,
-        )
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        call: Arguments,
+        *,
+        loss: Any,
+        params: Any = None,
+        aux: Any = None,
+        init: Callable[..., Any] | None = None,
+        label: str = "label",
+        loss_weights: Any = None,
+        loss_per_batch: bool = False,
+        gather_outputs: bool = False,  # whether losses are computed from the rows of all devices
+        of_module: bool = False,  # whether `fn` takes None for optional inputs that a batch does not have
+    ) -> None:
+        self.fn, self.call, self.names, self.label = fn, call, call.inputs, label
+        self.init_fn, self.initial = init, (params, aux)
+        self.terms = LossTerms(loss, loss_weights, loss_per_batch, label)
+        self.gather, self.of_module = gather_outputs, of_module
+        self.keywords = frozenset(inspect.signature(fn).parameters) - set(self.names)
+        self.weights = weight_keywords(fn) & self.keywords
+        self.structure = Structure(self.names, label, call.optional, call.by_position, call.reserved)
         # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
         # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
-        if init_fn is None:
+        if init is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
@@ -293,10 +285,16 @@ class _Adapter:
 
     def rows(self, inputs: Mapping[str, Any]) -> int:
         """Number of rows of a batch."""
+        self._check_inputs(inputs)
+        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+
+    def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         for name in self.names:
             if not _leaves_of(name, inputs):
-                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}")
-        return inputs[_leaves_of(self.names[0], inputs)[0]].shape[0]
+                raise ValueError(
+                    f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
+                    "jfit.init_state(model, optimizer, batch)"
+                )
 
     def specs(self, specs: Specs) -> tuple[Any, Any]:
         """Shapes and dtypes of (params, aux)."""
@@ -309,12 +307,7 @@ class _Adapter:
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Return the required arguments, then the optional ones; an optional one that the batch does not have is None."""
-        missing = [n for n in self.names if not _leaves_of(n, inputs)]
-        if missing:
-            raise ValueError(
-                f"input {missing[0]!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
-                "jfit.init_state(model, optimizer, batch)"
-            )
+        self._check_inputs(inputs)
         optional = [self._argument(n, inputs) if _leaves_of(n, inputs) else None for n in self.call.optional]
         return [*(self._argument(n, inputs) for n in self.names), *optional]
 
@@ -346,8 +339,14 @@ class _Adapter:
         inputs, rows = {k: jnp.asarray(v) for k, v in inputs.items()}, self.rows(inputs)
         if not self.terms.has_labels(self._batch(inputs)):
             return None
+
+        def total(values: Array) -> Array:
+            summed = jnp.sum(weighted(values, weight))
+            over = None if axis_name is None or self.gather else device_axis(axis_name, "this loss")
+            return summed if over is None else jax.lax.psum(summed, over)
+
         if not self.gather or axis_name is None:
-            return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else axis_name, separate)
+            return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else total)
 
         devices = device_axis(axis_name, "gather_outputs=True")
 
@@ -358,23 +357,12 @@ class _Adapter:
         # all devices, so that a row gets the gradient of the losses of all rows.
         outputs, inputs, weight = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
         first = axis_index(axis_name) * rows
-        losses = self._joint_loss(outputs, inputs, weight, params, aux)
+        losses = self._joint_loss(outputs, inputs, weight, params, aux, total)
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
 
     def _joint_loss(
-        self,
-        outputs: Sequence[Array],
-        inputs: Inputs,
-        weight: Array | None,
-        params: Params,
-        aux: Aux,
-        axis_name: Axis = None,
-        separate: bool = False,
+        self, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, params: Params, aux: Aux, total: Total | None
     ) -> RowLosses:
-        def total(values: Array) -> Array:
-            summed = jnp.sum(weighted(values, weight))
-            return summed if axis_name is None else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
-
         batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
@@ -385,7 +373,7 @@ class _Adapter:
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
         )
-        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT), None if separate else total)
+        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT), total)
 
     def output(self, term: Term, name: str = "output") -> Output:
         """The `Output` of a loss of one output and its label."""

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jfit.checks import name_hint
 from jfit.lowering.losses import Loss, as_loss, call_checked, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names, summed
 from jfit.lowering.structure import LABEL_WEIGHT
@@ -188,13 +189,11 @@ class LossTerms:
             if term.output is not None and _subtree(outputs, term.output) is None:
                 if hasattr(outputs, "shape"):
                     raise ValueError(
-                        f"loss has a term for the output {term.output!r}, but the function returned one array; pass one loss"
+                        f"loss names the output {term.output!r}, but the function returned one array; pass its loss alone"
                     )
                 names = list(flatten_names(outputs)[0])
-                near = nearest(term.output, names)
                 raise ValueError(
-                    f"loss has a term for the output {term.output!r}, but the function returned the outputs {names}"
-                    + (f"; did you mean {near}?" if near else "; pass a dict of losses by these names")
+                    f"loss has a term for {term.output!r}, which the function does not return; {name_hint(term.output, names)}"
                 )
 
     def has_labels(self, batch: Mapping[str, Any]) -> bool:

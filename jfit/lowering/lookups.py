@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 from jax.lax import GatherScatterMode
 
 from jfit.graph.nodes import Node
+from jfit.lowering.dependence import body_of, interpret
 
 
 class Lookup(NamedTuple):
@@ -93,7 +94,6 @@ class _Negative(NamedTuple):
 
 _DEPENDS = object()  # another value of a jaxpr that depends on the batch
 _SAME = {"convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose", "copy", "stop_gradient", "expand_dims"}
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # parameters of primitives that call a jaxpr
 
 
 def lookups_of_function(closed: Any, names: Sequence[str | None]) -> tuple[Lookup, ...]:
@@ -111,22 +111,12 @@ def lookups_of_function(closed: Any, names: Sequence[str | None]) -> tuple[Looku
 
 
 def _run(jaxpr: Any, values: Sequence[Any], found: list[Lookup]) -> list[Any]:
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
-
-    def read(variable: Any) -> Any:
-        return None if isinstance(variable, Literal) else known.get(variable)
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        if any(x is not None for x in operands):
-            known.update(zip(eqn.outvars, _results(eqn, operands, found), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return interpret(jaxpr, values, lambda eqn, operands: _results(eqn, operands, found))
 
 
 def _results(eqn: Any, operands: list[Any], found: list[Lookup]) -> list[Any]:
     name, first = eqn.primitive.name, operands[0]
-    inner = next((eqn.params[k] for k in _CALLS if k in eqn.params), None)
-    inner = getattr(inner, "jaxpr", inner)
+    inner = body_of(eqn)
     if name not in ("scan", "while") and inner is not None and len(inner.invars) == len(operands):
         results = _run(inner, operands, found)
         return results if len(results) == len(eqn.outvars) else [_DEPENDS] * len(eqn.outvars)

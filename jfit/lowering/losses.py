@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jfit.checks import name_hint
 from jfit.lowering.dependence import Mixed, batch_rows, row_layouts
-from jfit.ops.registry import nearest
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def cross_entropy(output: Any, label: Any, *, label_smoothing: float = 0.0) -> A
             return optax.losses.softmax_cross_entropy_with_integer_labels(output, label.astype(jnp.int32))
         label = jax.nn.one_hot(label, output.shape[-1])
     else:
-        raise _wrong_label("cross_entropy", output, label, f"class indices {output.shape[:-1]} or probabilities {output.shape}")
+        raise _wrong_label("cross_entropy", output, label, f"class indices of shape {output.shape[:-1]} or probabilities")
     return optax.losses.softmax_cross_entropy(output, optax.losses.smooth_labels(label, label_smoothing))
 
 
@@ -117,7 +117,7 @@ def nll(output: Any, label: Any) -> Array:
     """
     output, label = _float32(output), jnp.asarray(label)
     if label.shape != output.shape[:-1]:
-        raise _wrong_label("nll", output, label, f"class indices {output.shape[:-1]}")
+        raise _wrong_label("nll", output, label, f"class indices of shape {output.shape[:-1]}")
     return -jnp.take_along_axis(output, label.astype(jnp.int32)[..., None], axis=-1)[..., 0]
 
 
@@ -359,11 +359,7 @@ def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
     """
     name = ALIASES.get(spec.lower(), spec.lower())
     if name not in LOSSES:
-        near = nearest(spec, [*LOSSES, *ALIASES])
-        hint = f"did you mean {near}? " if near else ""
-        raise ValueError(
-            f"loss {spec!r} is unknown; {hint}The names are {', '.join(map(repr, LOSSES))}; or pass loss(output, label)"
-        )
+        raise ValueError(f"loss {spec!r} is unknown; {name_hint(spec, LOSSES | ALIASES)} Or pass loss(output, label).")
     loss = LOSSES[name]
     known = [p for p in inspect.signature(loss.function).parameters if p not in ("output", "label")]
     unknown = [key for key in options if key not in known]

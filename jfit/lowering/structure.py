@@ -85,6 +85,7 @@ class Structure:
     Args:
         arguments: names of the arguments of the function that are data.
         label: name of the label.
+        optional, by_position, reserved: see the attributes.
 
     Example:
         >>> structure = Structure()
@@ -92,16 +93,21 @@ class Structure:
         True
     """
 
-    def __init__(self, arguments: tuple[str, ...] = (), label: str = "label") -> None:
+    def __init__(
+        self,
+        arguments: tuple[str, ...] = (),
+        label: str = "label",
+        optional: tuple[str, ...] = (),
+        by_position: tuple[str, ...] = (),
+        reserved: frozenset[str] = frozenset(),
+    ) -> None:
         self.arguments, self.label = arguments, label
+        self.optional, self.by_position, self.reserved = optional, by_position, reserved
         self.inputs: dict[str, Tree] = {}
         self.params: Tree | None = None
         self.aux: Tree | None = None
         self.outputs: Tree | None = None
         self.labels: tuple[str, ...] = ()
-        self.optional: tuple[str, ...] = ()
-        self.by_position: tuple[str, ...] = ()
-        self.reserved: frozenset[str] = frozenset()
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jfit.ops.registry import nearest
+from jfit.checks import name_hint
 
 
 class OutputMetric(NamedTuple):
@@ -106,9 +106,7 @@ def located(metrics: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """
     for metric in metrics:
         if isinstance(metric, OutputMetric) and metric.output not in names:
-            near = nearest(metric.output, names)
             raise ValueError(
-                f"eval_metric has {metric.output!r}, but the outputs with a label are {list(names)}"
-                + (f"; did you mean {near}?" if near else "; pass a dict of metrics by these names")
+                f"eval_metric has {metric.output!r}, which is no output with a label; {name_hint(metric.output, names)}"
             )
     return [m._replace(at=list(names).index(m.output)) if isinstance(m, OutputMetric) else m for m in metrics]

@@ -283,9 +283,7 @@ def _score(
 
     def make(classes: int, from_logits: bool | None) -> Metric:
         if average == "binary" and classes != 2:
-            raise ValueError(
-                f"metric {kind}: average='binary' needs two classes, found {classes}; pass 'macro', 'micro' or None."
-            )
+            raise ValueError(f"metric {kind}: average='binary' needs two classes, but there are {classes}; pass 'macro'")
         return _counted(name, classes, value, weighted, from_logits)
 
     return _sized(name, num_classes, from_logits, make)

@@ -154,7 +154,7 @@ def like(name: str, label: Array, shape: tuple[int, ...]) -> Array:
         ValueError: the label has another number of elements; the message contains `name`, the name of the metric.
     """
     if label.size != math.prod(shape):
-        raise ValueError(f"metric {name}: the label has shape {label.shape}, but the predictions have shape {tuple(shape)}")
+        raise ValueError(f"metric {name}: the label has shape {label.shape}; pass one label per prediction, {tuple(shape)}")
     return label.reshape(shape)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jfit.checks import name_hint
 from jfit.metrics.by_output import OutputMetric
 from jfit.metrics.classes import accuracy, f1, mcc, top_k_accuracy
 from jfit.metrics.confusion import confusion_matrix, pcc, precision, recall
@@ -16,7 +17,6 @@ from jfit.metrics.host import HostMetric
 from jfit.metrics.likelihood import cross_entropy, loss, nll_loss, perplexity
 from jfit.metrics.regression import mae, mse, pearsonr, rmse
 from jfit.metrics.targets import AUTO
-from jfit.ops.registry import nearest
 
 
 def torch(name: str = "torch", weighted: bool = False) -> Metric:
@@ -112,13 +112,11 @@ def create(name: str, **params: Any) -> Any:
         return create(short[1], **{"top_k": int(short[2]), **params})
     make = METRICS.get(key)
     if make is None:
-        near = nearest(name, METRICS) or ", ".join(map(repr, METRICS))
-        raise ValueError(f"unknown metric {name!r}; the nearest names are {near}.")
+        raise ValueError(f"unknown metric {name!r}; {name_hint(name, METRICS)}")
     known = list(inspect.signature(make).parameters)
     for param in params:
         if param not in known:
-            near = nearest(param, known) or ", ".join(map(repr, known))
-            raise ValueError(f"metric {name!r} has no parameter {param!r}; the nearest names are {near}.")
+            raise ValueError(f"metric {name!r} has no parameter {param!r}; {name_hint(param, known)}")
     metric = make(**params)
     if make in (mae, mse, rmse, pearsonr) and not {"average", "weighted"} & set(params):
         metric = metric._replace(of_rows=make(**params, average="micro"))

@@ -236,34 +236,18 @@ def with_ignored(targets: Sequence[Target], ignore_index: int | None) -> list[Ta
 
 def check_classes(name: str, target: Target) -> Target:
     """Return the target with a form of classes that `_class_arrays` accepts, or raise a ValueError that says what to pass."""
-    if target.form == "mismatch":
-        raise ValueError(
-            f"metric {name}: labels of shape {_rows(target.label)} do not match outputs of shape {_rows(target.output)}; pass "
-            f"labels of shape {_rows(target.output[:-1])} (class indices) or {_rows(target.output)} (one-hot or 0 and 1)"
-        )
-    if target.form == "values":
-        if target.looks is None:
-            found = "" if target.fraction is None else f" (such as {target.fraction:.6g})"
-            raise ValueError(
-                f"metric {name}: the labels {_rows(target.label)} are real numbers{found}, not classes; pass eval_metric='mse' "
-                "or 'mae' for a regression, or integer class labels"
-            )
+    if target.form == "values" and target.looks is not None:
         target = target._replace(form=target.looks, scores="probabilities")
-    if target.form == "classes" and target.fraction is not None:
-        raise ValueError(
-            f"metric {name}: the labels {_rows(target.label)} are not whole numbers (found {target.fraction:.6g}), but "
-            f"the outputs {_rows(target.output)} have one score per class; pass integer class labels, or eval_metric='mse'"
-        )
-    if target.form == "binary" and target.fraction is not None:
-        raise ValueError(
-            f"metric {name}: a label {_rows(target.label)} is {target.fraction:.6g}, but outputs {_rows(target.output)} "
-            "of this loss have labels 0 and 1; pass such labels, or eval_metric='mse' for a regression"
-        )
-    if target.form == "unknown":
-        raise ValueError(
-            f"metric {name}: the loss does not say what the labels {_rows(target.label)} are for outputs "
-            f"{_rows(target.output)}; pass integer class labels, or use a loss such as optax.softmax_cross_entropy"
-        )
+    such = "" if target.fraction is None else f" (such as {target.fraction:.6g})"
+    problem = {
+        "mismatch": "have another shape; pass class indices, one-hot labels, or 0 and 1 for each output",
+        "values": f"are real numbers{such}, not classes; pass integer class labels, or eval_metric='mse' for a regression",
+        "classes": such and f"are not whole numbers{such}; pass integer class labels, or eval_metric='mse'",
+        "binary": such and f"are not 0 or 1{such}; pass such labels, or eval_metric='mse' for a regression",
+        "unknown": "have no meaning in the loss; pass integer class labels, or a loss such as optax.softmax_cross_entropy",
+    }.get(target.form)
+    if problem:
+        raise ValueError(f"metric {name}: labels {_rows(target.label)} for outputs {_rows(target.output)} {problem}")
     if target.form == "binary" and target.scores is None:
         raise ValueError(unknown_scores(name, target))
     return target

@@ -18,7 +18,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, shared_batch_rows
+from jfit.ops.rules import accumulating, common_rows, need_rank, shared_batch_rows
 
 FORMAT = choice("center", "corner", default="corner")
 
@@ -348,8 +348,7 @@ def bipartite_matching(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Arra
 
     Only pairs with a score above threshold (below it, if is_ascend) match; topk > 0 allows topk + 1 pairs, as in MXNet.
     """
-    if data.ndim < 2:
-        raise ValueError(f"bipartite_matching: data has shape {data.shape}, expected (..., rows, columns); reshape data")
+    need_rank("bipartite_matching", data.shape, 2, "..., rows, columns")
     rows, columns = data.shape[-2:]
     flat = lax.stop_gradient(data).reshape(-1, rows, columns).astype(accumulating(data.dtype))
     sign = -1 if attrs.is_ascend else 1

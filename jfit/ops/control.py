@@ -177,10 +177,6 @@ def _joined(data: MaybeShape, step: MaybeShape, length: int) -> MaybeShape:
     return unify([data, (length, *step)], "the loop passes one slice of it to each iteration")
 
 
-def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    return _dtypes(attrs.graphs[0], _foreach_order(attrs), ins)
-
-
 @operator(
     "_foreach",
     inputs=_names(1),
@@ -189,7 +185,7 @@ def _foreach_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     graphs=("body",),
     attrs=COUNTS | dict.fromkeys(("in_state_locs", "in_data_locs", "remain_locs"), shape()),
     shapes=_foreach_shapes,
-    types=_foreach_types,
+    types=lambda attrs, ins: _dtypes(attrs.graphs[0], _foreach_order(attrs), ins),
     needs_rng=True,
 )
 def foreach(ctx, attrs, *arrays):

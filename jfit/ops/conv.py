@@ -70,22 +70,16 @@ def _batch_known(data: tuple[int, ...] | None, outs: list) -> tuple[int, ...] | 
     return data
 
 
-def _conv_fill(attrs: Attrs, ins: list, outs: list) -> list:
+def _fill_by(op: str, attrs: Attrs, ins: list, outs: list) -> list:
     data = _batch_known(ins[0], outs)
     if data is None:
         return [None, ins[1], *_bias(attrs)]
-    per_group = _channels("Convolution", attrs, data) // attrs.num_group
-    weight = _weight_shape(_layout("Convolution", attrs), attrs.num_filter, per_group, attrs.kernel)
-    return [data, weight, *_bias(attrs)]
+    channels, groups = _channels(op, attrs, data), attrs.num_group
+    sizes = (attrs.num_filter, channels // groups) if op == "Convolution" else (channels, attrs.num_filter // groups)
+    return [data, _weight_shape(_layout(op, attrs), *sizes, attrs.kernel), *_bias(attrs)]
 
 
-def _deconv_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = _batch_known(ins[0], outs)
-    if data is None:
-        return [None, ins[1], *_bias(attrs)]
-    channels = _channels("Deconvolution", attrs, data)
-    weight = _weight_shape(_layout("Deconvolution", attrs), channels, attrs.num_filter // attrs.num_group, attrs.kernel)
-    return [data, weight, *_bias(attrs)]
+_conv_fill = functools.partial(_fill_by, "Convolution")
 
 
 def _attributes(workspace: int, no_bias: bool) -> dict:
@@ -197,7 +191,7 @@ def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     "Deconvolution",
     attrs=_attributes(512, no_bias=True) | {"adj": shape(()), "target_shape": shape(())},
     aliases=("_npx_deconvolution",),
-    fill=_deconv_fill,
+    fill=functools.partial(_fill_by, "Deconvolution"),
     **_RECORD,
 )
 def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:

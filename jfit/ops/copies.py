@@ -13,7 +13,7 @@ from jax import Array
 from jfit.ops.attributes import DTYPES, choice, flag, integer, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import elementwise_rows, first_rows
-from jfit.ops.rules import dtype_of, first_types, same_shape
+from jfit.ops.rules import dtype_of, first_types, numbered_outputs, same_shape
 
 HALVES = (DTYPES["float16"], DTYPES["bfloat16"])
 
@@ -59,26 +59,14 @@ def _multicast_types(attrs, ins):
     return ins, [target if t is not None and np.dtype(t) in floats else t for t in ins]
 
 
-def _multicast_rows(attrs, rows, shapes, outs):
-    return list(rows)
-
-
-def _data_names(attrs):
-    return tuple(f"data_{i}" for i in range(attrs.num_outputs))
-
-
-def _output_names(attrs):
-    return tuple(f"output{i}" for i in range(attrs.num_outputs)) if attrs.num_outputs > 1 else ("output",)
-
-
 @operator(
     "amp_multicast",
-    inputs=_data_names,
-    outputs=_output_names,
+    inputs=lambda attrs: tuple(f"data_{i}" for i in range(attrs.num_outputs)),
+    outputs=lambda attrs: numbered_outputs(attrs.num_outputs),
     variadic="num_outputs",
     attrs={"num_outputs": integer(), "cast_narrow": flag(False)},
     types=_multicast_types,
-    rows=_multicast_rows,
+    rows=lambda attrs, rows, shapes, outs: list(rows),
 )
 def amp_multicast(ctx, attrs, *data):
     """yᵢ = xᵢ cast to the widest float dtype among all xᵢ, the narrowest with cast_narrow; integers are unchanged."""

@@ -13,7 +13,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.loss import head
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types
+from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types, need_axes
 
 NEVER = -1e30  # logarithm of probability 0: finite, because -inf - (-inf) is NaN
 TINY = 1e-37
@@ -67,8 +67,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    if len(data) != 3:
-        raise ValueError(f"CTCLoss: data has shape {data}, expected (time, batch, classes); reshape the data")
+    need_axes("CTCLoss", data, "time, batch, classes")
     return [data, fill_unknown(ins[1], (data[1], 0)), *(fill_unknown(i, (data[1],)) for i in ins[2:])]
 
 

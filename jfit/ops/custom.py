@@ -29,10 +29,11 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
+from jfit.checks import name_hint
 from jfit.ops.attributes import DTYPES, Attrs, text
 from jfit.ops.axis import axis_index
 from jfit.ops.context import Ctx
-from jfit.ops.registry import MaybeShape, Op, UnknownOperator, nearest, operator
+from jfit.ops.registry import MaybeShape, Op, UnknownOperator, operator
 from jfit.ops.rows import RowsLost, first_rows
 from jfit.programs.constants import tracing
 
@@ -81,8 +82,7 @@ def _record(attrs: Mapping[str, Any]) -> Op:
     """Create the `Op` of a custom operator from its attributes: `op_type`, and the arguments of its Python class."""
     kind = attrs.get("op_type")
     if kind not in HOSTS:
-        near = nearest(str(kind), HOSTS)
-        hint = f"did you mean {near}?" if near else f"registered are {', '.join(map(repr, HOSTS)) or 'none'}."
+        hint = name_hint(str(kind), HOSTS)
         raise UnknownOperator(f"Custom: op_type is {kind!r}, but no custom operator is registered with that name; {hint}")
     args = {k: str(v) for k, v in attrs.items() if k != "op_type" and v is not None and not (k[:2] == "__" == k[-2:])}
     return _cached_record(str(kind), HOSTS[str(kind)], tuple(sorted(args.items())))

@@ -19,7 +19,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, at_least_one, batch_rows, fill_unknown, label_types, size_of, unmixed_rows
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, need_axes, size_of, unmixed
 
 TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
@@ -98,10 +98,6 @@ def _probabilities(attrs: Attrs, data: Array) -> Array:
         flat = wide.reshape(data.shape[0], size_of(data.shape[1:]))
         return jax.nn.softmax(flat, axis=1).reshape(data.shape).astype(data.dtype)
     return jax.nn.softmax(wide, axis=axis).astype(data.dtype)
-
-
-def _label_positions(attrs: Attrs, shape: tuple[int, ...]) -> int:
-    return math.prod(_label_shape(attrs, shape)[1:])
 
 
 def _row_size(attrs: Attrs, shape: tuple[int, ...]) -> int:
@@ -185,9 +181,9 @@ def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Arr
 
 
 def _softmax_rows(attrs, rows, shapes, outs):
-    if attrs.multi_output:
-        return unmixed_rows(1, rows, shapes, outs)
-    return unmixed_rows(-1, rows, shapes, outs) if attrs.preserve_shape else batch_rows(attrs, rows[:1], shapes, outs)
+    if not (attrs.multi_output or attrs.preserve_shape):
+        return batch_rows(attrs, rows[:1], shapes, outs)
+    return unmixed(lambda attrs, ndim: (1 if attrs.multi_output else ndim - 1,))(attrs, rows, shapes, outs)
 
 
 @operator(
@@ -210,7 +206,7 @@ def _softmax_rows(attrs, rows, shapes, outs):
     kind="head",
     label="label",
     loss=_softmax_loss,
-    positions=_label_positions,
+    positions=lambda attrs, shape: math.prod(_label_shape(attrs, shape)[1:]),
 )
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""
@@ -417,16 +413,11 @@ def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     return total, jnp.ones(total.shape, jnp.float32)
 
 
-def _svm_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data, label = ins
-    return ins if data is None else [data, fill_unknown(label, data[:1])]
-
-
 @operator(
     "SVMOutput",
     inputs=("data", "label"),
     attrs={"margin": number(1.0), "regularization_coefficient": number(1.0), "use_linear": flag(False)},
-    fill=_svm_fill,
+    fill=label_of_rows,
     types=label_types,
     rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
     kind="head",
@@ -485,8 +476,7 @@ def sparse_identity(ctx: Ctx, attrs: Attrs, data: Array, moving_avg: Array):
 
     In training, a ← m * a + (1 - m) * (mean over the rows with weight > 0), before the gradient uses it; m = momentum.
     """
-    if data.ndim != 2:
-        raise ValueError(f"IdentityAttachKLSparseReg: data has shape {data.shape}, expected (rows, units); flatten the data")
+    need_axes("IdentityAttachKLSparseReg", data.shape, "rows, units")
     if not ctx.train:
         return data, (moving_avg,)
     mask, wide = ctx.row_mask(data.ndim), lax.stop_gradient(data.astype(accumulating(data.dtype)))

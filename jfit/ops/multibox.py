@@ -13,7 +13,7 @@ from jfit.ops.boxes import Corners, corners, gathered, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
-from jfit.ops.rules import accumulating, shared_batch_rows
+from jfit.ops.rules import accumulating, need_axes, shared_batch_rows
 
 VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
 NEARLY_NOTHING = 1e-6  # an object is matched to its best anchor only if their IoU exceeds this
@@ -43,8 +43,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     The boxes of a pixel are all sizes s with the first ratio r, then the first size with the other ratios. The output is
     (1, height * width * boxes, 4): left, top, right, bottom.
     """
-    if data.ndim != 4:
-        raise ValueError(f"MultiBoxPrior: data has shape {data.shape}, expected (batch, channels, height, width); reshape data")
+    need_axes("MultiBoxPrior", data.shape)
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
         raise ValueError(
             f"expected at least one size, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}"

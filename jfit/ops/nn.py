@@ -15,7 +15,7 @@ from jfit.ops.context import Ctx
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, fill_unknown, need_rank, same_shape, size_of, unmixed_rows
+from jfit.ops.rules import TO_CHANNELS_LAST, along, batch_rows, fill_unknown, last_axis, need_rank, same_shape, size_of, unmixed
 
 # Constants of self-normalizing networks (Klambauer et al. 2017, arXiv:1706.02515).
 SELU_ALPHA = 1.6732632423543772
@@ -49,10 +49,6 @@ def _dense_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     return [(*(data[:1] if attrs.flatten else data[:-1]), attrs.num_hidden)]
 
 
-def _dense_rows(attrs, rows, shapes, outs):
-    return batch_rows(attrs, rows, shapes, outs) if attrs.flatten else unmixed_rows(-1, rows, shapes, outs)
-
-
 @operator(
     "FullyConnected",
     inputs=lambda a: ("data", "weight") if a.no_bias else ("data", "weight", "bias"),
@@ -60,7 +56,7 @@ def _dense_rows(attrs, rows, shapes, outs):
     aliases=("_npx_fully_connected", "_sparse_FullyConnected"),
     fill=_dense_fill,
     infer_outputs=_dense_outputs,
-    rows=_dense_rows,
+    rows=lambda attrs, *each: batch_rows(attrs, *each) if attrs.flatten else unmixed(last_axis)(attrs, *each),
 )
 def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y = x Wᵀ + b, weight (num_hidden, features); with flatten, all axes but the first are flattened into features."""
@@ -133,10 +129,6 @@ def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
     return [data, (data[1],)]
 
 
-def _leaky_rows(attrs, rows, shapes, outs):
-    return [LOST if any(r is not None for r in rows[1:]) else rows[0]]
-
-
 @operator(
     "LeakyReLU",
     inputs=lambda a: ("data", "gamma") if a.act_type == "prelu" else ("data",),
@@ -149,7 +141,7 @@ def _leaky_rows(attrs, rows, shapes, outs):
     aliases=("_npx_leaky_relu",),
     init={"gamma": '["Constant", {"value": 0.25}]'},
     fill=_leaky_fill,
-    rows=_leaky_rows,
+    rows=lambda attrs, rows, shapes, outs: [LOST if any(r is not None for r in rows[1:]) else rows[0]],
     needs_rng=True,
     layout="any",
     overwritten=_leaky_overwritten,

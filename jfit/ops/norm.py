@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ from jax import Array, lax
 from jfit.ops.attributes import Attr, Attrs, choice, flag, integer, maybe_number, number, text
 from jfit.ops.axis import device_axis
 from jfit.ops.context import Ctx
-from jfit.ops.registry import Shape, operator
+from jfit.ops.registry import Shape, ShapeRule, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, along, batch_rows, need_rank, normalize_axis, unmixed_rows
+from jfit.ops.rules import accumulating, along, axis_or_all, batch_rows, from_data, need_rank, normalize_axis, unmixed
 
 
 # ------------------------------------------------------------------------------------------ BatchNorm
@@ -87,18 +87,22 @@ def _normalize_backward(axis, eps, over, residuals, cotangents):
 _normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
-def _batch_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
-    if data is None:
-        return ins
+def _vectors(size: Callable[[Attrs, Shape], int]) -> ShapeRule:
+    """Make the rule of parameters that are vectors of one length, `size(attrs, shape of the data)`."""
+    return from_data(lambda attrs, data, *others: [data, *[(size(attrs, data),)] * len(others)])
+
+
+def _channels(attrs: Attrs, data: Shape) -> int:
     need_rank("BatchNorm", data, 1, "one of them the channel axis")
-    size = data[normalize_axis(attrs.get("axis", 1), len(data))]
-    return [data, *[(size,)] * 4]
+    return data[normalize_axis(attrs.get("axis", 1), len(data))]
+
+
+_batch_norm_fill = _vectors(_channels)
 
 
 def _batch_norm_made(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     data = shapes[0]
-    return [data, shapes[1], shapes[1]] if list(shapes) == _batch_norm_fill(attrs, [data], []) else None
+    return [data, shapes[1], shapes[1]] if list(shapes) == [data, *[(_channels(attrs, data),)] * 4] else None
 
 
 def _batch_norm_types(attrs: Attrs, ins: list) -> tuple[list, list]:
@@ -197,14 +201,6 @@ def batch_norm_v1(ctx: Ctx, attrs: Attrs, *arrays: Array):
 
 
 # ------------------------------------------------------------------------------------------ LayerNorm
-def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
-    if data is None:
-        return ins
-    size = data[normalize_axis(attrs.axis, len(data))]
-    return [data, (size,), (size,)]
-
-
 @operator(
     "LayerNorm",
     inputs=("data", "gamma", "beta"),
@@ -212,8 +208,8 @@ def _layer_norm_fill(attrs: Attrs, ins: list, outs: list) -> list:
     visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"axis": integer(-1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
     aliases=("_npx_layer_norm",),
-    fill=_layer_norm_fill,
-    rows=lambda attrs, rows, shapes, outs: unmixed_rows(attrs.axis, rows, shapes, outs),
+    fill=_vectors(lambda attrs, data: data[normalize_axis(attrs.axis, len(data))]),
+    rows=unmixed(axis_or_all),
 )
 def layer_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
     """y = γ (x - μ) / √(σ² + ε) + β, with μ and σ² taken along `axis`; γ and β have the size of that axis."""
@@ -241,19 +237,16 @@ def _standardised(wide: Array, axes: tuple[int, ...], eps: float) -> tuple[Array
 
 
 # ------------------------------------------------------------------------------------------ InstanceNorm
-def _instance_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
-    if data is None:
-        return ins
+def _channels_of_images(attrs: Attrs, data: Shape) -> int:
     need_rank("InstanceNorm", data, 3, "rows, channels and at least one spatial axis")
-    return [data, (data[1],), (data[1],)]
+    return data[1]
 
 
 @operator(
     "InstanceNorm",
     inputs=("data", "gamma", "beta"),
     attrs={"eps": number(0.00100000005)},
-    fill=_instance_fill,
+    fill=_vectors(_channels_of_images),
     rows=batch_rows,
     layout="channels",
 )
@@ -267,14 +260,11 @@ def instance_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array
 
 
 # ------------------------------------------------------------------------------------------ GroupNorm
-def _group_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
-    if data is None:
-        return ins
+def _groups(attrs: Attrs, data: Shape) -> int:
     need_rank("GroupNorm", data, 3, "rows, channels and at least one spatial axis")
     if attrs.num_groups < 1 or data[1] % attrs.num_groups:
         raise ValueError(f"GroupNorm: {data[1]} channels cannot be split into num_groups={attrs.num_groups} equal groups")
-    return [data, (attrs.num_groups,), (attrs.num_groups,)]
+    return attrs.num_groups
 
 
 @operator(
@@ -283,7 +273,7 @@ def _group_fill(attrs: Attrs, ins: list, outs: list) -> list:
     outputs=("output", "mean", "std"),
     visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"num_groups": integer(1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
-    fill=_group_fill,
+    fill=_vectors(_groups),
     rows=batch_rows,
 )
 def group_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
@@ -298,25 +288,22 @@ def group_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array) -
 
 
 # ------------------------------------------------------------------------------------------ L2Normalization
-def _length_rows(attrs, rows, shapes, outs):
-    if attrs.mode == "channel":
-        return unmixed_rows(1, rows, shapes, outs)
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and (first.axis > 0 if attrs.mode == "instance" else first.axis > 1)
-    return [LOST if mixed else first]
+def _summed_axes(attrs: Attrs, ndim: int) -> Sequence[int]:
+    return {"instance": range(1, ndim), "channel": (1,), "spatial": range(2, ndim)}[attrs.mode]
 
 
 @operator(
     "L2Normalization",
     attrs={"eps": number(1.00000001e-10), "mode": choice("channel", "instance", "spatial", default="instance")},
-    rows=_length_rows,
+    rows=unmixed(_summed_axes),
 )
 def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x / √(Σ x² + ε), summed over all axes but the first (instance), axis 1 (channel) or axes 2, 3, ... (spatial)."""
     need_rank("L2Normalization", data.shape, 1 if attrs.mode == "instance" else 3, f"mode is {attrs.mode!r}")
-    axes = {"instance": tuple(range(1, data.ndim)), "channel": (1,), "spatial": tuple(range(2, data.ndim))}[attrs.mode]
     wide = data.astype(accumulating(data.dtype))
-    return (wide * lax.rsqrt(jnp.sum(jnp.square(wide), axis=axes, keepdims=True) + attrs.eps)).astype(data.dtype)
+    return (
+        wide * lax.rsqrt(jnp.sum(jnp.square(wide), axis=tuple(_summed_axes(attrs, data.ndim)), keepdims=True) + attrs.eps)
+    ).astype(data.dtype)
 
 
 # ------------------------------------------------------------------------------------------ LRN

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, maybe_choice, maybe_flag, maybe_integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, need_axes
 
 MOST_TAPS = 16  # max pooling over larger windows is faster with lax.reduce_window
 Pads = tuple[tuple[int, int], ...]
@@ -30,7 +30,7 @@ def _layout(ctx: Ctx, attrs: Attrs, ndim: int) -> str:
     return layout
 
 
-def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
+def windows_of(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Pads]:
     """Return (kernel, stride, pads), with one entry per spatial axis.
 
     pads (before, after) include the padding that pooling_convention=full adds after.  sizes: of the spatial axes.
@@ -52,12 +52,12 @@ def _windows(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tup
     return windows["kernel"], windows["stride"], tuple(pads)
 
 
-def _counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
+def window_counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
     """Return the divisors of average pooling: for each axis, the number of entries in each window.
 
     The padding `pad` is included unless count_include_pad is False; the additional padding of pooling_convention=full never is.
     """
-    padded = attrs.count_include_pad is not False
+    padded = attrs.get("count_include_pad") is not False
     divisors = []
     for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
         start = np.arange((n + low + high - k) // s + 1) * s - low
@@ -169,7 +169,7 @@ def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     if attrs.global_pool:
         kernel, stride, pads = sizes, sizes, ((0, 0),) * len(sizes)
     else:
-        kernel, stride, pads = _windows(attrs, sizes)
+        kernel, stride, pads = windows_of(attrs, sizes)
     if attrs.pool_type == "max":
         if attrs.global_pool:
             return _max_of_all(data, first, len(sizes))
@@ -182,7 +182,7 @@ def pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         return _root(total, attrs.p_value).astype(data.dtype)
     out = _reduce(wide, first, kernel, stride, pads, maximum=False)
     if attrs.pool_type == "avg":
-        for i, count in enumerate(_counts(attrs, sizes, kernel, stride, pads)):
+        for i, count in enumerate(window_counts(attrs, sizes, kernel, stride, pads)):
             out = out / along(jnp.asarray(count, out.dtype), first + i, out.ndim)
     return out.astype(data.dtype)
 
@@ -261,8 +261,7 @@ def pooling_v1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
     The gradient of max goes to every entry equal to the maximum, not only to the first one as in Pooling.
     """
-    if data.ndim != 4:
-        raise ValueError(f"Pooling_v1: data has shape {data.shape}, expected 4 axes (rows, channels, height, width)")
+    need_axes("Pooling_v1", data.shape)
     wide = data.astype(accumulating(data.dtype))
     windows = wide.reshape(*data.shape[:2], 1, 1, -1) if attrs.global_pool else _windows_v1(attrs, wide)
     if attrs.pool_type == "max":

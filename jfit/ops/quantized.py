@@ -16,7 +16,7 @@ from jfit.ops import (
     pooling,
     rnn,  # noqa: F401  registers RNN
 )
-from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_number, number
+from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_number, number
 from jfit.ops.context import Ctx
 from jfit.ops.registry import lookup, operator
 from jfit.ops.rows import LOST, RowLayout
@@ -219,10 +219,6 @@ def _ranged(*names: str) -> tuple[str, ...]:
     return (*names, *(f"{end}_{name}" for name in names for end in ("min", "max")))
 
 
-def _layer_inputs(attrs: Attrs) -> tuple[str, ...]:
-    return _ranged("data", "weight") if attrs.no_bias else _ranged("data", "weight", "bias")
-
-
 def _layer(name: str, float_name: str):
     """Return a decorator that registers a layer; its parameters have the shapes of those of the operator `float_name`."""
 
@@ -232,7 +228,8 @@ def _layer(name: str, float_name: str):
         return [*rule(attrs, ins[:arrays], outs[:1]), *[(1,)] * 2 * arrays]
 
     record: dict[str, Any] = {"attrs": lookup(float_name).attrs, "fill": fill, "types": _sums_types, "rows": _data_rows}
-    return operator(name, inputs=_layer_inputs, outputs=QUANTIZED_OUTPUTS, **record)
+    inputs = lambda attrs: _ranged(*("data", "weight", "bias")[: 2 if attrs.no_bias else 3])  # noqa: E731
+    return operator(name, inputs=inputs, outputs=QUANTIZED_OUTPUTS, **record)
 
 
 def _wide(op: str, data: Array) -> Array:
@@ -407,7 +404,7 @@ def _pair_fill(attrs: Attrs, ins: list, outs: list) -> list:
 
 def _pair_kind(attrs: Attrs, dtypes: list[Any]) -> str:
     """Return the dtype name of a sum or product: int32 without a calibrated range, else an 8-bit dtype."""
-    if attrs.min_calib_range is None or attrs.max_calib_range is None:
+    if not _is_calibrated(attrs):
         return "int32"
     return _common(dtypes).name
 
@@ -475,17 +472,7 @@ def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Ar
 
 
 # ------------------------------------------------------------------------------------------ batch normalisation
-NORM: dict[str, Attr] = {
-    "eps": number(0.001),
-    "momentum": number(0.9),
-    "fix_gamma": flag(True),
-    "use_global_stats": flag(False),
-    "output_mean_var": flag(False),
-    "axis": integer(1),
-    "cudnn_off": flag(False),
-    "min_calib_range": maybe_number(),
-    "max_calib_range": maybe_number(),
-}
+NORM = {**lookup("BatchNorm").attrs, "eps": number(0.001), "momentum": number(0.9)}
 
 
 def _norm_fill(attrs: Attrs, ins: Any, outs: Any) -> Any:
@@ -508,7 +495,7 @@ def batch_norm(
     ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, low: Array, high: Array, mean: Array, var: Array
 ):
     """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
-    if attrs.min_calib_range is None or attrs.max_calib_range is None:
+    if not _is_calibrated(attrs):
         raise ValueError("min_calib_range and max_calib_range are required; calibrate the quantized model")
     size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
@@ -525,11 +512,6 @@ def batch_norm(
 # RNN on quantized data: MXNet's files hold its weights as floats, so this dequantizes the data and runs the float operator.
 
 RNN = lookup("RNN")
-SCALES = ("data_scale", "data_shift")
-
-
-def _inputs(attrs: Attrs) -> tuple[str, ...]:
-    return (*RNN.input_names(attrs), *SCALES)
 
 
 def _fill(attrs: Attrs, ins: list, outs: list) -> list:
@@ -537,18 +519,13 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     return [*RNN.fill(attrs, ins[:-2], outs), (1,), (1,)]
 
 
-def _types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    floats = [DTYPES["float32"]]
-    return [DTYPES["uint8"], *floats * (len(ins) - 1)], floats * len(RNN.output_names(attrs))
-
-
 @operator(
     "_contrib_quantized_rnn",
-    inputs=_inputs,
+    inputs=lambda attrs: (*RNN.input_names(attrs), "data_scale", "data_shift"),
     outputs=RNN.outputs,
     attrs=RNN.attrs,
     fill=_fill,
-    types=_types,
+    types=lambda attrs, ins: ([DTYPES["uint8"], *[FLOAT] * (len(ins) - 1)], [FLOAT] * len(RNN.output_names(attrs))),
     rows=lambda attrs, rows, shapes, outs: RNN.rows(attrs, rows[:-2], shapes[:-2], outs),
     needs_rng=True,
 )

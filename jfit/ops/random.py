@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, mayb
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, size_of, unify
+from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, need_rank, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -272,20 +272,6 @@ for _law in TABLE:
 
 
 # ------------------------------------------------------------------------------------------ multinomial
-def _chosen_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    return ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]
-
-
-def _chosen_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the outputs (`RowLayout`).
-
-    As in the data, or LOST (they cannot be distinguished any more) if they are on its last axis, the probabilities.
-    """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1
-    return [LOST if mixed else first] * len(outs)
-
-
 @operator(
     "_sample_multinomial",
     attrs={
@@ -295,14 +281,13 @@ def _chosen_rows(attrs, rows, shapes, outs):
     },
     outputs=lambda attrs: ("output0", "output1") if attrs.get_prob else ("output",),
     aliases=("sample_multinomial",),
-    types=_chosen_types,
-    rows=_chosen_rows,
+    types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype], *([ins[0]] if attrs.get_prob else [])]),
+    rows=unmixed(last_axis),
     needs_rng=True,
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
     """y = k with probability x[..., k]; with get_prob also log x[..., y], whose gradient is 1 / x[..., y] (for REINFORCE)."""
-    if data.ndim == 0:
-        raise ValueError("_sample_multinomial: data is a scalar, expected probabilities along its last axis; reshape it")
+    need_rank("_sample_multinomial", data.shape, 1, "probabilities along the last one")
     lead, classes = data.shape[:-1], data.shape[-1]
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
@@ -359,13 +344,12 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
 @operator(
     "_shuffle",
     aliases=("shuffle",),
-    rows=lambda attrs, rows, shapes, outs: [LOST if isinstance(rows[0], RowLayout) and rows[0].axis == 0 else rows[0]],
+    rows=unmixed(lambda attrs, ndim: (0,)),
     needs_rng=True,
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
-    if data.ndim == 0:
-        raise ValueError("_shuffle: data is a scalar, expected at least one axis to shuffle along; reshape it")
+    need_rank("_shuffle", data.shape, 1, "it is shuffled along the first")
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)
     return jnp.take(data, order, axis=0)
 

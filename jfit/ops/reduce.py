@@ -14,8 +14,8 @@ from jax import Array
 from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integer, maybe_shape, number, numbers
 from jfit.ops.elementwise import magnitude
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, drop_axes, dtype_of, normalize_axis, unify
+from jfit.ops.rows import lost_rows
+from jfit.ops.rules import accumulating, axis_or_all, cast_types, dtype_of, normalize_axis, reduced, unify, unmixed
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}
 
@@ -34,14 +34,6 @@ def reduced_axes(attrs: Any, ndim: int) -> tuple[int, ...]:
 
 def _shaped(result: Array, keepdims: bool, ndim: int) -> Array:
     return result.reshape((1,)) if result.ndim == 0 and not (keepdims and ndim == 0) else result
-
-
-def reduce_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the data, with axes renumbered; LOST (they cannot be distinguished any more) if their axis is reduced.
-    """
-    return [drop_axes(rows[0], reduced_axes(attrs, len(shapes[0])), attrs.keepdims)]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -85,15 +77,11 @@ def _add(name: str, aliases: str, function: Callable[..., Array], formula: str) 
         return _shaped(function(data, axes, attrs.keepdims).astype(data.dtype), attrs.keepdims, data.ndim)
 
     fn.__doc__ = formula
-    operator(name, attrs=REDUCE_ATTRS, aliases=tuple(aliases.split()), rows=reduce_rows)(fn)
+    operator(name, attrs=REDUCE_ATTRS, aliases=tuple(aliases.split()), rows=reduced(reduced_axes))(fn)
 
 
 for row in TABLE:
     _add(*row)
-
-
-def _norm_types(attrs, ins):
-    return ins, [ins[0] if attrs.out_dtype is None else DTYPES[attrs.out_dtype]]
 
 
 @operator(
@@ -105,8 +93,8 @@ def _norm_types(attrs, ins):
         "keepdims": flag(False),
     },
     aliases=("_sparse_norm",),
-    types=_norm_types,
-    rows=reduce_rows,
+    types=lambda attrs, ins: (ins, [ins[0] if attrs.out_dtype is None else DTYPES[attrs.out_dtype]]),
+    rows=reduced(reduced_axes),
 )
 def norm(ctx, attrs, data):
     """y = Σ|x| (ord 1) or √Σx² (ord 2) over the axes; the gradient at x = 0 is 0."""
@@ -123,12 +111,6 @@ def norm(ctx, attrs, data):
     return _shaped(result, attrs.keepdims, data.ndim)
 
 
-def _arg_rows(attrs, rows, shapes, outs):
-    ndim = len(shapes[0])
-    axes = tuple(range(ndim)) if attrs.axis is None else (normalize_axis(attrs.axis, ndim),)
-    return [drop_axes(rows[0], axes, attrs.keepdims)]
-
-
 def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
@@ -137,14 +119,14 @@ def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
 
     fn.__doc__ = formula
     attrs = {"axis": maybe_integer(None), "keepdims": flag(False)}
-    operator(name, attrs=attrs, rows=_arg_rows)(fn)
+    operator(name, attrs=attrs, rows=reduced(axis_or_all))(fn)
 
 
 _add_arg("argmax", jnp.argmax, "y = index of the first maximum along the axis, in the dtype of x; zero gradient.")
 _add_arg("argmin", jnp.argmin, "y = index of the first minimum along the axis, in the dtype of x; zero gradient.")
 
 
-@operator("argmax_channel", rows=lambda attrs, rows, shapes, outs: [drop_axes(rows[0], (1,))])
+@operator("argmax_channel", rows=reduced(lambda attrs, ndim: (1,)))
 def argmax_channel(ctx, attrs, data):
     """y = index of the first maximum along axis 1, in the dtype of x; zero gradient."""
     return jnp.argmax(data, 1).astype(data.dtype)
@@ -154,33 +136,26 @@ def argmax_channel(ctx, attrs, data):
 # moments, cumsum, sums of squares, tests for finite or close values.
 
 
-def _moments_rows(attrs, rows, shapes, outs):
-    axes = tuple(normalize_axis(a, len(shapes[0]), "axes") for a in attrs.axes or ())
-    return [drop_axes(rows[0], axes, attrs.keepdims)] * 2
+def _moments_axes(attrs, ndim):
+    if not attrs.axes:
+        raise ValueError(f"axes is {attrs.axes}, moments requires the axes to reduce; list all of them for the whole array")
+    return tuple(normalize_axis(a, ndim, "axes") for a in attrs.axes)
 
 
 @operator(
     "moments",
     outputs=("output0", "output1"),
     attrs={"axes": maybe_shape(None), "keepdims": flag(False)},
-    rows=_moments_rows,
+    rows=reduced(_moments_axes),
 )
 def moments(ctx, attrs, data):
     """y₀ = mean of x over the axes, y₁ = mean of (x - y₀)²."""
-    if not attrs.axes:
-        raise ValueError(f"axes is {attrs.axes}, moments requires the axes to reduce; list all of them for the whole array")
-    axes = tuple(normalize_axis(a, data.ndim, "axes") for a in attrs.axes)
+    axes = _moments_axes(attrs, data.ndim)
     wide = data.astype(accumulating(data.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(jnp.square(wide - mean), axes, keepdims=attrs.keepdims)
     mean = mean if attrs.keepdims else mean.reshape(variance.shape)
     return tuple((m.reshape((1,)) if m.ndim == 0 else m).astype(data.dtype) for m in (mean, variance))
-
-
-def _cumsum_rows(attrs, rows, shapes, outs):
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
-    return [LOST if mixed else first]
 
 
 @operator(
@@ -190,9 +165,9 @@ def _cumsum_rows(attrs, rows, shapes, outs):
         "axis": maybe_integer(None),
         "dtype": maybe_choice("float16", "float32", "float64", "int32", "int64", "int8"),
     },
-    types=lambda attrs, ins: (ins, [ins[0] if attrs.dtype is None else DTYPES[attrs.dtype]]),
+    types=cast_types,
     aliases=("_np_cumsum",),  # the name that MXNet writes into files
-    rows=_cumsum_rows,
+    rows=unmixed(axis_or_all),
 )
 def cumsum(ctx, attrs, a):
     """y[k] = x[0] + ... + x[k] along the axis; without axis the data is flattened first."""
@@ -201,7 +176,7 @@ def cumsum(ctx, attrs, a):
     return jnp.cumsum(data.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
 
 
-@operator("_square_sum", attrs=REDUCE_ATTRS, rows=reduce_rows)
+@operator("_square_sum", attrs=REDUCE_ATTRS, rows=reduced(reduced_axes))
 def square_sum(ctx, attrs, data):
     """y = Σ x² over the axes."""
     axes = reduced_axes(attrs, data.ndim)
@@ -209,15 +184,16 @@ def square_sum(ctx, attrs, data):
     return total.reshape((1,)) if total.ndim == 0 else total
 
 
-def _array_names(attrs):
-    return tuple(f"array_{i}" for i in range(attrs.num_arrays))
-
-
 def _float_types(attrs, ins):
     return ins, [np.dtype(np.float32)]
 
 
-SEVERAL: dict[str, Any] = {"inputs": _array_names, "variadic": "num_arrays", "types": _float_types, "rows": lost_rows}
+SEVERAL: dict[str, Any] = {
+    "inputs": lambda attrs: tuple(f"array_{i}" for i in range(attrs.num_arrays)),
+    "variadic": "num_arrays",
+    "types": _float_types,
+    "rows": lost_rows,
+}
 
 
 @operator("multi_sum_sq", attrs={"num_arrays": integer()}, **SEVERAL)
@@ -260,13 +236,9 @@ def allclose(ctx, attrs, a, b):
 # Counting entries: _histogram, _contrib_getnnz.
 
 
-def _histogram_inputs(attrs):
-    return ("data",) if attrs.bin_cnt is not None else ("data", "bins")
-
-
 @operator(
     "_histogram",
-    inputs=_histogram_inputs,
+    inputs=lambda attrs: ("data",) if attrs.bin_cnt is not None else ("data", "bins"),
     outputs=("output0", "output1"),
     attrs={"bin_cnt": maybe_integer(None), "range": numbers(())},
     types=lambda attrs, ins: ([ins[0]] * len(ins), [DTYPES["int64"], ins[0]]),
@@ -286,17 +258,11 @@ def histogram(ctx, attrs, data, bins=None):
     return jnp.zeros((count + 1,), dtype_of("int64")).at[at].add(1)[:-1], bins
 
 
-def _nnz_rows(attrs, rows, shapes, outs):
-    if attrs.axis is None:
-        return [LOST if rows[0] is not None else None]
-    return [drop_axes(rows[0], (normalize_axis(attrs.axis, len(shapes[0])),))]
-
-
 @operator(
     "_contrib_getnnz",
     attrs={"axis": maybe_integer(None)},
     types=lambda attrs, ins: (ins, [DTYPES["int64"]]),
-    rows=_nnz_rows,
+    rows=reduced(axis_or_all),
 )
 def getnnz(ctx, attrs, data):
     """y = number of nonzero entries of a matrix, in total or along an axis."""

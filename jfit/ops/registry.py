@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jfit.checks import nearest
+from jfit.checks import name_hint, nearest
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.rows import RowsRule, elementwise_rows
 from jfit.ops.scope import why_not
@@ -145,9 +145,7 @@ class Op:
             if key.startswith("__") and key.endswith("__"):
                 continue
             if key not in self.attrs:
-                near = nearest(key, self.attrs)
-                hint = f"did you mean {near}?" if near else f"it has {', '.join(self.attrs) or 'no attributes'}."
-                raise ValueError(f"operator {self.name} has no attribute {key!r}; {hint}")
+                raise ValueError(f"operator {self.name} has no attribute {key!r}; {name_hint(key, self.attrs)}")
             values[key] = self.attrs[key].read(self.name, key, value)
         for key, attr in self.attrs.items():
             if key not in values:

@@ -13,13 +13,12 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shap
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, shared_batch_rows, unify
+from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, need_axes, shared_batch_rows, unify
 
 
 def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
     """Return (height, width) of a shape (rows, channels, height, width); raise for another number of axes."""
-    if len(data) != 4:
-        raise ValueError(f"{op}: data has shape {data}, expected 4 axes (rows, channels, height, width); reshape the data")
+    need_axes(op, data)
     return data[2], data[3]
 
 
@@ -58,10 +57,6 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) ->
 
 
 # ------------------------------------------------------------------------------------------ UpSampling
-def _upsampling_names(attrs: Attrs) -> tuple[str, ...]:
-    return ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs)
-
-
 def _upsampling_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.sample_type != "bilinear" or ins[0] is None:
         return ins
@@ -78,7 +73,7 @@ def _upsampling_rows(attrs, rows, shapes, outs):
 
 @operator(
     "UpSampling",
-    inputs=_upsampling_names,
+    inputs=lambda attrs: ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs),
     variadic="num_args",
     attrs={
         "scale": integer(),
@@ -139,22 +134,36 @@ def _new_size(attrs: Attrs, n: int, size: int, scale: float | None, like: int | 
     return size if scale is None else int(n * scale)
 
 
+def linear_taps(old: int, new: int, align: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return (entry before, share of the entry after it) of each of `new` interpolated entries, both (new,).
+
+    `align` aligns the centres of the first and last entries, else the borders.
+    """
+    if new == 1:
+        position = np.zeros(1)  # as in MXNet, a single output pixel is the first input pixel, with either alignment
+    elif align:
+        position = np.arange(new) * ((old - 1) / (new - 1))
+    else:
+        position = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0.0)
+    low = np.minimum(position.astype(np.int64), old - 1)
+    return low, position - low
+
+
+def linear_weights(old: int, new: int, align: bool) -> np.ndarray:
+    """Return the matrix (new, old) of linear interpolation, see `linear_taps`."""
+    low, part = linear_taps(old, new, align)
+    rows = np.eye(old)
+    return rows[low] * (1 - part[:, None]) + rows[np.minimum(low + 1, old - 1)] * part[:, None]
+
+
 def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
-    """Interpolate linearly along an axis; `align` aligns the centres of the first and last pixels, else the image borders."""
+    """Interpolate linearly along an axis, see `linear_taps`."""
     old = wide.shape[axis]
     if size == old:
         return wide
-    if size == 1:
-        position = np.zeros(1)  # as in MXNet, a single output pixel is the first input pixel, with either alignment
-    elif align:
-        position = np.arange(size) * ((old - 1) / (size - 1))
-    else:
-        position = np.maximum((np.arange(size) + 0.5) * (old / size) - 0.5, 0.0)
-    low = np.minimum(position.astype(np.int64), old - 1)
-    high = np.minimum(low + 1, old - 1)
-    part = jnp.asarray((position - low).reshape([-1 if k == axis else 1 for k in range(wide.ndim)]), wide.dtype)
-    below, above = jnp.take(wide, low, axis=axis), jnp.take(wide, high, axis=axis)
-    return below + part * (above - below)
+    low, part = linear_taps(old, size, align)
+    below, above = jnp.take(wide, low, axis=axis), jnp.take(wide, np.minimum(low + 1, old - 1), axis=axis)
+    return below + along(jnp.asarray(part, wide.dtype), axis, wide.ndim) * (above - below)
 
 
 @operator(
@@ -187,7 +196,7 @@ def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = No
 
 
 # ------------------------------------------------------------------------------------------ AdaptiveAvgPooling2D
-def _averages(n: int, count: int) -> np.ndarray:
+def averages(n: int, count: int) -> np.ndarray:
     """Return the averaging matrix (count, n): row i is the mean of entries ⌊i n / count⌋ to ⌈(i + 1) n / count⌉ - 1."""
     i, position = np.arange(count)[:, None], np.arange(n)[None, :]
     inside = (position >= i * n // count) & (position < -(-(i + 1) * n // count))
@@ -201,7 +210,7 @@ def adaptive_average_pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     if len(target) > 2 or min(target) < 1:
         raise ValueError(f"AdaptiveAvgPooling2D: output_size is {target}, expected one or two positive numbers (height, width)")
     wide = data.astype(accumulating(data.dtype))
-    rows, columns = (jnp.asarray(_averages(n, k), wide.dtype) for n, k in zip(sizes, (target[0], target[-1]), strict=True))
+    rows, columns = (jnp.asarray(averages(n, k), wide.dtype) for n, k in zip(sizes, (target[0], target[-1]), strict=True))
     out = jnp.einsum("nchw,ih,jw->ncij", wide, rows, columns, precision=lax.Precision.HIGHEST)
     return out.astype(data.dtype)
 

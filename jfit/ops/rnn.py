@@ -19,7 +19,7 @@ from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_numb
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import common_rows, unify
+from jfit.ops.rules import common_rows, need_axes, unify
 
 # mode -> suffix of each gate, in the order of the flat vector
 GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
@@ -180,8 +180,8 @@ def _outputs(attrs: Any) -> tuple[str, ...]:
 def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
     data, parameters, state, *rest = ins
     layers, out = attrs.num_layers * (2 if attrs.bidirectional else 1), attrs.projection_size or attrs.state_size
-    if data is not None and len(data) != 3:
-        raise ValueError(f"data has shape {data}, RNN expects (time, batch, inputs); reshape the data")
+    if data is not None:
+        need_axes("RNN", data, "time, batch, inputs")
     batch = data[1] if data is not None else 0
     state = unify([(layers, batch, out), state], "the state is (layers * directions, batch, size)")
     assert state is not None

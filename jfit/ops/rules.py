@@ -12,7 +12,7 @@ compute the `RowLayout` of each output (where its batch rows are) from those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,9 @@ import numpy as np
 
 from jfit.ops.attributes import DTYPES, Attrs
 from jfit.ops.registry import MaybeShape, Shape
-from jfit.ops.rows import LOST, MaybeLayout, RowLayout
+from jfit.ops.rows import LOST, MaybeLayout, RowLayout, RowsRule
+
+AxesOf = Callable[[Any, int], Collection[int]]  # (attributes, number of axes of the first input) -> axes
 
 CHANNELS_FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}  # number of spatial axes -> layout
 # position of each axis of a (N, C, H, W) array in (N, H, W, C)
@@ -44,6 +46,12 @@ def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
     """Raise a ValueError if data has fewer than `least` axes; `op` (operator) and `why` are parts of the message."""
     if len(shape) < least:
         raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
+
+
+def need_axes(op: str, shape: Shape, axes: str = "rows, channels, height, width") -> None:
+    """Raise a ValueError if data does not have the axes with these names."""
+    if len(shape) != axes.count(",") + 1:
+        raise ValueError(f"{op}: data has shape {shape}, expected ({axes}); reshape the data")
 
 
 def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
@@ -73,17 +81,50 @@ def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs
     return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
-def unmixed_rows(axis: int, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-    """Return where the batch rows are in the outputs (`RowLayout`).
+def unmixed(axes: AxesOf) -> RowsRule:
+    """Make the rule of the rows (`RowsRule`) of an operator that mixes the entries of `axes(attrs, number of axes)`.
 
-    As in the first input, or LOST (they cannot be distinguished any more) if they are on `axis`, whose entries are mixed (as by
-    a softmax).
+    The batch rows are where they are in the first input; they are LOST (cannot be distinguished any more) if they are on one
+    of these axes, or in other inputs only.
     """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and first.axis == axis % len(shapes[0])
-    if mixed or (first is None and any(r is not None for r in rows[1:])):
-        return [LOST] * len(outs)
-    return [first] * len(outs)
+
+    def rule(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
+        first = rows[0]
+        mixed = isinstance(first, RowLayout) and first.axis in axes(attrs, len(shapes[0]))
+        if mixed or (first is None and any(r is not None for r in rows[1:])):
+            return [LOST] * len(outs)
+        return [first] * len(outs)
+
+    return rule
+
+
+def reduced(axes: AxesOf) -> RowsRule:
+    """Make the rule of the rows of a reduction over `axes(attrs, number of axes)`; it keeps them with keepdims."""
+
+    def rule(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
+        return [drop_axes(rows[0], tuple(axes(attrs, len(shapes[0]))), attrs.get("keepdims", False))] * len(outs)
+
+    return rule
+
+
+def axis_or_all(attrs: Attrs, ndim: int) -> Sequence[int]:
+    """The attribute `axis` as a number from 0; all axes if it is None."""
+    return range(ndim) if attrs.axis is None else (normalize_axis(attrs.axis, ndim),)
+
+
+def last_axis(attrs: Attrs, ndim: int) -> Sequence[int]:
+    """The number of the last axis."""
+    return (ndim - 1,)
+
+
+def from_data(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a `ShapeRule` of `rule(attrs, shape of the first input, *shapes of the others)`; unknown while that is unknown."""
+    return lambda attrs, ins, outs: ins if ins[0] is None else rule(attrs, *ins)
+
+
+def label_of_rows(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeShape]) -> list[MaybeShape]:
+    """Infer input shapes: a label has one entry for each row of the data."""
+    return ins if ins[0] is None else [ins[0], fill_unknown(ins[1], ins[0][:1])]
 
 
 def label_types(attrs: Attrs, ins: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -214,6 +255,11 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
 def argument_names(attrs: Attrs) -> tuple[str, ...]:
     """Return the input names arg0, arg1, ... of an operator whose attribute `num_args` is its number of inputs."""
     return tuple(f"arg{i}" for i in range(attrs.num_args))
+
+
+def numbered_outputs(count: int) -> tuple[str, ...]:
+    """Return the output names output0, output1, ... of an operator with `count` outputs; "output" for one."""
+    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
 
 
 def at_least_one(size: Any) -> Any:

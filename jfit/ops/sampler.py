@@ -9,7 +9,7 @@ from jax import Array
 from jfit.ops.attributes import Attrs, choice, maybe_flag, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
+from jfit.ops.rules import accumulating, batch_rows, need_axes, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
@@ -83,8 +83,7 @@ def _sampled(data: Array, grid: Array) -> Array:
 
 
 def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
-    if data.ndim != 4:
-        raise ValueError(f"{op}: data has shape {data.shape}, expected 4 axes (rows, channels, height, width); reshape it")
+    need_axes(op, data.shape)
     if len(grid_shape) != 4 or grid_shape[1] != 2 or grid_shape[0] != data.shape[0]:
         raise ValueError(f"{op}: grid has shape {grid_shape}, expected ({data.shape[0]}, 2, height, width); reshape the grid")
 
@@ -103,10 +102,6 @@ def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ SpatialTransformer
-def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    return ins if ins[0] is None else [ins[0], (ins[0][0], 6)]
-
-
 @operator(
     "SpatialTransformer",
     inputs=("data", "loc"),
@@ -116,7 +111,7 @@ def _transformer_fill(attrs: Attrs, ins: list, outs: list) -> list:
         "sampler_type": choice("bilinear"),
         "cudnn_off": maybe_flag(),
     },
-    fill=_transformer_fill,
+    fill=lambda attrs, ins, outs: ins if ins[0] is None else [ins[0], (ins[0][0], 6)],
     rows=shared_batch_rows,
 )
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, RowLayout, reshape_rows
-from jfit.ops.rules import insert_axis, normalize_axis, same_size_rows, unify
+from jfit.ops.rows import RowLayout, reshape_rows
+from jfit.ops.rules import insert_axis, normalize_axis, same_size_rows, unify, unmixed
 
 Shape = tuple[int, ...]
 
@@ -100,15 +100,6 @@ def _apply_codes(sizes: list[int], groups: Sequence[tuple[int, ...]]) -> list[in
     return target
 
 
-def _legacy_target(source: Shape, target: Shape, keep_highest: bool) -> Shape:
-    """Evaluate the deprecated attribute `target_shape`, in which one size 0 is inferred from the number of entries.
-
-    keep_highest: copy the first size of the source.
-    """
-    sizes = (source[0], *target[1:]) if keep_highest else target
-    return reshape_target(source, [-1 if t == 0 else t for t in sizes])
-
-
 def _reshape_back(attrs, ins, outs):
     """Infer the input shapes: a single unknown size of the data follows from the number of entries of the output."""
     data, out = ins[0], outs[0]
@@ -131,7 +122,9 @@ def reshape(ctx, attrs, data):
         return data.reshape(reshape_target(data.shape, attrs.shape, attrs.reverse))
     if not attrs.target_shape:
         raise ValueError("Reshape has neither shape nor target_shape; pass shape=(...)")
-    return data.reshape(_legacy_target(data.shape, attrs.target_shape, attrs.keep_highest))
+    # the deprecated form, in which one size 0 is inferred from the number of entries
+    sizes = (data.shape[0], *attrs.target_shape[1:]) if attrs.keep_highest else attrs.target_shape
+    return data.reshape(reshape_target(data.shape, [-1 if t == 0 else t for t in sizes]))
 
 
 def _flatten_back(attrs, ins, outs):
@@ -307,13 +300,12 @@ def repeat(ctx, attrs, data):
     return jnp.repeat(data, attrs.repeats, axis=attrs.axis)
 
 
-def _reverse_rows(attrs, rows, shapes, outs):
-    r = rows[0]
-    lost = isinstance(r, RowLayout) and r.axis in {normalize_axis(a, len(shapes[0])) for a in attrs.axis}
-    return [LOST if lost else r]
-
-
-@operator("reverse", attrs={"axis": shape()}, aliases=("flip",), rows=_reverse_rows)
+@operator(
+    "reverse",
+    attrs={"axis": shape()},
+    aliases=("flip",),
+    rows=unmixed(lambda attrs, ndim: [normalize_axis(a, ndim) for a in attrs.axis]),
+)
 def reverse(ctx, attrs, data):
     """y = x in reverse order along the axes."""
     return jnp.flip(data, tuple(normalize_axis(a, data.ndim) for a in attrs.axis))
@@ -334,11 +326,6 @@ def pad(ctx, attrs, data):
     return jnp.pad(data, widths, mode=attrs.mode, **extra)
 
 
-def _block_rows(attrs, rows, shapes, outs):
-    first = rows[0]
-    return [LOST if isinstance(first, RowLayout) and first.axis > 0 else first]
-
-
 def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:
     if len(shape_) != 4 or block < 1 or any(shape_[a] % by for a in divided):
         raise ValueError(
@@ -347,7 +334,7 @@ def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) ->
         )
 
 
-@operator("depth_to_space", attrs={"block_size": integer()}, rows=_block_rows)
+@operator("depth_to_space", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))
 def depth_to_space(ctx, attrs, data):
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w]: b² channels become a block of b x b pixels, b = block_size."""
     b = attrs.block_size
@@ -357,7 +344,7 @@ def depth_to_space(ctx, attrs, data):
     return parts.transpose((0, 3, 4, 1, 5, 2)).reshape((n, c // (b * b), h * b, w * b))
 
 
-@operator("space_to_depth", attrs={"block_size": integer()}, rows=_block_rows)
+@operator("space_to_depth", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))
 def space_to_depth(ctx, attrs, data):
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a block of b x b pixels becomes b² channels, b = block_size."""
     b = attrs.block_size

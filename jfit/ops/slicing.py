@@ -15,6 +15,7 @@ from jfit.ops.rules import (
     drop_axes,
     insert_axis,
     normalize_axis,
+    numbered_outputs,
     same_shape,
     same_size_rows,
     unify,
@@ -81,29 +82,17 @@ operator(
 )(concat)
 
 
-def _stack_shapes(attrs, ins, outs):
-    return same_shape(attrs, ins, [])
-
-
-def _stack_rows(attrs, rows, shapes, outs):
-    return [insert_axis(common_rows(rows), normalize_axis(attrs.axis, len(outs[0])))]
-
-
 @operator(
     "stack",
     inputs=argument_names,
     variadic="num_args",
     attrs={"axis": integer(0), "num_args": integer()},
-    fill=_stack_shapes,
-    rows=_stack_rows,
+    fill=lambda attrs, ins, outs: same_shape(attrs, ins, []),
+    rows=lambda attrs, rows, shapes, outs: [insert_axis(common_rows(rows), normalize_axis(attrs.axis, len(outs[0])))],
 )
 def stack(ctx, attrs, *args):
     """y = the arrays, all of the same shape, stacked along a new axis."""
     return jnp.stack(args, normalize_axis(attrs.axis, args[0].ndim + 1))
-
-
-def _parts(attrs):
-    return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
 
 
 def _part_rows(attrs, rows, shapes, outs):
@@ -124,7 +113,7 @@ def _parts_back(attrs, ins, outs):
 
 @operator(
     "SliceChannel",
-    outputs=_parts,
+    outputs=lambda attrs: numbered_outputs(attrs.num_outputs),
     fill=_parts_back,
     attrs={"num_outputs": integer(), "axis": integer(1), "squeeze_axis": flag(False)},
     aliases=("split",),
@@ -199,22 +188,14 @@ def slice_like(ctx, attrs, data, shape_like):
     return data[tuple(slice(shape_like.shape[a]) if a in axes else slice(None) for a in range(data.ndim))]
 
 
-def _sections(attrs):
-    count = attrs.sections or len(attrs.indices)
-    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
-
-
-def _section_rows(attrs, rows, shapes, outs):
-    axis = normalize_axis(attrs.axis, len(shapes[0]))
-    return [drop_axes(rows[0], (axis,), not attrs.squeeze_axis)] * len(outs)
-
-
 @operator(
     "_split_v2",
-    outputs=_sections,
+    outputs=lambda attrs: numbered_outputs(attrs.sections or len(attrs.indices)),
     attrs={"indices": shape(()), "axis": integer(1), "squeeze_axis": flag(False), "sections": integer(0)},
     aliases=("split_v2",),
-    rows=_section_rows,
+    rows=lambda attrs, rows, shapes, outs: (
+        [drop_axes(rows[0], (normalize_axis(attrs.axis, len(shapes[0])),), not attrs.squeeze_axis)] * len(outs)
+    ),
 )
 def split_v2(ctx, attrs, data):
     """yᵢ = the i-th of `sections` equal parts, or the part that begins at indices[i], along the axis."""

@@ -16,13 +16,15 @@ from jfit.ops.rows import lost_rows
 from jfit.ops.rules import (
     accumulating,
     along,
+    axis_or_all,
     cast_types,
     dtype_of,
     fill_unknown,
+    label_of_rows,
     label_types,
     need_rank,
     normalize_axis,
-    unmixed_rows,
+    unmixed,
 )
 
 _ATTRS = {
@@ -31,10 +33,6 @@ _ATTRS = {
     "dtype": maybe_choice("float16", "float32", "float64"),
     "use_length": maybe_flag(False),
 }
-
-
-def _axis_rows(attrs, rows, shapes, outs):
-    return unmixed_rows(attrs.axis, rows[:1], shapes, outs)
 
 
 def _along_axis(f: Callable, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
@@ -77,29 +75,25 @@ def _length_fill(attrs: Attrs, ins: list, outs: list) -> list:
     aliases=("_npx_softmax",),
     fill=_length_fill,
     types=cast_types,
-    rows=_axis_rows,
+    rows=unmixed(axis_or_all),
 )
 def softmax(ctx: Ctx, attrs: Attrs, data: Array, length: Array | None = None) -> Array:
     """y = e^(x/T) / Σ e^(x/T) along `axis`; T = temperature."""
     return _along_axis(jax.nn.softmax, attrs, data, length)
 
 
-@operator("log_softmax", attrs=_ATTRS, aliases=("_npx_log_softmax",), types=cast_types, rows=_axis_rows)
+@operator("log_softmax", attrs=_ATTRS, aliases=("_npx_log_softmax",), types=cast_types, rows=unmixed(axis_or_all))
 def log_softmax(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x/T - log Σ e^(x/T) along `axis`; T = temperature."""
     _no_length("log_softmax", attrs)
     return _along_axis(jax.nn.log_softmax, attrs, data)
 
 
-@operator("softmin", attrs=_ATTRS, types=cast_types, rows=_axis_rows)
+@operator("softmin", attrs=_ATTRS, types=cast_types, rows=unmixed(axis_or_all))
 def softmin(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = e^(-x/T) / Σ e^(-x/T) along `axis`; T = temperature."""
     _no_length("softmin", attrs)
     return _along_axis(jax.nn.softmax, attrs, -data)
-
-
-def _activation_rows(attrs, rows, shapes, outs):
-    return unmixed_rows(1 if attrs.mode == "channel" else -1, rows, shapes, outs)
 
 
 @jax.custom_vjp
@@ -120,7 +114,11 @@ def _softmax_last_backward(out, grad):
 _softmax_last.defvjp(_softmax_last_forward, _softmax_last_backward)
 
 
-@operator("SoftmaxActivation", attrs={"mode": choice("channel", "instance", default="instance")}, rows=_activation_rows)
+@operator(
+    "SoftmaxActivation",
+    attrs={"mode": choice("channel", "instance", default="instance")},
+    rows=unmixed(lambda attrs, ndim: (1 if attrs.mode == "channel" else ndim - 1,)),
+)
 def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = eˣ / Σ eˣ along axis 1 (channel) or along the LAST axis (instance).
 
@@ -134,12 +132,7 @@ def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return jax.nn.softmax(wide, axis=1).astype(data.dtype)
 
 
-def _cross_entropy_fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data, label = ins
-    return ins if data is None else [data, fill_unknown(label, data[:1])]
-
-
-@operator("softmax_cross_entropy", inputs=("data", "label"), fill=_cross_entropy_fill, types=label_types, rows=lost_rows)
+@operator("softmax_cross_entropy", inputs=("data", "label"), fill=label_of_rows, types=label_types, rows=lost_rows)
 def softmax_cross_entropy(ctx: Ctx, attrs: Attrs, data: Array, label: Array) -> Array:
     """y = -Σ_rows log softmax(x)[label]; x (rows, classes), label (rows,), y (1,)."""
     logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=1)

@@ -10,8 +10,7 @@ from jax import Array, lax
 
 from jfit.ops.attributes import choice, flag, integer, maybe_integer
 from jfit.ops.registry import operator
-from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
+from jfit.ops.rules import axis_or_all, dtype_attr_types, dtype_of, normalize_axis, unmixed
 
 ORDER_DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint8"]
 
@@ -29,21 +28,11 @@ def _order(data: Array, axis: int, ascending: bool) -> Array:
     return size - 1 - jnp.flip(jnp.argsort(jnp.flip(data, axis), axis, stable=True), axis)
 
 
-def _order_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the outputs (`RowLayout`).
-
-    As in the data, or LOST (they cannot be distinguished any more) if the sort is along their axis.
-    """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and (attrs.axis is None or normalize_axis(attrs.axis, len(shapes[0])) == first.axis)
-    return [LOST if mixed else first] * len(outs)
-
-
 @operator(
     "sort",
     outputs=("output0",),
     attrs={"axis": maybe_integer(-1), "is_ascend": flag(True)},
-    rows=_order_rows,
+    rows=unmixed(axis_or_all),
 )
 def sort(ctx, attrs, data):
     """y = x sorted along the axis; the gradient of each entry goes to its original position."""
@@ -55,15 +44,11 @@ def sort(ctx, attrs, data):
     "argsort",
     attrs={"axis": maybe_integer(-1), "is_ascend": flag(True), "dtype": choice(*ORDER_DTYPES, default="float32")},
     types=dtype_attr_types,
-    rows=_order_rows,
+    rows=unmixed(axis_or_all),
 )
 def argsort(ctx, attrs, data):
     """y = the indices that sort x along the axis; zero gradient."""
     return _order(*_flat_if_no_axis(attrs, lax.stop_gradient(data)), attrs.is_ascend).astype(dtype_of(attrs.dtype))
-
-
-def _topk_names(attrs):
-    return {"both": ("output0", "output1"), "value": ("output0",)}.get(attrs.ret_typ, ("output",))
 
 
 def _topk_types(attrs, ins):
@@ -73,7 +58,7 @@ def _topk_types(attrs, ins):
 
 @operator(
     "topk",
-    outputs=_topk_names,
+    outputs=lambda attrs: {"both": ("output0", "output1"), "value": ("output0",)}.get(attrs.ret_typ, ("output",)),
     attrs={
         "axis": maybe_integer(-1),
         "k": integer(1),
@@ -83,7 +68,7 @@ def _topk_types(attrs, ins):
     },
     aliases=("_npx_topk",),
     types=_topk_types,
-    rows=_order_rows,
+    rows=unmixed(axis_or_all),
 )
 def topk(ctx, attrs, data):
     """y = the k largest entries along the axis (smallest with is_ascend), sorted: values, indices, both, or a 0-1 mask."""

@@ -8,35 +8,23 @@ from jax import lax
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, first_types, unmixed_rows
+from jfit.ops.rules import accumulating, first_types, from_data, last_axis, unmixed
 
 
-def _unmixed_but_last(attrs, rows, shapes, outs):
-    return unmixed_rows(-1, rows, shapes, outs)
-
-
-@operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=_unmixed_but_last)
+@operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=unmixed(last_axis))
 def fft(ctx, attrs, data):
     """y[k] = Σₙ x[n] exp(-2πi kn / N) along the last axis, with real and imaginary parts interleaved."""
     transform = jnp.fft.fft(data.astype(accumulating(data.dtype)))
     return jnp.stack([transform.real, transform.imag], -1).reshape((*data.shape[:-1], -1)).astype(data.dtype)
 
 
-@operator("_contrib_ifft", attrs={"compute_size": integer(128)}, rows=_unmixed_but_last)
+@operator("_contrib_ifft", attrs={"compute_size": integer(128)}, rows=unmixed(last_axis))
 def ifft(ctx, attrs, data):
     """y[n] = Re Σₖ x[k] exp(2πi kn / N), not divided by N; x has real and imaginary parts interleaved along the last axis."""
     if data.shape[-1] % 2:
         raise ValueError(f"data has shape {data.shape}, expected a last axis of even size (interleaved real, imaginary parts)")
     parts = data.astype(accumulating(data.dtype)).reshape((*data.shape[:-1], -1, 2))
     return (jnp.fft.ifft(lax.complex(parts[..., 0], parts[..., 1])).real * parts.shape[-2]).astype(data.dtype)
-
-
-def _sketch_shapes(attrs, ins, outs):
-    data, hashes, signs = ins
-    if data is None:
-        return ins
-    size = (1, data[-1])
-    return [data, size if hashes is None else hashes, size if signs is None else signs]
 
 
 def _sketch_rows(attrs, rows, shapes, outs):
@@ -50,7 +38,7 @@ def _sketch_rows(attrs, rows, shapes, outs):
     "_contrib_count_sketch",
     inputs=("data", "h", "s"),
     attrs={"out_dim": integer(), "processing_batch_size": integer(32)},
-    fill=_sketch_shapes,
+    fill=from_data(lambda attrs, data, h, s: [data, h or (1, data[-1]), s or (1, data[-1])]),
     types=first_types,
     rows=_sketch_rows,
 )

@@ -99,16 +99,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         assert inner.for_graph is not None
         return ema(inner.for_graph(names, fixed), decay, debias=debias)
 
-    return Optimizer(
-        init,
-        update,
-        takes_rate=inner.takes_rate,
-        base_rate=inner.base_rate,
-        state_spec=inner.state_spec,
-        for_graph=None if inner.for_graph is None else for_graph,
-        name=f"ema({inner.name})",
-        multiplied=inner.multiplied,
-    )
+    by_graph = None if inner.for_graph is None else for_graph
+    return Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
 
 
 def _in_range(decay: Any) -> bool:

@@ -149,21 +149,9 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     name: str = "optax"
     multiplied: Mapping[str, Sequence[str]] = {}
 
-    def __new__(
-        cls,
-        init: Callable[..., Any],
-        update: Callable[..., Any],
-        *,
-        takes_rate: bool = False,
-        base_rate: LearningRate | None = None,
-        state_spec: StateSpec | None = None,
-        for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None,
-        name: str = "optax",
-        multiplied: Mapping[str, Sequence[str]] | None = None,
-    ) -> Optimizer:
+    def __new__(cls, init: Callable[..., Any], update: Callable[..., Any], **fields: Any) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
-        self.takes_rate, self.base_rate, self.state_spec, self.name = takes_rate, base_rate, state_spec, name
-        self.for_graph, self.multiplied = for_graph, multiplied or {}
+        vars(self).update(fields)
         return self
 
     @property
@@ -361,14 +349,13 @@ def transformation(
             numbers=numbers,
         )
 
-    by_graph = None if advance is None else for_graph
     return Optimizer(
         init,
         update,
         takes_rate=True,
         base_rate=base,
         state_spec=state_spec,
-        for_graph=by_graph,
+        for_graph=None if advance is None else for_graph,
         name="jfit.optim",
         multiplied={"lr_mult": _listed(lr_mult), "wd_mult": _listed(wd_mult)},
     )

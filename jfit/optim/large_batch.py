@@ -278,7 +278,9 @@ def _adapts(adapt: Adapt, name: str) -> bool:
             raise ValueError(f"lars: adapt is {adapt!r}; expected 'mxnet', a dict by name, a function of it, or a list of bool")
         return by_rule
     if not name.isdecimal() or int(name) >= len(adapt):
-        raise ValueError(f"lars: adapt is a sequence, which needs a list of as many arrays, but a parameter is called {name!r}")
+        raise ValueError(
+            f"lars: adapt is a sequence of {len(adapt)} booleans for a list of arrays, but a parameter is called {name!r}"
+        )
     return bool(adapt[int(name)])
 
 

@@ -20,7 +20,7 @@ import optax
 import optax.contrib
 from jax import Array
 
-from jfit.ops.registry import nearest
+from jfit.checks import name_hint
 from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
 from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
 
@@ -205,13 +205,9 @@ def by_name(name: str, params: dict[str, Any], checks: bool = True) -> Optimizer
         if not isinstance(made, Optimizer):  # factories registered by users may return any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
             return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
-        fields = {"base_rate": made.base_rate, "state_spec": made.state_spec, "for_graph": made.for_graph}
-        fields["multiplied"] = made.multiplied
-        return Optimizer(*made, takes_rate=made.takes_rate, name=name.lower(), **fields)
+        return Optimizer(*made, **vars(made) | {"name": name.lower()})
     if _of_optax_by(name.lower()) is None:
-        known = [*OPTIMIZERS, *optax_names()]
-        near = nearest(name, known) or ", ".join(map(repr, OPTIMIZERS))
-        raise ValueError(f"unknown optimizer {name!r}; the nearest names are {near}.")
+        raise ValueError(f"unknown optimizer {name!r}; {name_hint(name, (*OPTIMIZERS, *optax_names()))}")
     return _of_optax(name.lower(), params)
 
 
@@ -273,12 +269,11 @@ def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]
     known = list(inspect.signature(make).parameters)
     for key in params:
         if key not in known:
-            near = nearest(key, known) or ", ".join(map(repr, known))
             hint = _BELONGS.get(key, "")
             other = _of_optax_by(name)
             if other not in (None, make) and key in inspect.signature(cast(Any, other)).parameters:
                 hint = f" optax's {name} has it: pass optax.{name}(...) instead of the name."
-            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; the nearest names are {near}.{hint}")
+            raise ValueError(f"optimizer {name!r} has no parameter {key!r}; {name_hint(key, known)}{hint}")
 
 
 def _tiny() -> dict[str, Array]:

@@ -36,8 +36,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.checks import one_of
-from jfit.ops.registry import nearest
+from jfit.checks import name_hint, one_of
 
 Rate = float | Array
 Length = Any  # number of updates or `Span`; inside the factories below always a number of updates
@@ -572,8 +571,7 @@ def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:
 def _named(name: str, params: dict[str, Any]) -> Schedule:
     make = SCHEDULES.get(name.lower())
     if make is None:
-        near = nearest(name, SCHEDULES) or ", ".join(map(repr, SCHEDULES))
-        raise ValueError(f"unknown schedule {name!r}; the nearest names are {near}.")
+        raise ValueError(f"unknown schedule {name!r}; {name_hint(name, SCHEDULES)}")
     try:
         return make(**params)
     except TypeError as error:

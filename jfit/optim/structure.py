@@ -6,7 +6,7 @@ optimizers update each parameter separately, by name; those that depend on the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -61,7 +61,7 @@ def in_structure(optimizer: Optimizer, structure: Structure | None) -> Optimizer
         by_name = tree.flatten(updates)
         return {name: by_name[name] for name in grads}, _by_name(state, tree)
 
-    return _like(optimizer, init, update)
+    return Optimizer(init, update, **vars(optimizer))
 
 
 def _in_leaf_order(optimizer: Optimizer, structure: Structure) -> Optimizer:
@@ -69,12 +69,7 @@ def _in_leaf_order(optimizer: Optimizer, structure: Structure) -> Optimizer:
         assert optimizer.for_graph is not None
         return optimizer.for_graph(structure.known("params").names, ()).update(grads, state, params, **extra)
 
-    return _like(optimizer, optimizer.init, update)
-
-
-def _like(optimizer: Optimizer, init: Callable[..., Any], update: Callable[..., Any]) -> Optimizer:
-    fields = {k: getattr(optimizer, k) for k in ("takes_rate", "base_rate", "state_spec", "for_graph", "name", "multiplied")}
-    return Optimizer(init, update, **fields)
+    return Optimizer(optimizer.init, update, **vars(optimizer))
 
 
 # The state of an optimizer contains trees like the parameters.  They are stored as dicts by name, as the parameters are: jit

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.checks import at_least_0, hint, matching
+from jfit.checks import at_least_0, matching, name_hint
 from jfit.data.trees import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
@@ -241,9 +241,8 @@ def _check_multipliers(optimizer: Optimizer, model: Model, params: Params) -> No
             if name not in params and name not in variables:
                 is_pattern = any(c in name for c in "*?[")
                 exact = "a dict of multipliers has exact names; for patterns pass a function of the name"
-                raise ValueError(
-                    f"{kind} has {name!r}, which is no parameter of the model; {exact if is_pattern else hint(name, params)}"
-                )
+                what_to_do = exact if is_pattern else name_hint(name, params)
+                raise ValueError(f"{kind} has {name!r}, which is no parameter of the model; {what_to_do}")
 
 
 def _skipping(names: Collection[str], initializer: Any) -> Any:
@@ -279,7 +278,7 @@ def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | No
     result = dict(drawn)
     for name, value in (values or {}).items():
         if name not in drawn:
-            raise ValueError(f"{kind} has {name!r}, which the model does not have; {hint(name, drawn)}")
+            raise ValueError(f"{kind} has {name!r}, which the model does not have; {name_hint(name, drawn)}")
         if np.shape(value) != drawn[name].shape:
             raise ValueError(
                 f"{kind}[{name!r}] has shape {np.shape(value)}, but the model needs {drawn[name].shape} for these inputs; "

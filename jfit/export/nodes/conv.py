@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+from jfit.ops.pooling import window_counts, windows_of
+from jfit.ops.resize import averages, linear_weights
 
 
 def _channels_first(layout: str | None, ndim: int) -> tuple[list[int], list[int]] | None:
@@ -92,31 +95,6 @@ def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = ""
 
 
 # ------------------------------------------------------------------------------------------ pooling
-def _windows(node: At, sizes: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Return (kernel, stride, [(pad before, pad after)]) per spatial axis; pooling_convention=full adds padding at the end."""
-    attrs, dims = node.attrs, len(sizes)
-    kernel: list[int] = list(attrs.kernel)
-    stride: list[int] = list(attrs.stride or (1,) * dims)
-    pads = []
-    for n, k, s, p in zip(sizes, kernel, stride, attrs.pad or (0,) * dims, strict=True):
-        steps = -(-(n + 2 * p - k) // s)
-        pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
-    return kernel, stride, pads
-
-
-def _divisors(sizes: Sequence[int], kernel, stride, pads, padded: bool) -> np.ndarray:
-    """Return the divisor of the mean of each window: its number of entries.
-
-    padded: count the padding `pad`; the additional padding of pooling_convention=full is never counted.
-    """
-    total = np.ones((), np.float64)
-    for n, k, s, (low, high) in zip(sizes, kernel, stride, pads, strict=True):
-        start = np.arange((n + low + high - k) // s + 1) * s - low
-        end = np.minimum(start + k, n + low if padded else n)
-        total = np.multiply.outer(total, np.maximum(end - (start if padded else np.maximum(start, 0)), 1))
-    return total
-
-
 @converts("Pooling")
 def pooling(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX MaxPool or AveragePool; means are rescaled where MXNet divides by another number of entries than ONNX."""
@@ -126,10 +104,11 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         axes = list(range(2, 2 + len(sizes)))
         if attrs.global_pool:
             return _global_pool(graph, node, data, axes)
-        kernel, stride, pads = _windows(node, sizes)
+        kernel, stride, pads = windows_of(attrs, tuple(sizes))
         if any(max(p) >= k for p, k in zip(pads, kernel, strict=True)):
             raise Unsupported(f"its padding {pads} is not smaller than its kernel, which ONNX forbids; use Pad before it")
-        shape: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": [p[0] for p in pads] + [p[1] for p in pads]}
+        shape: dict[str, Any] = {"kernel_shape": list(kernel), "strides": list(stride)}
+        shape["pads"] = [p[0] for p in pads] + [p[1] for p in pads]
         if kind == "max":
             return graph.add("MaxPool", data, **shape)
         if kind == "lp":
@@ -138,7 +117,7 @@ def pooling(graph: Graph, node: At, data: str) -> str:
         size = math.prod(kernel)
         if kind != "avg":
             return _root(graph, node, graph.binary("Mul", mean, size, node.dtype))
-        divisors = _divisors(sizes, kernel, stride, pads, attrs.get("count_include_pad") is not False)
+        divisors = functools.reduce(np.multiply.outer, window_counts(attrs, tuple(sizes), kernel, stride, pads))
         return mean if (divisors == size).all() else graph.binary("Mul", mean, (size / divisors)[None, None], node.dtype)
 
     return _in_channels_first(graph, node, data, call)
@@ -204,34 +183,6 @@ def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.n
     return graph.add("MatMul", graph.add("MatMul", left, data), right)
 
 
-def _means(size: int, out: int) -> np.ndarray:
-    """Return the averaging matrix (out, size): row i is the mean of entries ⌊i size / out⌋ to ⌈(i + 1) size / out⌉ - 1."""
-    matrix = np.zeros((out, size))
-    for i in range(out):
-        begin, end = i * size // out, -(-(i + 1) * size // out)
-        matrix[i, begin:end] = 1 / (end - begin)
-    return matrix
-
-
-def _lines(size: int, out: int, corners: bool) -> np.ndarray:
-    """Return the linear interpolation matrix (out, size).
-
-    corners: align the centres of the first and last entries of input and output, else their borders.
-    """
-    matrix = np.zeros((out, size))
-    for i in range(out):
-        if out == 1 and size > 1:
-            position = 0.0  # as in MXNet, a single output pixel is the first input pixel
-        elif corners:
-            position = i * (size - 1) / (out - 1) if out > 1 else 0.0
-        else:
-            position = max((i + 0.5) * size / out - 0.5, 0.0)
-        low = min(int(position), size - 1)
-        matrix[i, low] += 1 - (position - low)
-        matrix[i, min(low + 1, size - 1)] += position - low
-    return matrix
-
-
 def _sizes(entry: Entry) -> list[int]:
     if not all(isinstance(d, int) for d in entry.shape[2:]):
         raise Unsupported("it requires fixed image sizes; export with batch=None")
@@ -242,7 +193,7 @@ def _sizes(entry: Entry) -> list[int]:
 def adaptive_pooling(graph: Graph, node: At, data: str) -> str:
     """Convert to two matrix products with constant averaging matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
-    return _matrices(graph, node, data, _means(h, a), _means(w, b))
+    return _matrices(graph, node, data, averages(h, a), averages(w, b))
 
 
 @converts("_contrib_BilinearResize2D")
@@ -250,7 +201,7 @@ def bilinear_resize(graph: Graph, node: At, data: str, like: str = "") -> str:
     """Convert to two matrix products with constant interpolation matrices."""
     (h, w), (a, b) = _sizes(node.of(0)), _sizes(node.outs[0])
     corners = node.attrs.get("align_corners", True)
-    return _matrices(graph, node, data, _lines(h, a, corners), _lines(w, b, corners))
+    return _matrices(graph, node, data, linear_weights(h, a, corners), linear_weights(w, b, corners))
 
 
 @converts("UpSampling")

@@ -95,33 +95,39 @@ ROUNDING: dict[str, Callable[..., str]] = {
 CONVERTERS.update({k: f if k in ("square", "logical_not") else _on_floats(f) for k, f in PHRASES.items()})
 
 
+def _cast(graph: Graph, node: At, data: str) -> str:
+    return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
+
+
+def _same(graph: Graph, node: At, data: str, *rest: str) -> str:
+    """The identity: add no ONNX node and return the name of the first input; labels and other inputs are ignored."""
+    return data
+
+
+IDENTITIES = """
+_copyto _CrossDeviceCopy _identity_with_attr_like_rhs cast_storage _contrib_gradientmultiplier
+LinearRegressionOutput MAERegressionOutput SVMOutput MakeLoss make_loss IdentityAttachKLSparseReg
+"""
+CONVERTERS.update({
+    "zeros_like": lambda g, n, x: g.full(n.outs[0].shape, 0, n.outs[0].dtype),  # not x - x, which would keep NaN
+    "ones_like": lambda g, n, x: g.full(n.outs[0].shape, 1, n.outs[0].dtype),
+    "hard_sigmoid": lambda g, n, x: g.add("HardSigmoid", x, alpha=n.attrs.alpha, beta=n.attrs.beta),
+    "clip": lambda g, n, x: g.add("Clip", x, *(g.const(v, n.dtype) for v in (n.attrs.a_min, n.attrs.a_max))),
+    "Cast": _cast,
+    "amp_cast": _cast,
+    "amp_multicast": lambda g, n, *xs: tuple(g.cast(x, o.dtype, i.dtype) for x, o, i in zip(xs, n.outs, n.ins, strict=True)),
+    "add_n": lambda g, n, *xs: g.add("Sum", *xs),
+    "LogisticRegressionOutput": lambda g, n, x, label="": g.add("Sigmoid", x),
+    **dict.fromkeys(IDENTITIES.split(), _same),
+})  # fmt: skip
+
+
 def _rounding(build: Callable[..., str]) -> Callable[..., str]:
     return lambda graph, node, data: build(graph, node, data) if _is_float(node) else data
 
 
 for ours, build in ROUNDING.items():
     converts(ours)(_rounding(build))
-
-
-@converts("zeros_like")
-def like(graph: Graph, node: At, data: str) -> str:
-    """Convert to a tensor of zeros (not to x - x, which would keep NaN)."""
-    return graph.full(node.outs[0].shape, 0, node.outs[0].dtype)
-
-
-@converts("ones_like")
-def ones_like(graph: Graph, node: At, data: str) -> str:
-    """Convert to a tensor of ones."""
-    return graph.full(node.outs[0].shape, 1, node.outs[0].dtype)
-
-
-@converts("_copyto", "_CrossDeviceCopy", "_identity_with_attr_like_rhs", "cast_storage", "_contrib_gradientmultiplier")
-def same(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """Convert an operator that is the identity in evaluation: add no ONNX node and return the name of its first input.
-
-    The other inputs are ignored.
-    """
-    return data
 
 
 @converts("_contrib_quadratic")
@@ -133,31 +139,6 @@ def quadratic(graph: Graph, node: At, data: str) -> str:
     return graph.cast(
         graph.add("Add", graph.add("Mul", graph.add("Add", graph.add("Mul", data, a), b), data), c), node.dtype, work
     )
-
-
-@converts("amp_multicast")
-def multicast(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
-    """Convert to one ONNX Cast per array."""
-    entries = zip(arrays, node.outs, range(len(arrays)), strict=True)
-    return tuple(graph.cast(a, out.dtype, node.of(i).dtype) for a, out, i in entries)
-
-
-@converts("hard_sigmoid")
-def hard_sigmoid(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX HardSigmoid, which has the same two attributes."""
-    return graph.add("HardSigmoid", data, alpha=node.attrs.alpha, beta=node.attrs.beta)
-
-
-@converts("clip")
-def clip(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Clip with both bounds."""
-    return graph.add("Clip", data, *(graph.const(v, node.dtype) for v in (node.attrs.a_min, node.attrs.a_max)))
-
-
-@converts("Cast", "amp_cast")
-def cast(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Cast to the output dtype."""
-    return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
 
 
 @converts("smooth_l1")
@@ -232,12 +213,6 @@ for stem, build in (ARITHMETIC | TESTS).items():
     converts(equal, f"broadcast_{stem}")(_of_two(build))
 converts("_grad_add")(_of_two(ARITHMETIC["add"]))
 converts("_scatter_elemwise_div")(_of_two(ARITHMETIC["div"]))
-
-
-@converts("add_n")
-def add_n(graph: Graph, node: At, *arrays: str) -> str:
-    """Convert to ONNX Sum, which takes any number of inputs."""
-    return graph.add("Sum", *arrays)
 
 
 @converts("where")

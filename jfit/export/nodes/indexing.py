@@ -85,16 +85,11 @@ def _sorted(graph: Graph, node: At, data: str, count: int | None, rising: bool) 
     return graph.add("TopK", data, k, outputs=2, axis=axis, largest=int(not rising), sorted=1)
 
 
-@converts("sort")
+@converts("sort", "argsort")
 def sort(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX TopK of all entries."""
-    return _sorted(graph, node, data, None, node.attrs.is_ascend)[0]
-
-
-@converts("argsort")
-def argsort(graph: Graph, node: At, data: str) -> str:
-    """Convert to the indices of ONNX TopK of all entries."""
-    return graph.cast(_sorted(graph, node, data, None, node.attrs.is_ascend)[1], node.outs[0].dtype)
+    """Convert to the values, or with the dtype of argsort the indices, of ONNX TopK of all entries."""
+    values, indices = _sorted(graph, node, data, None, node.attrs.is_ascend)
+    return graph.cast(indices, node.outs[0].dtype) if "dtype" in node.attrs else values
 
 
 @converts("topk")
@@ -167,18 +162,13 @@ def dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
     return out if flat else graph.reshape(out, node.outs[0].shape)
 
 
-def _product(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """Return op(lhs) op(rhs) over the last two axes; op transposes with transpose_a or transpose_b."""
+@converts("batch_dot")
+def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
+    """Convert to ONNX MatMul over the last two axes, which transpose_a and transpose_b exchange."""
     swap = [*range(node.ndim - 2), node.ndim - 1, node.ndim - 2]
     lhs = graph.transpose(lhs, swap) if node.attrs.transpose_a else lhs
     rhs = graph.transpose(rhs, swap) if node.attrs.transpose_b else rhs
     return graph.add("MatMul", lhs, rhs)
-
-
-@converts("batch_dot")
-def batch_dot(graph: Graph, node: At, lhs: str, rhs: str) -> str:
-    """Convert to ONNX MatMul of stacks of matrices."""
-    return _product(graph, node, lhs, rhs)
 
 
 @converts("_linalg_gemm", "_linalg_gemm2")
@@ -187,7 +177,7 @@ def linalg_gemm(graph: Graph, node: At, *matrices: str) -> str:
     order = [a for a in range(node.ndim) if a != node.axis(node.attrs.axis)]
     order.insert(node.ndim - 2, node.axis(node.attrs.axis))
     left, right, *summand = (graph.transpose(m, order) for m in matrices)
-    out = _product(graph, node, left, right)
+    out = batch_dot(graph, node, left, right)
     out = out if node.attrs.alpha == 1 else graph.binary("Mul", out, node.attrs.alpha, node.dtype)
     if summand:
         out = graph.add("Add", out, graph.binary("Mul", summand[0], node.attrs.beta, node.dtype))

@@ -66,18 +66,6 @@ def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ heads, in evaluation
-@converts("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg")
-def identity_head(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """Convert an output layer that returns its data: add no ONNX node and return the name of the data; labels are ignored."""
-    return data
-
-
-@converts("LogisticRegressionOutput")
-def logistic(graph: Graph, node: At, data: str, label: str = "") -> str:
-    """Convert to ONNX Sigmoid; the label is ignored."""
-    return graph.add("Sigmoid", data)
-
-
 @converts("SoftmaxOutput")
 def softmax_output(graph: Graph, node: At, data: str, label: str = "") -> str:
     """Convert to ONNX Softmax over axis 1 (multi_output), the last axis (preserve_shape), or all axes but the batch axis.
