@@ -211,12 +211,9 @@ def test_rows_called_independent_never_change_when_another_row_does(steps, row):
 ROWS, CLASSES = 40, 3
 RNG = np.random.default_rng(3)
 FLAT = RNG.normal(size=(ROWS, 6)).astype("float32")
-SEQUENCES = RNG.normal(size=(ROWS, 5, 6)).astype("float32")
-TOKENS = RNG.integers(0, 6, (ROWS, 5))
 LABELS = RNG.integers(0, CLASSES, ROWS)
 P = {
     "a": RNG.normal(size=(6, 8)).astype("float32") / 3,
-    "h": RNG.normal(size=(8, 8)).astype("float32") / 3,
     "b": RNG.normal(size=(8, CLASSES)).astype("float32") / 3,
 }
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -224,41 +221,6 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 def mlp(p, x):
     return jax.nn.relu(x @ p["a"]) @ p["b"]
-
-
-def conv_net(p, x):
-    hidden = lax.conv_general_dilated(x, p["a"][None], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-    return jax.nn.relu(hidden).max(1) @ p["b"]
-
-
-def attention_net(p, x):
-    return attention(x @ p["a"]).mean(1) @ p["b"]
-
-
-def layer_norm(p, x):
-    h = x @ p["a"]
-    return jax.nn.standardize(h) @ p["b"]
-
-
-def embedding(p, x):
-    return p["a"][x].sum(1) @ p["b"]
-
-
-def mapped(p, x):
-    return jax.vmap(lambda row: jnp.tanh(row @ p["a"]) @ p["b"])(x)
-
-
-def recurrent(p, x):
-    return (
-        lax.scan(lambda h, t: (jnp.tanh(h @ p["h"] + t @ p["a"]), None), jnp.zeros((len(x), 8)), x.swapaxes(0, 1))[0] @ p["b"]
-    )
-
-
-def recurrent_rows(p, x):
-    def one(row):
-        return lax.scan(lambda h, t: (jnp.tanh(h @ p["h"] + t @ p["a"]), None), jnp.zeros(8), row)[0] @ p["b"]
-
-    return jax.vmap(one)(x)
 
 
 def centred(p, x):
@@ -285,14 +247,6 @@ def share_of_batch(output, label):  # each row depends on the number of rows
 
 
 MODELS = {
-    "mlp": (mlp, FLAT, cross_entropy, True),
-    "conv net": (conv_net, SEQUENCES, cross_entropy, True),
-    "attention": (attention_net, SEQUENCES, cross_entropy, True),
-    "layer norm": (layer_norm, FLAT, cross_entropy, True),
-    "embedding": (embedding, TOKENS, cross_entropy, True),
-    "vmap": (mapped, FLAT, cross_entropy, True),
-    "scan over time": (recurrent, SEQUENCES, cross_entropy, True),
-    "scan of each row": (recurrent_rows, SEQUENCES, cross_entropy, True),
     "loss by row numbers": (mlp, FLAT, indexed, True),
     "batch mean": (centred, FLAT, cross_entropy, False),
     "contrastive loss": (mlp, FLAT, contrastive, False),
@@ -350,62 +304,6 @@ def test_a_score_does_not_depend_on_a_batch_larger_than_the_data(loss, value):
 def test_outputs_of_rows_that_affect_each_other_are_predicted_in_batches_of_their_own_size():
     out = jfit.predict(centred, FLAT, params=P, loss=cross_entropy, batch_size=64)
     np.testing.assert_allclose(out, centred(P, FLAT), rtol=1e-5, atol=1e-6)
-
-
-def flax_net():
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first = nnx.Linear(6, 8, rngs=rngs)
-            self.norm = nnx.BatchNorm(8, rngs=rngs)
-            self.last = nnx.Linear(8, CLASSES, rngs=rngs)
-
-        def __call__(self, x):
-            return self.last(nnx.relu(self.norm(self.first(x))))
-
-    graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
-
-    def apply(params, x, *, aux, train, axis_name=None):
-        net = nnx.merge(graph, params, aux)
-        net.train() if train else net.eval()
-        net.norm.axis_name = axis_name
-        return net(x), nnx.split(net, nnx.Param, ...)[2]
-
-    return apply, params, rest
-
-
-@pytest.mark.slow
-def test_batch_norm_of_flax_trains_with_the_true_number_of_rows():
-    apply, params, rest = flax_net()
-    runs = [fitted(apply, cross_entropy, FLAT, b, params=params, aux=rest, eval_data=(FLAT, LABELS)) for b in (64, 40)]
-    for name in ("loss", "val_loss"):
-        np.testing.assert_allclose(runs[0].history.column(name), runs[1].history.column(name), rtol=1e-6)
-    assert_trees_close(runs[0].named_aux, runs[1].named_aux)
-    run = fitted(apply, cross_entropy, FLAT, 16, params=params, aux=rest)
-
-    @jax.jit
-    def step(p, aux, x, y):
-        def loss(p):
-            out, new = apply(p, x, aux=jax.tree.map(jnp.asarray, aux), train=True)
-            return cross_entropy(out, y).mean(), new
-
-        gradient, aux = jax.grad(loss, has_aux=True)(p)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), aux
-
-    for low in (0, 16, 32) * 2:
-        params, rest = step(params, rest, FLAT[low : low + 16], LABELS[low : low + 16])
-    wanted = [jfit.lowering.model.flatten_names(tree)[0] for tree in (params, rest)]
-    assert_trees_close(run.named_params, wanted[0], 1e-4)
-    assert_trees_close(run.named_aux, wanted[1], 1e-4)
-
-
-def test_batch_norm_of_flax_is_padded_in_evaluation_only():
-    apply, params, rest = flax_net()
-    model = jfit.Model.from_function(apply, loss=cross_entropy, params=params, aux=rest)
-    plan = model.plan(specs_of({"x": FLAT, "label": LABELS}))
-    assert not plan.paddable and "in flax BatchNorm" in plan.reason
-    assert plan.in_evaluation.paddable and model.plan(specs_of({"x": FLAT})).paddable
 
 
 def assert_trees_close(actual, expected, tolerance=1e-6):
@@ -521,14 +419,6 @@ def test_sync_batch_stats_passes_the_axis_name():
     runs = [fitted(normalized, cross_entropy, FLAT, 20, aux=aux, devices=n, sync_batch_stats=True) for n in (1, 2)]
     assert_trees_close(runs[0].named_params, runs[1].named_params, 1e-5)
     assert_trees_close(runs[0].named_aux, runs[1].named_aux, 1e-5)
-
-
-@pytest.mark.slow
-def test_sync_batch_stats_of_flax_gives_the_statistics_of_the_whole_batch():
-    apply, params, rest = flax_net()
-    runs = [fitted(apply, cross_entropy, FLAT, 20, params=params, aux=rest, devices=n, sync_batch_stats=True) for n in (1, 2)]
-    assert_trees_close(runs[0].named_params, runs[1].named_params, 1e-4)
-    assert_trees_close(runs[0].named_aux, runs[1].named_aux, 1e-4)
 
 
 def test_sync_batch_stats_without_axis_name_raises():
