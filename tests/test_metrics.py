@@ -65,30 +65,6 @@ def test_zero_weight_rows_have_no_effect_for_any_values(name):
     assert single(name, bad_label, bad_output, weight) == pytest.approx(single(name, label, output), rel=1e-6)
 
 
-@pytest.mark.repetitions(2)
-@pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
-def test_sums_of_two_devices_give_the_whole_batch(name):
-    label, output = (LABEL, PROB) if name in NAMES else (LABEL > 2, PROB[:, :2]) if name == "f1" else (PROB, 1 - PROB)
-    metric = metrics.create(name)
-    label, output = jnp.asarray(label), jnp.asarray(output)
-    parts = [metric.stats((label[s],), (output[s],), None) for s in (slice(0, 7), slice(7, 24))]
-    sums = metric.update(metric.init(), jax.tree.map(jnp.add, *parts))
-    got = next(iter(metric.compute(sums).values()))
-    assert float(got) == pytest.approx(single(name, label, output), rel=1e-6)
-
-
-def test_scikit_learn_agrees():
-    best = PROB.argmax(1)
-    assert single("acc", LABEL, PROB) == pytest.approx(oracle.accuracy_score(LABEL, best))
-    assert single("top_k_accuracy", LABEL, PROB, top_k=3) == pytest.approx(oracle.top_k_accuracy_score(LABEL, PROB, k=3))
-    assert single("ce", LABEL, PROB) == pytest.approx(
-        oracle.log_loss(LABEL, PROB.astype(np.float64), labels=range(5)), rel=1e-5
-    )
-    two = PROB[:, :2]
-    assert single("f1", LABEL > 2, two) == pytest.approx(oracle.f1_score(LABEL > 2, two.argmax(1)))
-    assert single("mse", PROB, 1 - PROB) == pytest.approx(oracle.mean_squared_error(PROB, 1 - PROB), rel=1e-5)
-
-
 @pytest.mark.parametrize("shape", [(24, 1), (4, 6)])
 def test_labels_of_other_shapes_are_matched_with_their_rows(shape):
     for name in ("acc", "ce", "perplexity"):
