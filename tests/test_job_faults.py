@@ -383,16 +383,6 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
     assert killed == [(pid, signal.SIGKILL)]
 
 
-def test_a_process_that_does_not_come():
-    settings = Settings(f"127.0.0.1:{free_port()}", 3, 0, None, "this test")
-    hub = Hub(listen(settings), 3)
-    try:
-        with pytest.raises(JobError, match=r"ranks 0, 1, 2 of 3 did not connect to rank 0 within 0 s"):
-            hub.welcome(0.1, dict)
-    finally:
-        hub.close()
-
-
 def test_init_after_a_computation_is_refused():
     jax.numpy.ones(1).block_until_ready()
     with pytest.raises(RuntimeError, match=r"jfit.distributed.init was called after JAX had started its devices"):
@@ -742,6 +732,7 @@ MEASURED = (
 )
 
 
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("action", MEASURED)
 def test_an_event_ends_the_job_as_the_table_says(action, tmp_path):
