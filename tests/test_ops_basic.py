@@ -1,4 +1,4 @@
-"""Elementwise, reduction, shape, indexing and product operators: recorded cases, gradients at kinks, shape rules, rows, errors."""
+"""Elementwise, reduction, shape, indexing and product operators: recorded cases, kinks, shapes, rows and errors."""
 
 from __future__ import annotations
 
