@@ -31,15 +31,7 @@ import jfit
 
 ROWS, BATCH, EPOCHS, FEATURES, CLASSES = 20, 8, 2, 4, 3  # batches of 8, 8 and 4 rows
 TIMES = VOCABULARY = 5  # the axes of times and of classes have the same length
-HIDDEN = (
-    "epoch",
-    "batch",
-    "step",
-    "time",
-    "compile_time",
-    "samples_per_second",
-    "lr",
-)  # of a history, no results
+HIDDEN = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr")  # of a history, no results
 
 
 @dataclass(frozen=True)
@@ -381,12 +373,7 @@ def _(rng):
         inputs={"x": x},
         label=y,
         loss=INTEGER,
-        fit={
-            "eval_metric": [
-                *jfit.metrics.get(["acc", "ce", "pcc"]),
-                *jfit.metrics.get("recall", average="macro"),
-            ]
-        },
+        fit={"eval_metric": [*jfit.metrics.get(["acc", "ce", "pcc"]), *jfit.metrics.get("recall", average="macro")]},
         metrics=metrics,
     )
 
@@ -869,15 +856,7 @@ def nnx_case(rng, **options):
         net.train() if train else net.eval()
         return net(x), nnx.split(net, nnx.Param, ...)[2]
 
-    return Case(
-        apply=apply,
-        params=params,
-        aux=rest,
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        metrics=ACCURACY,
-    )
+    return Case(apply=apply, params=params, aux=rest, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
 
 
 @case("Flax nnx, batch normalization", coupled=True)

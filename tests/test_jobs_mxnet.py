@@ -42,10 +42,7 @@ def initial(seed):
     return {k: mx.nd.array(rng.normal(size=s).astype("float32")) for k, s in shapes.items()}
 
 
-OPTIMIZERS = {
-    "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
-    "adam": {"learning_rate": 0.01},
-}
+OPTIMIZERS = {"sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}, "adam": {"learning_rate": 0.01}}
 
 
 def trained(optimizer, rows, batch, contexts, kvstore, seed=0, epochs=2, **options):
