@@ -685,7 +685,8 @@ DIFFERENT = """
     jfit.distributed.exchange("x" * 100, "begin")
     jfit.distributed.exchange(None, "score" if jfit.distributed.is_main() else "barrier")
 """
-MEASURED = "kill-with-child kill stop loader-raises loader-stalls term term-evaluation term-compile term-save".split()
+MEASURED = ["kill-with-child", "kill", "stop", "loader-raises", "loader-stalls"]
+MEASURED += ["term", "term-evaluation", "term-compile", "term-save"]
 
 
 @pytest.mark.repetitions(slow=5)
