@@ -2,7 +2,7 @@
 
 Three commands, because MXNet runs in a separate environment (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`):
 
-    python tests/check_with_mxnet.py write DIR     jfit writes a file for every dtype, storage type and version, and a graph
+    python tests/check_with_mxnet.py write DIR     jfit writes a file for every dtype, storage type and version
     MXNET_PYTHON tests/check_with_mxnet.py mxnet DIR   MXNet reads each file, writes it again, and its contents as JSON
     python tests/check_with_mxnet.py read DIR      jfit reads what MXNet wrote; prints the table of docs/files.md
 """

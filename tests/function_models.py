@@ -31,15 +31,7 @@ import jfit
 
 ROWS, BATCH, EPOCHS, FEATURES, CLASSES = 20, 8, 2, 4, 3  # batches of 8, 8 and 4 rows
 TIMES = VOCABULARY = 5  # the axes of times and of classes have the same length
-HIDDEN = (
-    "epoch",
-    "batch",
-    "step",
-    "time",
-    "compile_time",
-    "samples_per_second",
-    "lr",
-)  # of a history, no results
+HIDDEN = ("epoch", "batch", "step", "time", "compile_time", "samples_per_second", "lr")  # of a history, no results
 
 
 @dataclass(frozen=True)
@@ -339,20 +331,6 @@ def _(rng):
     )
 
 
-@case("regression (n, 1)")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 6, 1),
-        inputs={"x": x},
-        label=np.sin(x.sum(1, keepdims=True)),
-        loss=optax.l2_loss,
-        optimizer=optax.adam(0.02),
-        metrics=MSE,
-    )
-
-
 @case("regression, several outputs")
 def _(rng):
     x = floats(rng, ROWS, FEATURES)
@@ -395,12 +373,7 @@ def _(rng):
         inputs={"x": x},
         label=y,
         loss=INTEGER,
-        fit={
-            "eval_metric": [
-                *jfit.metrics.get(["acc", "ce", "pcc"]),
-                *jfit.metrics.get("recall", average="macro"),
-            ]
-        },
+        fit={"eval_metric": [*jfit.metrics.get(["acc", "ce", "pcc"]), *jfit.metrics.get("recall", average="macro")]},
         metrics=metrics,
     )
 
@@ -804,23 +777,6 @@ def _(rng):
 
 
 # ------------------------------------------------------------------------------------------------ trees and optimizers
-@case("list of 12 layers")
-def _(rng):
-    x, y = blobs(rng)
-
-    def apply(p, x):
-        for layer in p["blocks"]:
-            x = x + jnp.tanh(x @ layer["w"] + layer["b"]) / 2
-        return x @ p["top"]
-
-    params = {"blocks": layers(rng, *[FEATURES] * 13), "top": floats(rng, FEATURES, CLASSES)}
-    return Case(
-        apply=apply, params=params, inputs={"x": x}, label=y, loss="cross_entropy", sums=mean_of(INTEGER), metrics=ACCURACY
-    )
-
-
-def mean_of(loss):
-    return lambda output, label, weight: ((loss(output, label) * weight).sum(), weight.sum())
 
 
 @case("integer and float inputs")
@@ -841,25 +797,10 @@ def _(rng):
     return Case(apply=apply, params=params, inputs=inputs, label=y, loss=INTEGER, optimizer=optax.adam(0.02), metrics=ACCURACY)
 
 
-def matrices(params):
-    return jax.tree.map(lambda p: p.shape[0] > 1, params)
-
-
 def classifier(rng, **options):
     x, y = blobs(rng)
     values = {"apply": mlp, "params": layers(rng, FEATURES, 6, CLASSES), "inputs": {"x": x}, "label": y, "loss": INTEGER}
     return Case(**{**values, "evaluated": False, **options, "fit": {"eval_metric": None, **options.get("fit", {})}})
-
-
-@case("mask of weight decay")
-def _(rng):
-    return classifier(rng, optimizer=optax.adamw(0.02, weight_decay=0.5, mask=matrices))
-
-
-@case("multi_transform")
-def _(rng):
-    groups = {True: optax.adam(0.02), False: optax.sgd(0.05)}
-    return classifier(rng, optimizer=optax.multi_transform(groups, matrices))
 
 
 @case("clipping of gradients")
@@ -905,7 +846,7 @@ class NnxNet(nnx.Module):
         return self.last(nnx.relu(h))
 
 
-def nnx_case(rng, module=False, **options):
+def nnx_case(rng, **options):
     x, y = blobs(rng)
     net = NnxNet(nnx.Rngs(0), **options)
     graph, params, rest = nnx.split(net, nnx.Param, ...)
@@ -915,31 +856,12 @@ def nnx_case(rng, module=False, **options):
         net.train() if train else net.eval()
         return net(x), nnx.split(net, nnx.Param, ...)[2]
 
-    return Case(
-        apply=apply,
-        params=params,
-        aux=rest,
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        model=net if module else None,
-        metrics=ACCURACY,
-    )
-
-
-@case("Flax nnx")
-def _(rng):
-    return nnx_case(rng)
+    return Case(apply=apply, params=params, aux=rest, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
 
 
 @case("Flax nnx, batch normalization", coupled=True)
 def _(rng):
     return nnx_case(rng, norm=True)
-
-
-@case("Flax nnx, batch normalization, module", coupled=True)
-def _(rng):
-    return nnx_case(rng, norm=True, module=True)
 
 
 @case("Flax nnx, dropout", random=True)
@@ -979,22 +901,6 @@ def _(rng):
     )
 
 
-@case("Equinox")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    params, static = eqx.partition(eqx.nn.MLP(FEATURES, 1, 6, 1, jnp.tanh, key=jax.random.key(1)), eqx.is_array)
-    return Case(
-        apply=lambda p, x: jax.vmap(eqx.combine(p, static))(x)[:, 0],
-        params=params,
-        inputs={"x": x},
-        label=(x[:, 0] > 0).astype("float32"),
-        loss="binary_cross_entropy",
-        sums=mean_of(SIGMOID),
-        optimizer=optax.adam(0.02),
-        metrics={"accuracy": binary_accuracy(0)},
-    )
-
-
 @case("Equinox, dropout with one key per row", random=True)
 def _(rng):
     x, y = blobs(rng)
@@ -1012,36 +918,6 @@ def _(rng):
     return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
 
 
-class EqxNet(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-    last: eqx.nn.Linear
-
-    def __init__(self, key):
-        first, last = jax.random.split(key)
-        self.first = eqx.nn.Linear(FEATURES, 6, use_bias=False, key=first)
-        self.norm = eqx.nn.BatchNorm(6, axis_name="rows", mode="batch")
-        self.last = eqx.nn.Linear(6, CLASSES, key=last)
-
-    def __call__(self, x, state):
-        h, state = self.norm(self.first(x), state)
-        return self.last(jax.nn.relu(h)), state
-
-
-@case("Equinox, batch normalization with state, module", coupled=True)
-def _(rng):
-    x, y = blobs(rng)
-    net, state = eqx.nn.make_with_state(EqxNet)(jax.random.key(3))
-    params, static = eqx.partition(net, eqx.is_inexact_array)
-
-    def apply(p, x, *, aux, train):
-        net = eqx.nn.inference_mode(eqx.combine(p, static), not train)
-        return jax.vmap(net, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(x, aux)
-
-    model = (net, state)
-    return Case(apply=apply, params=params, aux=state, model=model, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
-
-
 @case("Haiku, dropout", random=True)
 def _(rng):
     x, y = blobs(rng)
@@ -1054,29 +930,6 @@ def _(rng):
     return Case(
         apply=lambda p, x, *, key, train: net.apply(p, key if train else None, x, train),
         params=net.init(jax.random.key(0), x[:1], False),
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        metrics=ACCURACY,
-    )
-
-
-@case("Haiku, batch normalization with state, module", coupled=True)
-def _(rng):
-    x, y = blobs(rng)
-
-    def network(x, train):
-        h = hk.BatchNorm(True, True, 0.9, eps=1e-2)(hk.Linear(6, with_bias=False)(x), train)
-        return hk.Linear(CLASSES)(jax.nn.relu(h))
-
-    net = hk.transform_with_state(network)
-    params, state = net.init(jax.random.key(0), x[:1], True)
-    return Case(
-        apply=lambda p, x, *, aux, train: net.apply(p, aux, None, x, train),
-        params=params,
-        aux=state,
-        model=net,
-        fit={"params": params, "aux": state},
         inputs={"x": x},
         label=y,
         loss=INTEGER,

@@ -7,8 +7,10 @@ A test starts a job with `run_job`, or with `start` if it sends signals or waits
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pickle
 import random
 import socket
 import subprocess
@@ -16,7 +18,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,19 @@ def run_job(script: str, processes: int = 2, devices: int = 1, *, folder: Path, 
     """Run a script as a job until all processes have ended; arguments as in `start` and `Job.wait`."""
     with start(script, processes, devices, folder=folder, **options) as job:
         return job.wait(codes=codes)
+
+
+def once(tmp_path_factory: Any, name: str, make: Callable[[Path], Any]) -> Any:
+    """Return `make(folder)`, which is called by one of the workers that run the tests, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    result = folder / "result.pickle"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            result.write_bytes(pickle.dumps(make(folder)))
+    return pickle.loads(result.read_bytes())
 
 
 def report(**values: Any) -> None:

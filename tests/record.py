@@ -1,4 +1,4 @@
-"""Record what MXNet 1.9.1 gives: `python tests/record.py NAME [NAME ...]` writes the golden files of tests/cases/NAME.py.
+"""Record what MXNet 1.9.1 gives: `python tests/record.py NAME ...` writes the files of tests/cases/NAME.py.
 
 Runs in a separate environment (Python 3.11, `pip install mxnet==1.9.1 numpy==1.23.5`) with MXNET_MKLDNN_ENABLED=0, or the
 variables that the module names.  A module has a function `recorded(mx) -> {file: content}`, where a .npz file gets arrays by

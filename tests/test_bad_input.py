@@ -98,15 +98,6 @@ def test_an_invalid_label_in_the_first_batch_of_a_stream_raises_before_training(
     fails(r"label 'softmax_label': row 2 is 7, expected", eval_data=[(X[:4], np.array([0, 1, 7, 0]))])
 
 
-def test_the_ignored_label_is_allowed():
-    net = sym.SoftmaxOutput(
-        sym.FullyConnected(sym.Variable("data"), num_hidden=3), name="softmax", use_ignore=True, ignore_label=-1
-    )
-    y = Y.copy()
-    y[::3] = -1
-    assert np.isfinite(train(net, (X, y), num_epoch=1).history.column("loss")).all()
-
-
 # ------------------------------------------------------------------------------------------------ how much data
 def test_empty_data_raises():
     fails("empty data: input 'data' has 0 rows", data=(X[:0], Y[:0]))
@@ -341,22 +332,6 @@ def test_a_bad_row_weight_in_a_stream_names_its_batch():
         train(data=[(X[h], Y[h], with_row(np.nan, 13)[h]) for h in halves])
     batch = jfit.Batch({"data": X, "softmax_label": Y}, ONES, with_row(-1))
     fails(r"^batch 0 of epoch 0: metric_weight of row 3 is -1", data=[batch])
-
-
-def test_a_batch_of_zero_weights_changes_nothing_and_score_raises_as_fit_does():
-    fails("all 20 row weights are 0, so the mean loss is undefined", data=(X, Y, ONES * 0))
-    run, once = (train(data=[(X, Y, ONES), *more], num_epoch=1) for more in ([(X, Y, ONES * 0)], []))
-    assert run.history.column("loss") == once.history.column("loss")
-    for name, value in once.params.items():
-        np.testing.assert_array_equal(run.params[name], value)
-    with pytest.raises(ValueError, match=r"^weight of row 3 is nan \(2 such rows\); row weights must be finite"):
-        run.score((X, Y, with_row(np.nan) * with_row(np.nan, 5)))
-    with pytest.raises(ValueError, match=r"^batch 0 of epoch 0: weight of row 4 is -1.0"):
-        run.score([(X, Y, with_row(-1, 4))])
-    with pytest.raises(ValueError, match=r"^batch 0 of epoch 0: weight has shape"):
-        run.score([(X, Y, np.ones(3))])
-    with pytest.raises(ValueError, match="input 'weight' has dtype complex64"):
-        run.score((X, Y, ONES * 1j))
 
 
 def test_a_train_step_in_a_custom_loop_raises_for_invalid_weights():

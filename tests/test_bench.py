@@ -10,7 +10,7 @@ import pytest
 
 import jfit
 from jfit import sym
-from jfit.bench import measure, models, peers, report, scaling
+from jfit.bench import measure, models, report, scaling
 from jfit.bench.__main__ import main
 
 
@@ -81,14 +81,7 @@ def test_a_measurement_has_all_columns(small):
     assert "collective ms" in header and result["digest"] in row and header.count("|") == row.count("|")
 
 
-def test_more_devices_than_cores_are_noted():
-    row = {"batch": 8, "samples_per_s": 10.0, "step_s": 1.0, "compile_s": 1.0, "digest": "", "device": "cpu"}
-    rows = [row | {"devices": n} for n in (1, 8)]
-    machine = {"cores": 2, "python": "3", "jax": "1", "emulated": True}
-    assert "up to 8 devices share 2 cores, so an efficiency of 0.25" in report.markdown("title", rows, machine)
-    assert "share" not in report.markdown("title", rows, machine | {"emulated": False})
-
-
+@pytest.mark.repetitions(slow=2)
 @pytest.mark.parametrize("name", [n for n in models.MODELS if n != "resnet50"])
 @pytest.mark.slow
 def test_models_train(name):
@@ -99,17 +92,6 @@ def test_models_train(name):
     _, out = jax.jit(jfit.train_step(model, "sgd"))(state, rows)
     classes = bench.inputs["softmax_label"].high
     assert float(out.loss) == pytest.approx(np.log(classes), rel=0.4)
-
-
-@pytest.mark.parametrize("name", list(peers.NETS))
-@pytest.mark.slow
-def test_hand_written_loops_learn_on_one_device_and_on_two(name):
-    rows = models.load(name).rows(8)
-    losses = [float(peers.pmap_loop(name, rows, jax.devices()[:1])(steps)) for steps in (1, 15)]
-    assert losses[1] < losses[0]
-    if name == "mlp":  # resnet20 has batch statistics
-        again = peers.pmap_loop(name, rows, jax.devices()[:2])(15)
-        assert float(again) == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import jobs
 import pytest
 
 from jfit import distributed, sym
-from jfit.bench import measure, report, scaling
+from jfit.bench import measure, scaling
 from jfit.bench.__main__ import main
 from jfit.bench.processes import run_together
 from jfit.distributed import job
@@ -26,26 +26,6 @@ def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "small-symbol.json"
     sym.SoftmaxOutput(net, name="softmax").save(str(path))
     return str(path)
-
-
-def layouts(*options, joined=None):
-    requests = scaling.requests(scaling._parser().parse_args(list(options)), joined)
-    return [(r["processes"], r["devices"], r["batch"]) for r in requests]
-
-
-def test_processes_are_multiplied_by_devices():
-    assert layouts("--processes", "1,2,4", "--batch", "8") == [(1, 1, 8), (2, 2, 16), (4, 4, 32)]
-    assert layouts("--processes", "2", "--devices", "1,2", "--batch", "8") == [(2, 2, 16), (2, 4, 32)]
-    assert layouts("--processes", "1,2", "--batch", "8", "--mode", "strong") == [(1, 1, 8), (2, 2, 8)]
-    assert layouts("--processes", "1,2", "--mode", "strong") == [(1, 1, 128), (2, 2, 128)]
-    assert layouts("--devices", "1,2", "--batch", "8") == [(None, 1, 8), (None, 2, 16)]
-
-
-def test_a_job_is_measured_as_it_was_started():
-    assert layouts("--batch", "8", joined=4) == [(4, 4, 32)]
-    assert layouts("--batch", "8", "--processes", "1,2,4", "--devices", "2", joined=4) == [(4, 8, 64)]
-    with pytest.raises(ValueError, match="--processes is 1,2, but the launcher started 4 processes; start as many"):
-        layouts("--processes", "1,2", joined=4)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +86,6 @@ def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one(m
     assert job._outward_address("127.0.1.1") == "10.1.2.3"
 
 
-def test_too_many_processes_are_a_sentence(monkeypatch, capsys):
-    probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
-    monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
-    monkeypatch.setattr(scaling, "run", lambda *a, **k: pytest.fail("a measurement was started"))
-    assert main(["scaling", "--processes", "1,999"]) == 2
-    assert "--processes has 999, all of which would be started on this machine; pass at most 64" in capsys.readouterr().err
-
-
 def test_rows_that_were_measured_are_written_when_a_later_one_fails(monkeypatch, tmp_path, capsys):
     def run(request, emulate, timeout):
         if request["processes"] == 2:
@@ -161,16 +133,6 @@ def test_processes_with_different_parameters_are_an_error(monkeypatch):
     monkeypatch.setattr(distributed, "exchange", lambda value, name: [value, "b"])
     with pytest.raises(RuntimeError, match=r"different parameters after 3 steps \(rank 0: a, rank 1: b\)"):
         measure._digest_of_all(SimpleNamespace(state=None, devices=[]))
-
-
-def test_the_table_counts_the_cores_of_all_hosts():
-    row = {"batch": 8, "samples_per_s": 10.0, "step_s": 1.0, "compile_s": 1.0, "digest": "", "device": "cpu"}
-    rows = [row | {"devices": 1, "processes": 1, "hosts": 1}, row | {"devices": 8, "processes": 4, "hosts": 2}]
-    machine = {"cores": 2, "python": "3", "jax": "1", "emulated": True}
-    text = report.markdown("title", rows, machine)
-    assert "2 hosts with 2 cores each" in text and "up to 8 devices share 4 cores, so an efficiency of 0.50" in text
-    assert "| processes x devices | batch |" in text and "| 4 x 2 |" in text
-    assert "share" not in report.markdown("title", rows[:1], machine)
 
 
 OPTIONS = ["--shape", "data=3", "--mode", "strong", "--batch", "16", "--seconds", "0.02", "--rounds", "1"]

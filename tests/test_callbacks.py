@@ -288,11 +288,3 @@ def test_progress_prints_the_header_again_when_a_column_appears():
     )
     lines = file.getvalue().splitlines()
     assert len(lines) == 5 and "val_loss" in lines[2] and lines[4].endswith("-")
-
-
-def test_an_exception_in_a_callback_propagates():
-    def fail(one):
-        raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        play(fail, [event()])

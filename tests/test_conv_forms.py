@@ -154,11 +154,6 @@ def test_costs_are_those_of_the_definition():
     assert conv.counts(data=(1, 8, 5, 5))["c"].macs == 3 * 3 * 8 * 3 * 3
 
 
-def test_slices_divide_the_batch():
-    assert [conv_forms._slices(rows, 1024) for rows in (128, 100, 50, 37, 8)] == [16, 10, 5, 1, 1]
-    assert conv_forms._slices(128, 4) == 1
-
-
 def test_other_dtypes_run_by_definition():
     window = conv_forms.Window((1,), ((0, 0),), (1,))
     data, weight = draw(2, 5, 3).astype(jnp.bfloat16), draw(2, 3, 4).astype(jnp.bfloat16)

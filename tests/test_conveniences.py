@@ -511,18 +511,3 @@ def test_regularizers_leave_frozen_parameters_out_and_wrong_ones_are_refused():
     data = {"data": np.arange(12, dtype="float32") % 5, "softmax_label": np.arange(12, dtype="float32") % 3}
     with pytest.raises(ValueError, match="embedding table table_weight: its gradients are row-sparse"):
         train(jfit.sym.SoftmaxOutput(table, name="softmax"), data, regularizers={"*": l2(0.1)})
-
-
-@pytest.mark.slow
-def test_all_metrics_of_a_single_batch_are_those_of_an_epoch_of_one_batch():
-    x, y = blobs(20, classes=2)
-    names = ["acc", "ce", "f1", "mcc", "perplexity", "top_k_acc_2", "nll_loss", "pcc", "precision", "recall", "roc_auc"]
-    run = train(mlp(2), (x, y), batch_size=20, num_epoch=1, eval_metric=names, log_every=1)
-    epoch, (step,) = run.history.epochs[0], run.history.steps
-    assert len(step) > len(names) and step == pytest.approx(
-        {"batch": 1} | {name: epoch[name] for name in step if name != "batch"}, rel=1e-5
-    )
-    settings: dict[str, Any] = {"batch_size": 48, "num_epoch": 1, "log_every": 1, "progress": False}
-    run = jfit.fit(linear_model(), linear_data(), eval_metric=["mse", "mae", "rmse", "pearsonr"], **settings)
-    epoch, (step,) = run.history.epochs[0], run.history.steps
-    assert step == pytest.approx({"batch": 1} | {name: epoch[name] for name in step if name != "batch"}, rel=1e-4)

@@ -211,12 +211,9 @@ def test_rows_called_independent_never_change_when_another_row_does(steps, row):
 ROWS, CLASSES = 40, 3
 RNG = np.random.default_rng(3)
 FLAT = RNG.normal(size=(ROWS, 6)).astype("float32")
-SEQUENCES = RNG.normal(size=(ROWS, 5, 6)).astype("float32")
-TOKENS = RNG.integers(0, 6, (ROWS, 5))
 LABELS = RNG.integers(0, CLASSES, ROWS)
 P = {
     "a": RNG.normal(size=(6, 8)).astype("float32") / 3,
-    "h": RNG.normal(size=(8, 8)).astype("float32") / 3,
     "b": RNG.normal(size=(8, CLASSES)).astype("float32") / 3,
 }
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -224,21 +221,6 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 def mlp(p, x):
     return jax.nn.relu(x @ p["a"]) @ p["b"]
-
-
-def attention_net(p, x):
-    return attention(x @ p["a"]).mean(1) @ p["b"]
-
-
-def embedding(p, x):
-    return p["a"][x].sum(1) @ p["b"]
-
-
-def recurrent_rows(p, x):
-    def one(row):
-        return lax.scan(lambda h, t: (jnp.tanh(h @ p["h"] + t @ p["a"]), None), jnp.zeros(8), row)[0] @ p["b"]
-
-    return jax.vmap(one)(x)
 
 
 def centred(p, x):
@@ -265,10 +247,6 @@ def share_of_batch(output, label):  # each row depends on the number of rows
 
 
 MODELS = {
-    "mlp": (mlp, FLAT, cross_entropy, True),
-    "attention": (attention_net, SEQUENCES, cross_entropy, True),
-    "embedding": (embedding, TOKENS, cross_entropy, True),
-    "scan of each row": (recurrent_rows, SEQUENCES, cross_entropy, True),
     "loss by row numbers": (mlp, FLAT, indexed, True),
     "batch mean": (centred, FLAT, cross_entropy, False),
     "contrastive loss": (mlp, FLAT, contrastive, False),
@@ -326,12 +304,6 @@ def test_a_score_does_not_depend_on_a_batch_larger_than_the_data(loss, value):
 def test_outputs_of_rows_that_affect_each_other_are_predicted_in_batches_of_their_own_size():
     out = jfit.predict(centred, FLAT, params=P, loss=cross_entropy, batch_size=64)
     np.testing.assert_allclose(out, centred(P, FLAT), rtol=1e-5, atol=1e-6)
-
-
-def test_functions_that_combine_rows_in_training_only_are_padded_in_evaluation():
-    apply = lambda p, x, train: centred(p, x) if train else mlp(p, x)  # noqa: E731
-    plan = jfit.Model.from_function(apply, loss=cross_entropy, params=P).plan(specs_of({"x": FLAT, "label": LABELS}))
-    assert not plan.paddable and "in centred" in plan.reason and plan.in_evaluation.paddable
 
 
 def assert_trees_close(actual, expected, tolerance=1e-6):

@@ -443,6 +443,7 @@ print(outputs.shape)
 """
 
 
+@pytest.mark.repetitions(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("how", ["numpy", "jax", "python"])

@@ -195,6 +195,7 @@ slowly = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in 
 RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
 
 
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.parametrize("kind", RESUMED)
 def test_a_killed_training_resumes_with_the_next_batches(kind, folder, tmp_path):
     make = makers(folder)[kind]

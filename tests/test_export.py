@@ -101,7 +101,7 @@ def test_a_program_for_all_platforms_runs_on_this_one(trained):
     np.testing.assert_allclose(program(params, aux, {"data": data})[0], predicted(trained, data), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.repetitions(2)
+@pytest.mark.repetitions(2, slow=4)
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_model_is_one_program_for_any_batch_size(name):
     about, model, params, aux, inputs, arrays = loaded(name)

@@ -82,7 +82,7 @@ def test_a_recorded_operator_gives_the_same_in_onnx_runtime(case, arrays):
             assert_near(f"{case['id']} {i}", out, arrays[f"eval/{i}"])
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(4, slow=5)
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_model_gives_the_same_in_onnx_runtime(name):
     about, model, params, aux, inputs, arrays = loaded(name)

@@ -77,29 +77,6 @@ def test_on_cpu_small_dense_nets_run_many_steps_per_dispatch_and_convolutional_n
 
 
 # ------------------------------------------------------------------------------------------------ tails and padding
-def test_an_incomplete_last_batch_gives_the_same_result_as_a_hand_written_update():
-    """The last batch has two rows: its gradient is their mean, whatever it was padded with."""
-    x, y = blobs(10)
-    net = jfit.sym.LinearRegressionOutput(
-        jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=1, name="fc"), name="lro"
-    )
-    w0 = np.full((1, 4), 0.1, np.float32)
-    run = train(
-        net,
-        {"data": x, "lro_label": y[:, None]},
-        batch_size=8,
-        num_epoch=1,
-        shuffle=False,
-        eval_metric=None,
-        optimizer_params={"learning_rate": 0.1, "wd": 0.0},
-        params={"fc_weight": w0, "fc_bias": np.zeros(1, np.float32)},
-    )
-    w, b = w0.astype(np.float64), np.zeros(1)
-    for rows in (slice(0, 8), slice(8, 10)):
-        error = x[rows] @ w.T + b - y[rows, None]
-        w, b = w - 0.1 * (error.T @ x[rows]) / len(error), b - 0.1 * error.mean(0)
-    np.testing.assert_allclose(run.params["fc_weight"], w, rtol=1e-5)
-    np.testing.assert_allclose(run.params["fc_bias"], b, rtol=1e-5)
 
 
 @pytest.mark.slow

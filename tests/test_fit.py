@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from fit_support import bits, blobs, convnet, mlp, same, train
+from fit_support import bits, blobs, mlp, same, train
 
 import jfit
 from jfit import counters
@@ -74,25 +74,6 @@ def test_a_function_model_accepts_initial_values_by_name():
 # ------------------------------------------------------------------------------------------------ data
 def batches_of(size: int = 8):
     return [(X[i : i + size], Y[i : i + size]) for i in range(0, len(X), size)]
-
-
-@pytest.mark.slow
-def test_arrays_in_lists_tuples_and_dicts_train_alike():
-    first = train()
-    for data in ((X.tolist(), Y.tolist()), ([X], [Y]), ({"data": X}, {"softmax_label": Y}), {"data": X, "softmax_label": Y}):
-        assert same(first, train(data=data))
-
-
-def test_streams_of_the_same_batches_train_alike():
-    first = train(shuffle=False)
-    streams = [
-        batches_of(),
-        [{"data": x, "softmax_label": y} for x, y in batches_of()],
-        lambda epoch: iter(batches_of()),
-        lambda: batches_of(),
-    ]
-    for data in streams:
-        assert same(first, train(data=data))
 
 
 @pytest.mark.repetitions(1)
@@ -316,32 +297,12 @@ def test_multipliers_on_variables_reach_the_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("net", [mlp(batch_norm=True), convnet()], ids=["dense", "conv"])
-def test_resident_evaluation_is_the_streamed_one(net, devices):
-    shape = (1, 8, 8) if "conv_weight" in net.list_arguments() else (4,)
-    given = {"data": blobs(20, shape), "devices": devices, "num_epoch": 1, "eval_batch_size": 9}
-    held = blobs(32, shape, seed=5)
-    here = train(net, eval_data=held, **given)
-    there = train(net, eval_data=[(held[0][i : i + 9], held[1][i : i + 9]) for i in range(0, 32, 9)], **given)
-    for column in ("val_loss", "val_accuracy"):
-        assert here.history.column(column) == pytest.approx(there.history.column(column), rel=1e-5)
 
 
 def test_evaluation_data_that_stays_on_the_host_gives_the_same_values():
     given = {"eval_data": EVAL, "steps_per_call": 1}
     here, there = train(**given), train(**given, data_on_device=False)
     assert there.history.column("val_loss") == pytest.approx(here.history.column("val_loss"), rel=1e-6)
-
-
-def test_row_weights_apply_to_evaluation():
-    weight = np.zeros(21, np.float32)
-    weight[:9] = 1
-    run = train(eval_data=(*EVAL, weight), num_epoch=1)
-    found = run.score((EVAL[0][:9], EVAL[1][:9]))
-    assert run.history.column("val_loss")[0] == pytest.approx(found["loss"], rel=1e-5)
-    assert run.history.column("val_accuracy")[0] == pytest.approx(found["accuracy"])
 
 
 def test_data_that_exceeds_the_free_device_memory_is_streamed():

@@ -1,6 +1,5 @@
 """Atomic file writes and safetensors, including malformed files."""
 
-import contextlib
 import errno
 import json
 import os
@@ -152,20 +151,6 @@ def test_malformed_files_raise_with_file_and_position(tmp_path, content, message
         load_tensors(path)
     assert str(path) in str(caught.value)
     assert "restore it" in str(caught.value) or "cast it" in str(caught.value)
-
-
-def test_mutated_files_load_or_raise_a_format_error(tmp_path):
-    path = save_tensors(tmp_path / "m.safetensors", {"w": np.ones((2, 3), np.float32), "n": np.int64(3)}, metadata={"k": "v"})
-    seed, random, loaded = path.read_bytes(), np.random.default_rng(0), 0
-    for _ in range(300):
-        mutant = bytearray(seed)
-        for at in random.integers(0, len(mutant), 3):
-            mutant[at] = random.integers(0, 256)
-        path.write_bytes(mutant[: random.integers(0, len(mutant) + 1)] if random.random() < 0.2 else mutant)
-        with contextlib.suppress(FormatError):
-            load_tensors(path)
-            loaded += 1
-    assert 0 < loaded < 300, "both ways out were taken"
 
 
 def test_format_errors_survive_pickling():

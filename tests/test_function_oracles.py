@@ -99,14 +99,14 @@ def test_two_training_steps_in_a_loop_compute_a_gan_as_by_hand(devices):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=12)
+@pytest.mark.repetitions(slow=8)
 @pytest.mark.parametrize("name, batch_size", in_turn(half(CASES, LANGUAGE), [64, 7], (LANGUAGE, 64)))
 def test_incomplete_batches_and_padding_change_nothing(name, batch_size):
     assert_close(by_fit(CASES[name].build(), batch_size=batch_size), by_hand(name, batch_size))
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=8)
+@pytest.mark.repetitions(slow=6)
 @pytest.mark.parametrize("name", half(INDEPENDENT, TWO_INPUTS))
 def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
     one = CASES[name].build()
@@ -125,7 +125,7 @@ def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=10)
+@pytest.mark.repetitions(slow=7)
 @pytest.mark.parametrize("name", half([n for n in CASES if n not in (HOST_METRIC, SCALAR_LOSS)], LANGUAGE, odd=True))
 def test_micro_batches_compute_the_same_update(name):
     """The same as the whole batch, but for random numbers, batch statistics and other aux, which each part has its own of."""
@@ -135,7 +135,7 @@ def test_micro_batches_compute_the_same_update(name):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=7)
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.parametrize("name", half(CASES, "Flax nnx, batch normalization"))
 def test_steps_per_call_change_no_bit(name):
     assert_same_bits(name, dict(results_bits(name, 1)), dict(results_bits(name)))
@@ -146,7 +146,7 @@ def batches_of(one):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=7)
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.parametrize("name, source", in_turn(half(CASES, TWO_INPUTS, odd=True), ["stream", "host"], (TWO_INPUTS, "stream")))
 def test_streams_and_arrays_on_the_host_change_no_bit(name, source):
     one = CASES[name].build()
@@ -156,21 +156,21 @@ def test_streams_and_arrays_on_the_host_change_no_bit(name, source):
 
 @pytest.mark.slow
 @pytest.mark.optimized  # some of the comparisons with numbers by hand are of programs as users compile them
-@pytest.mark.repetitions(slow=8)
+@pytest.mark.repetitions(slow=6)
 @pytest.mark.parametrize("name", starting_with(LANGUAGE, EXACT))
 def test_two_devices_change_nothing(name):
     assert_close(by_fit(CASES[name].build(), devices=2), by_hand(name))
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=4)
+@pytest.mark.repetitions(slow=2)
 @pytest.mark.parametrize("name", EXACT[::3])
 def test_eight_devices_change_nothing(name):
     assert_close(by_fit(CASES[name].build(), devices=8), by_hand(name))
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=5)
+@pytest.mark.repetitions(slow=4)
 @pytest.mark.filterwarnings("ignore:the rows of a batch:UserWarning")
 @pytest.mark.parametrize("name", starting_with("Flax nnx, dropout", [n for n in CASES if n not in EXACT]))
 def test_batch_statistics_and_random_numbers_are_those_of_each_device(name):
@@ -186,7 +186,7 @@ def test_a_contrastive_loss_of_gathered_outputs_does_not_depend_on_the_number_of
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=6)
+@pytest.mark.repetitions(slow=4)
 @pytest.mark.parametrize("name", half(CASES, "Flax linen, batch normalization and dropout, module", odd=True))
 def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
     one = CASES[name].build()
@@ -195,7 +195,7 @@ def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
         assert bits_of(by_fit(one, resume=tmp_path / f"step-{step:08d}")) == results_bits(name), step
 
 
-@pytest.mark.repetitions(1, slow=4)
+@pytest.mark.repetitions(1, slow=2)
 @pytest.mark.parametrize("name", starting_with("row weights", EXACT[::4]))
 def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
     one = CASES[name].build()
@@ -205,7 +205,7 @@ def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
     assert_close(by_fit(one, shuffle=True, seed=3), models.by_hand(one, order=lambda epoch: orders[epoch]))
 
 
-@pytest.mark.repetitions(1, slow=8)
+@pytest.mark.repetitions(1, slow=5)
 @pytest.mark.parametrize("name", half([n for n in CASES if n != TREES], "DQN, target network in aux"))
 def test_a_loop_of_training_steps_computes_what_fit_does(name):
     """Batches of their true size, in a loop of the user around the jitted step."""

@@ -39,10 +39,7 @@ class Look:
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize(
-    ("devices", "resident"),
-    [(devices, resident) for devices in (1, 3) for resident in (True, False)],
-)
+@pytest.mark.parametrize(("devices", "resident"), [(devices, resident) for devices in (1, 3) for resident in (True, False)])
 def test_functions_receive_every_row_once_in_order_without_padding(devices, resident):
     look = Look()
     run = jfit.fit(mlp(), (X, Y), eval_metric=["acc", look, "loss"], devices=devices, data_on_device=resident, **SETTINGS)

@@ -125,20 +125,6 @@ def test_a_saved_position_continues_although_workers_had_read_ahead():
     it.close()
 
 
-def test_batches_are_not_overwritten_by_later_ones():
-    it = images(workers=1, ahead=1)
-    kept, wanted = [], []
-    for _ in range(3):
-        for batch in it:
-            kept.append(batch.data[0])
-            wanted.append(batch.data[0].copy())
-        it.reset()
-    it.close()
-    del it
-    gc.collect()
-    assert all(np.array_equal(a, b) for a, b in zip(kept, wanted, strict=True))
-
-
 def test_labels_from_a_list_and_keys_from_an_index(tmp_path):
     lines = tmp_path / "a.lst"
     lines.write_text("".join(f"{key}\t{100 + key}\t{key / 2}\tx.png\n" for key in range(10)))
@@ -211,7 +197,6 @@ pool.take()
 print(*pool.pids, flush=True)
 {then}
 """
-WAITS = "time.sleep(60)"
 WORKER = Path(jfit.data.__file__).parent / "images" / "worker.py"
 
 

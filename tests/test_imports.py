@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import jfit
 import jfit.mx as mx
-from jfit import counters, lazy
+from jfit import lazy
 
 ROOT = Path(jfit.__file__).parent
 
@@ -170,18 +169,3 @@ def test_lazy_packages_are_listed():
         ROOT / "parallel" / "__init__.py",
     ]
     assert lazy.homes_of({"a.b": "c d"}) == {"c": "a.b:c", "d": "a.b:d"}
-
-
-def test_new_arrays_compile_nothing_for_a_new_shape():
-    mx.nd.array([1, 2, 3])
-    with counters.counted() as counts:
-        made = [mx.nd.array([[1, 2.5, 3]]), mx.nd.array([[[1], [2]]], dtype="int32"), mx.nd.array([[True, False]])]
-        made += [mx.nd.zeros((3, 13)), mx.nd.ones((13, 3), dtype="int32"), mx.nd.array(made[0].asnumpy())]
-        made += [mx.nd.full((7, 11), -2.5)]
-    assert counts["compiles"] == 0
-    assert [a.dtype for a in made] == [np.float32, np.int32, np.float32, np.float32, np.int32, np.float32, np.float32]
-    assert made[0].asnumpy().tolist() == [[1, 2.5, 3]] and made[4].asnumpy().sum() == 39
-    source = np.ones(2, np.float32)
-    copy = mx.nd.array(source)
-    source[:] = 5
-    assert copy.asnumpy().tolist() == [1, 1]

@@ -29,32 +29,11 @@ def many(start, shape, count=20_000, key=KEY):
 
 
 # ------------------------------------------------------------------------------------------------ distributions
-FAN = {  # shape -> (fan in, fan out): dense, convolution, one group of channels, three dimensions, vector-like
-    (5, 3): (3, 5),
-    (8, 4, 3, 3): (36, 72),
-    (6, 1, 5, 5): (25, 150),
-    (2, 3, 2, 2, 3): (36, 24),
-    (7, 1): (1, 7),
-}
 
 
 def some(items, few):
     """Parameters of which a few are fast tests, the others slow ones."""
     return [item if few(item) else pytest.param(item, marks=pytest.mark.slow) for item in items]
-
-
-@pytest.mark.repetitions(2)
-@pytest.mark.parametrize("shape", some(FAN, lambda shape: shape in [(8, 4, 3, 3), (5, 3)]), ids=str)
-@pytest.mark.parametrize("factor", some(["avg", "in", "out"], lambda factor: factor == "in"))
-def test_xavier_and_msra_scale_with_fan_in_and_fan_out(shape, factor):
-    fan_in, fan_out = FAN[shape]
-    fan = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}[factor]
-    edge = math.sqrt(3 / fan)
-    flat = many(init.Xavier("uniform", factor, 3), shape).ravel()
-    assert stats.kstest(flat, stats.uniform(-edge, 2 * edge).cdf).pvalue > 1e-3
-    assert np.abs(flat).max() <= edge
-    normal = many(init.MSRAPrelu(factor, slope=0.5), shape).ravel()
-    assert stats.kstest(normal, stats.norm(0, math.sqrt(2 / 1.25 / fan)).cdf).pvalue > 1e-3
 
 
 @pytest.mark.repetitions(2)
@@ -90,7 +69,7 @@ def test_orthogonal_has_orthonormal_rows_or_columns_for_any_shape(shape, kind):
     np.testing.assert_allclose(small, np.eye(len(small)), atol=2e-6)
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(4, slow=24)
 @pytest.mark.parametrize(
     "case",
     some(RECORDED["random"], lambda case: case["shape"] == [3, 2, 1, 5]),

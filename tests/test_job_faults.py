@@ -93,35 +93,51 @@ def test_errors_of_collectives_are_those_of_another_process():
 
 
 # ------------------------------------------------------------------------------------------------ stops, threads as processes
+def thread(function, *args):
+    begun = threading.Thread(target=function, args=args, daemon=True)
+    begun.start()
+    return begun
+
+
+def at_once(function, arguments):
+    """Call the function with each of the arguments, in threads, and wait for them."""
+    for begun in [thread(function, *args) for args in arguments]:
+        begun.join(60)
+
+
+@contextlib.contextmanager
+def hub_of(count, host="127.0.0.1"):
+    """A hub, and the connections of processes to it, from which nobody reads yet."""
+    settings = Settings(f"{host}:{free_port()}", count, 0, None, "this test")
+    hub, channels = Hub(listen(settings), count), [None] * count
+
+    def join(rank):
+        about = {"pid": 10 + rank, "host": "here", "versions": {}}
+        channels[rank] = connect(settings._replace(rank=rank), about, 30)[0]
+
+    try:
+        joining = [thread(join, rank) for rank in range(count)]
+        hub.welcome(30, lambda: {"type": "welcome"})
+        for begun in joining:
+            begun.join(30)
+        yield hub, channels
+    finally:
+        hub.close()  # first: a channel may be sending to it, and it to one that does not read
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+
+
 @contextlib.contextmanager
 def connected(count):
     """The stopping points of `count` processes, which are threads."""
-    first = Settings(f"127.0.0.1:{free_port()}", count, 0, None, "this test")
-    settings = [first._replace(rank=rank) for rank in range(count)]
-    server, channels = listen(settings[0]), [None] * count
-    hub = Hub(server, count)
-
-    def join(rank):
-        channels[rank] = connect(settings[rank], {"pid": 10 + rank, "host": "here", "versions": {}}, 30)[0]
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(count)]
-    try:
-        for thread in threads:
-            thread.start()
-        hub.welcome(30, lambda: {"type": "welcome"})
-        for thread in threads:
-            thread.join()
+    with hub_of(count) as (hub, channels):
         HubStops(hub)
         stops = [Stops(channel, lambda function: function()) for channel in channels]
         hub.start()
         for channel in channels:
             channel.start()
         yield stops
-    finally:
-        for channel in channels:
-            if channel is not None:
-                channel.close()
-        hub.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -151,11 +167,7 @@ def test_processes_stop_at_the_same_point(seed):
     with connected(count) as stops:
         for _ in range(2):  # the second stop is one of another round
             passed[:], results[:] = [0] * count, [None] * count
-            threads = [threading.Thread(target=run, args=(rank, stop), daemon=True) for rank, stop in enumerate(stops)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
+            at_once(run, enumerate(stops))
             assert None not in results and len(set(results)) == 1, results
             point, agreed = results[0]
             assert point >= min(wants.values()) and agreed.rank in wants
@@ -173,11 +185,7 @@ def test_equal_decisions_stop_at_the_point_where_they_are_made():
                 if flag.agree("enough" if step == 7 else None) is not None:
                     return
 
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        at_once(run, [(rank,) for rank in range(3)])
         assert [len(p) for p in points] == [7, 7, 7]
 
 
@@ -190,26 +198,18 @@ def test_a_restarted_job_waits_for_the_port_of_the_one_before():
 
 def test_a_second_stop_waits_for_the_processes_that_have_not_made_the_first():
     with connected(2) as stops:
-        first = [None, None]
-        fast = threading.Thread(target=lambda: first.__setitem__(0, _next_stop(stops[0], "enough")), daemon=True)
-        fast.start()
-        fast.join(60)  # rank 0 has made the stop, rank 1 has not even come to it
+        first, again = [None, None], [None, None]
+
+        def stop(rank, found, reason=None):
+            found[rank] = _next_stop(stops[rank], reason)
+
+        at_once(stop, [(0, first, "enough")])  # rank 0 has made the stop, rank 1 has not even come to it
         assert first[0].reason == "enough"
         wait_until(lambda: stops[1].is_next)  # the message to its thread may come a little later
-        again = [None, None]
-        threads = [
-            threading.Thread(target=lambda: again.__setitem__(0, _next_stop(stops[0], "more")), daemon=True),
-            threading.Thread(
-                target=lambda: (first.__setitem__(1, _next_stop(stops[1])), again.__setitem__(1, _next_stop(stops[1])))
-            ),
-        ]
-        threads[0].start()
-        deadline = time.monotonic() + 60
-        while not stops[1]._hold_later and time.monotonic() < deadline:
-            time.sleep(0.001)
-        threads[1].start()
-        for thread in threads:
-            thread.join(60)
+        ahead = thread(stop, 0, again, "more")
+        wait_until(lambda: stops[1]._hold_later)
+        at_once(lambda: (stop(1, first), stop(1, again)), [()])
+        ahead.join(60)
         assert first[1] == first[0] and again[0] == again[1] and again[0].reason == "more"
         assert stops[0].round == stops[1].round == 2 and stops[0].passed == stops[1].passed
 
@@ -234,11 +234,10 @@ def test_a_flag_is_set_by_the_signal_of_another_process():
                     seen.append(flag.signal)
                     return
 
-        thread = threading.Thread(target=other, daemon=True)
         interrupts.use_flags(lambda: AgreedFlag(stops[0]))
         try:
             with jfit.graceful_stop(interrupt=True) as outer, interrupts.stop_flag().watching(terminate=True) as flag:
-                thread.start()
+                begun = thread(other)
                 signal.raise_signal(signal.SIGTERM)
                 assert not flag.set  # not before the others
                 while not flag:
@@ -246,7 +245,7 @@ def test_a_flag_is_set_by_the_signal_of_another_process():
                 assert flag.signal is outer.signal is signal.SIGTERM and flag.owned and outer.set
         finally:
             interrupts.use_flags(None)
-        thread.join(60)
+        begun.join(60)
         assert seen == [signal.SIGTERM]
 
 
@@ -265,12 +264,11 @@ def test_a_coordinator_that_is_not_there():
 
 def test_a_program_that_is_no_coordinator():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=lambda: server.accept()[0].close(), daemon=True)
-        thread.start()
+        begun = thread(lambda: server.accept()[0].close())
         settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, None, "this test")
         with pytest.raises(JobError, match=r"rank 0 at .* did not answer rank 1"):
             connect(settings, {}, 1)
-        thread.join(10)
+        begun.join(10)
 
 
 FIRST = {"pid": 10, "host": "here", "versions": {"jfit": "1", "jax": "0.1"}, "token": "abc"}
@@ -294,12 +292,11 @@ def test_unfit_greetings_and_silent_connections_do_not_stop_the_start(caplog, mo
     monkeypatch.setattr("jfit.distributed.connection._GREETING_SECONDS", 30)  # longer than this test
     settings = Settings(f"127.0.0.1:{free_port()}", 2, 0, None, "this test")
     hub, channels = Hub(listen(settings), 2, FIRST), [None, None]
-    welcome = threading.Thread(target=hub.welcome, args=(60, lambda: {"type": "welcome"}), daemon=True)
     greet = {"type": "jfit-job-1", "rank": 1, "num_processes": 2, **FIRST, "pid": 11}
     short = b'{"type":"jfit-job-1","rank":1,"num_processes":2,"pid":11,"host":"h"}'.ljust(80 - 12)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(settings.address)) for _ in range(10)]
-        welcome.start()
+        welcome = thread(hub.welcome, 60, lambda: {"type": "welcome"})
         for change in UNFIT.values():
             connection = open_connection(settings.address, 10)
             connection.send({**greet, **change})
@@ -319,11 +316,8 @@ def test_unfit_greetings_and_silent_connections_do_not_stop_the_start(caplog, mo
         def join(rank):
             channels[rank] = connect(settings._replace(rank=rank), {**FIRST, "pid": 10 + rank}, 60)[0]
 
-        threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in (*threads, welcome):
-            thread.join(60)
+        at_once(join, [(0,), (1,)])
+        welcome.join(60)
         assert None not in channels and sorted(hub.peers) == [0, 1]
         for channel in channels:
             channel.close()
@@ -340,13 +334,12 @@ def test_a_job_that_does_not_begin_says_who_was_turned_away():
         except JobError as error:
             errors.append(str(error))
 
-    thread = threading.Thread(target=join, daemon=True)
-    thread.start()
+    begun = thread(join)
     with pytest.raises(
         JobError, match=r"ranks 0, 1 of 2 did not .*; turned away: rank 1 \(process 11 on here\) has another token"
     ):
         hub.welcome(1, dict)
-    thread.join(60)
+    begun.join(60)
     assert "rank 1 (process 11 on here) has another token" in errors[0] and "JFIT_JOB_TOKEN" in errors[0]
 
 
@@ -383,16 +376,6 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
     assert killed == [(pid, signal.SIGKILL)]
 
 
-def test_a_process_that_does_not_come():
-    settings = Settings(f"127.0.0.1:{free_port()}", 3, 0, None, "this test")
-    hub = Hub(listen(settings), 3)
-    try:
-        with pytest.raises(JobError, match=r"ranks 0, 1, 2 of 3 did not connect to rank 0 within 0 s"):
-            hub.welcome(0.1, dict)
-    finally:
-        hub.close()
-
-
 def test_init_after_a_computation_is_refused():
     jax.numpy.ones(1).block_until_ready()
     with pytest.raises(RuntimeError, match=r"jfit.distributed.init was called after JAX had started its devices"):
@@ -405,30 +388,6 @@ def wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "what was waited for did not happen"
         time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def hub_of(count, host="127.0.0.1"):
-    """A hub, and the connections of processes to it, from which nobody reads yet."""
-    settings = Settings(f"{host}:{free_port()}", count, 0, None, "this test")
-    hub, channels = Hub(listen(settings), count), [None] * count
-
-    def join(rank):
-        channels[rank] = connect(settings._replace(rank=rank), {"pid": 10 + rank, "host": "here"}, 30)[0]
-
-    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in range(count)]
-    try:
-        for thread in threads:
-            thread.start()
-        hub.welcome(30, lambda: {"type": "welcome"})
-        for thread in threads:
-            thread.join(30)
-        yield hub, channels
-    finally:
-        hub.close()  # first: a channel may be sending to it, and it to one that does not read
-        for channel in channels:
-            if channel is not None:
-                channel.close()
 
 
 class Ended(list):
@@ -470,17 +429,14 @@ def test_a_slow_transfer_is_a_sign_of_life():
     left, right = socket.socketpair()
     sender, receiver = Connection(left), Connection(right)
     data = bytes(24 << 20)
-    thread = threading.Thread(target=sender.send, args=({"type": "large"}, data), daemon=True)
-    thread.start()
+    begun = thread(sender.send, {"type": "large"}, data)
     seen = []
     try:
         wait_until(lambda: sender.silent_for(time.monotonic(), False) > 0.2)  # nobody reads
         assert not sender.try_send({"type": "beat"})  # and this does not wait
         before = sender.moved_at, receiver.moved_at
-        reader = threading.Thread(target=lambda: seen.append(receiver.receive()), daemon=True)
-        reader.start()
-        reader.join(60)
-        thread.join(60)
+        at_once(lambda: seen.append(receiver.receive()), [()])
+        begun.join(60)
         assert seen == [({"type": "large"}, data)]
         assert sender.moved_at > before[0] and receiver.moved_at > before[1]
         assert sender.try_send({"type": "beat"}) and receiver.receive() == ({"type": "beat"}, b"")
@@ -648,8 +604,7 @@ def test_a_slow_stranger_has_one_deadline(pause, monkeypatch):
             while not stop.wait(pause):
                 left.sendall(b" ")
 
-    thread = threading.Thread(target=drip, daemon=True)
-    thread.start()
+    begun = thread(drip)
     hub = Hub(socket.socket(), 2)
     try:
         begin = time.monotonic()
@@ -657,7 +612,7 @@ def test_a_slow_stranger_has_one_deadline(pause, monkeypatch):
         assert 0.25 < time.monotonic() - begin < 4
     finally:
         stop.set()
-        thread.join(10)
+        begun.join(10)
         left.close()
         hub.close()
 
@@ -675,12 +630,11 @@ def test_an_answer_that_is_no_welcome_and_a_connection_to_oneself():
             connection.send(connection.receive()[0])
             connection.close()
 
-        thread = threading.Thread(target=echo, daemon=True)
-        thread.start()
+        begun = thread(echo)
         settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, None, "this test")
         with pytest.raises(JobError, match=r"did not answer rank 1 \(it sent a message of type 'jfit-job-1'\)"):
             connect(settings, {}, 5)
-        thread.join(10)
+        begun.join(10)
     own = socket.socket()
     own.bind(("127.0.0.1", 0))
     own.connect(own.getsockname())  # as the kernel may do for a port from which it also takes outgoing ones
@@ -701,8 +655,11 @@ def test_the_coordinator_listens_at_its_own_address():
 def test_ranks_are_claimed_beside_strangers():
     settings = Settings(f"127.0.0.1:{free_port()}", 2, -1, None, "this test")
     ranks = []
-    threads = [threading.Thread(target=lambda: ranks.append(claim_rank(settings, 30).rank), daemon=True) for _ in range(2)]
-    threads[0].start()
+
+    def claim():
+        ranks.append(claim_rank(settings, 30).rank)
+
+    first = thread(claim)
 
     def stranger():
         with contextlib.suppress(OSError), socket.create_connection(settings.address, 1) as sock:
@@ -710,9 +667,8 @@ def test_ranks_are_claimed_beside_strangers():
             return True
 
     wait_until(stranger)
-    threads[1].start()
-    for thread in threads:
-        thread.join(60)
+    at_once(claim, [()])
+    first.join(60)
     assert sorted(ranks) == [0, 1]
 
 
@@ -729,19 +685,11 @@ DIFFERENT = """
     jfit.distributed.exchange("x" * 100, "begin")
     jfit.distributed.exchange(None, "score" if jfit.distributed.is_main() else "barrier")
 """
-MEASURED = (
-    "kill-with-child",
-    "kill",
-    "stop",
-    "loader-raises",
-    "loader-stalls",
-    "term",
-    "term-evaluation",
-    "term-compile",
-    "term-save",
-)
+MEASURED = ["kill-with-child", "kill", "stop", "loader-raises", "loader-stalls"]
+MEASURED += ["term", "term-evaluation", "term-compile", "term-save"]
 
 
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("action", MEASURED)
 def test_an_event_ends_the_job_as_the_table_says(action, tmp_path):

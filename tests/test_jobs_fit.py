@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from job_fit_work import X, Y, arrays, by_hand, network, parts_read, reduced, streams, work
-from jobs import run_job
+from jobs import once, run_job
 
 import jfit
 from jfit.callbacks import saving
@@ -106,17 +106,18 @@ def test_parts_of_data_are_disjoint_and_complete():
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(tmp_path_factory):
     """What one process with four devices computes."""
-    return work(0, 1, 4, parts_read, arrays, streams, reduced, by_hand)
+    return once(tmp_path_factory, "alone", lambda folder: work(0, 1, 4, parts_read, arrays, streams, reduced, by_hand))
 
 
+# All tests of these two are `optimized`, so that the job runs once.
 @pytest.fixture(scope="module")
 def two_by_two(tmp_path_factory):
     """What two processes with two devices each compute, by rank."""
     functions = ["parts_read", "arrays", "streams", "reduced", "by_hand", "resumed", "refused"]
     functions = ", ".join(f"here.{name}" for name in [*functions, "padded_iterators", "other_devices"])
-    return run_job(SCRIPT % functions, 2, 2, folder=tmp_path_factory.mktemp("two")).values
+    return once(tmp_path_factory, "two_by_two", lambda folder: run_job(SCRIPT % functions, 2, 2, folder=folder).values)
 
 
 @pytest.mark.slow
@@ -156,6 +157,7 @@ def test_arrays_from_the_host_train_score_and_predict_as_in_one_process(alone, t
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_streams_of_processes_are_one_stream(alone, two_by_two):
     for name in ("stream_params", "stream_epochs"):
         np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6)
@@ -168,6 +170,7 @@ def test_streams_of_processes_are_one_stream(alone, two_by_two):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_rows_with_which_iterators_fill_batches_are_left_out(two_by_two):
     predicted = [values["padded_predicted"] for values in two_by_two]
     assert [len(p) for p in predicted] == [19, 29]
@@ -177,6 +180,7 @@ def test_rows_with_which_iterators_fill_batches_are_left_out(two_by_two):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_other_numbers_of_devices_are_an_error_in_all_processes(two_by_two):
     messages = two_by_two[0]["other_devices"]
     assert "own devices [0, 1] (rank 0: [0])" in messages["fit"]
@@ -227,12 +231,14 @@ def test_the_time_for_a_batch_is_that_of_this_process(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_state_per_device_is_gathered(alone, two_by_two):
     for name in (name for name in alone if name.startswith(("sharded", "2bit"))):
         np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_a_step_by_hand(alone, two_by_two):
     for name in ("hand", "hand_own", "hand_state", "hand_outputs"):
         np.testing.assert_allclose(two_by_two[0][name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -248,6 +254,7 @@ def test_a_resumed_run_reads_the_stream_of_each_process_from_its_position(two_by
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_streams_that_do_not_fit_together_name_the_rank(two_by_two):
     assert "rank 1 of the job has a batch of 'data' (rows, 5) int32" in two_by_two[0]["refused"]
 

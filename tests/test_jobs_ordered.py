@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jobs import run_job
+from jobs import once, run_job
 
 from jfit.parallel.ordered import process_slices
 from jfit.parallel.ordered_job import Gather, _packed, _unpacked
@@ -79,12 +79,16 @@ for own in {1: [False], 2: [False, True]}.get(count, []):
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory):
     """What the processes of each layout report, the layouts one after the other."""
-    checkpoints, results = tmp_path_factory.mktemp("checkpoints"), {}
-    for (processes, devices), stop in LAYOUTS.items():
-        folder = tmp_path_factory.mktemp(f"job{processes}x{devices}")
-        options = {"folder": folder, "environment": {"STOP": str(stop)}, "arguments": [str(checkpoints)]}
-        results[processes, devices] = run_job(SCRIPT, processes, devices, **options).values
-    return results
+
+    def run(folder):
+        results = {}
+        for (processes, devices), stop in LAYOUTS.items():
+            options = {"environment": {"STOP": str(stop)}, "arguments": [str(folder / "checkpoints")]}
+            job = run_job(SCRIPT, processes, devices, folder=folder / f"{processes}x{devices}", **options)
+            results[processes, devices] = job.values
+        return results
+
+    return once(tmp_path_factory, "layouts", run)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import jfit
-from jfit.callbacks import replicas
 from jfit.checkpoints import same_run
 from jfit.checkpoints.fingerprint import describe_data
 from jfit.checkpoints.saved import folders_of, read, record_of
@@ -258,19 +257,6 @@ def test_differences_of_processes():
     described = describe_data(ArrayData({"a": np.zeros((3, 2)), "b": [1, 2, 3]}, weight=np.ones(3)))
     assert described["rows"] == 3 and list(described["data"]) == ["a", "b", "weight"]
     assert described["data"]["a"].startswith("float32 (2,), sample ")
-
-
-def test_digests_of_copies():
-    leaves = [np.arange(6).astype(dtype).reshape(2, 3) for dtype in ("float32", "float16", "int8", "uint16", "bool")]
-    before = np.asarray(replicas._digests(leaves))
-    for i, leaf in enumerate(leaves):
-        one = leaf.copy()
-        one[0, 0] = 9
-        for changed in (np.roll(leaf, 1), one):
-            after = np.asarray(replicas._digests([*leaves[:i], changed, *leaves[i + 1 :]]))
-            assert [*np.flatnonzero(before != after)] == [i], leaf.dtype
-    assert replicas._who(np.array([7, 7, 5, 7], np.uint32)) == "in device 2 differs from the other 3 copies"
-    assert replicas._who(np.array([7, 5], np.uint32)) == "differs between device 0 and device 1"
 
 
 def test_check_replicas_finds_a_device_that_differs():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 import warnings
 import weakref
 
@@ -200,18 +199,6 @@ def test_ctrl_c_between_two_epochs_starts_no_further_epoch():
     press = lambda_callback(epoch_end=lambda event: os.kill(os.getpid(), signal.SIGINT))
     run = train(num_epoch=5, callbacks=[press])
     assert run.interrupted and run.position == {"epoch": 1, "batch": 0, "step": 7}
-
-
-def test_a_second_ctrl_c_raises_at_once():
-    def press(event):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        train(callbacks=[lambda_callback(every=2, step=press)])
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_training_works_in_a_thread_that_cannot_handle_signals():

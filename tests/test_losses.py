@@ -128,13 +128,6 @@ def test_functions_of_optax_and_partials_are_recognized():
 
 
 # ------------------------------------------------------------------------------------------------ training
-def test_a_loss_by_name_trains_as_the_function_of_optax(classes):
-    run = fit(linear, classes, params=START, loss="cross_entropy")
-    other = fit(linear, classes, params=START, loss=optax.softmax_cross_entropy_with_integer_labels)
-    np.testing.assert_array_equal(run.params["w"], other.params["w"])
-    assert run.score(classes)["loss"] == pytest.approx(
-        log_loss(classes[1], special.softmax(run.predict(classes[0]), -1), labels=range(4)), rel=1e-5
-    )
 
 
 def by_hand(x, label, batch_size, rate=0.5):

@@ -89,6 +89,7 @@ def digits(shape):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.repetitions(slow=2)
 @pytest.mark.parametrize(
     ("net", "data", "optimizer"),
     [

@@ -140,6 +140,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.repetitions(slow=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_of_fit_have_the_numbers_of_one_device(case):

@@ -81,7 +81,7 @@ FORMS = {
 }
 
 
-@pytest.mark.repetitions(3)
+@pytest.mark.repetitions(3, slow=16)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("metric", ["auto", "acc"])
 def test_accuracy_fits_the_labels(form, metric):
@@ -89,7 +89,7 @@ def test_accuracy_fits_the_labels(form, metric):
     assert score(x, y, loss, metric)["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=5)
 @pytest.mark.parametrize("form", FORMS)
 def test_training_and_evaluation_count_the_same(form):
     x, y, loss, correct = FORMS[form]
@@ -248,15 +248,6 @@ def test_regression_chooses_the_mean_squared_error_over_all_rows(loss, shape):
     assert result["mse"] == pytest.approx(sk.mean_squared_error(y.reshape(ROWS, -1), x.reshape(ROWS, -1)), rel=1e-5)
 
 
-def test_micro_averages_of_errors_are_over_all_rows():
-    x, y = RNG.normal(size=(2, ROWS)).astype("float32")
-    metrics = jfit.metrics.get(["mse", "mae", "rmse"], average="micro")
-    result = score(x, y, optax.l2_loss, metrics)
-    assert result["mse"] == pytest.approx(sk.mean_squared_error(y, x), rel=1e-5)
-    assert result["mae"] == pytest.approx(sk.mean_absolute_error(y, x), rel=1e-5)
-    assert result["rmse"] == pytest.approx(sk.root_mean_squared_error(y, x), rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ what was chosen
 @pytest.mark.slow
 def test_the_choice_is_readable_and_printed_with_progress():
@@ -373,11 +364,3 @@ def test_losses_by_name_are_recognized(name, form):
 def test_losses_of_values_by_name_choose_mse(name):
     y = RNG.normal(size=ROWS).astype("float32")
     assert score(SCORES, y, name)["mse"] == pytest.approx(sk.mean_squared_error(y, SCORES), rel=1e-5)
-
-
-def test_ignore_index_of_the_loss_is_not_counted():
-    counts = RNG.random(TOKENS.shape) < 0.7
-    loss = jfit.losses.get("cross_entropy", ignore_index=-5)
-    result = score(TOKEN_LOGITS, np.where(counts, TOKENS, -5), loss, ["acc", "ce"])
-    assert result["accuracy"] == pytest.approx(TOKENS_RIGHT[counts].mean(), rel=1e-6)
-    assert result["cross-entropy"] == pytest.approx(result["loss"], rel=1e-5)

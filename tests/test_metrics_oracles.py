@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from pathlib import Path
 
 import jax
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import sklearn.metrics as oracle
+from cases import metric_updates as recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -344,9 +344,6 @@ def test_docs_page_is_up_to_date():
 
 
 # ------------------------------------------------------------------------------------------------ as MXNet recorded it
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import metric_updates as recorded  # noqa: E402
-
 QUICK = ("pcc_numbers",)
 
 

@@ -243,16 +243,6 @@ def test_a_module_trains_as_in_plain_code_of_its_framework(trained):
     np.testing.assert_allclose(run.predict(X), plain.evaluate(params, aux, X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("make", MODULES)
-def test_fewer_rows_than_a_batch_are_not_padded_for_batch_statistics(make):
-    plain = make()
-    run, (params, aux, losses) = train(plain.module, batch_size=64), by_hand(plain, 64)
-    np.testing.assert_allclose(run.history.column("loss"), losses, rtol=1e-5)
-    assert_close((run.params, run.aux), (params, aux))
-
-
 class DropoutOnly(nnx.Module):
     def __init__(self):
         self.linear, self.drop = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=1))

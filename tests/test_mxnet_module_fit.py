@@ -382,7 +382,7 @@ INVALID = {  # place of the value, value, message
 }
 
 
-@pytest.mark.repetitions(4)
+@pytest.mark.repetitions(4, slow=7)
 @pytest.mark.parametrize("make", [Module, chain_of_modules, BucketingModule], ids=["one", "chain", "buckets"])
 @pytest.mark.parametrize("kind", INVALID)
 @pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])

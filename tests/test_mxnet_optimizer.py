@@ -122,15 +122,6 @@ def test_the_updater_equals_the_pure_transformation_bit_for_bit():
         np.testing.assert_array_equal(states[i][0], after.slots["momentum"][i])
 
 
-def test_a_changed_weight_decay_does_not_recompile():
-    optimizer, (indices, weights, grads) = SGD(momentum=0.9, wd=0.1), problem(2)
-    weights, states = apply_update(optimizer, indices, weights, grads, [None, None])
-    optimizer.wd = 0.2
-    with counters.counted() as seen:
-        apply_update(optimizer, indices, weights, grads, states)
-    assert not seen["compiles"]
-
-
 class Hooked:
     """What a subclass may say of an index, in MXNet's names."""
 

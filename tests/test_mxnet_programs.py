@@ -211,7 +211,7 @@ def trained(config):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=6)
+@pytest.mark.repetitions(slow=3)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     trained("sgd" if config != "sgd" else "momentum")
@@ -220,6 +220,7 @@ def test_a_module_trains_after_others_as_it_does_with_new_programs(config):
     jax.tree.map(np.testing.assert_array_equal, expected, trained(config))
 
 
+@pytest.mark.repetitions(slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("fixed", [("fullyconnected0_weight", "fullyconnected0_bias"), ()])

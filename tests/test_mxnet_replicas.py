@@ -82,6 +82,7 @@ def test_twenty_updates_have_the_numbers_of_the_contexts_without_groups():
     equal(results(fitted(perceptron, PAIRS, TWO)), results(fitted(perceptron, None, TWO)))
 
 
+@pytest.mark.repetitions(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [None, [1, 2]], ids=["even", "uneven"])
 @pytest.mark.parametrize("groups", [PAIRS, ONE_FOR_ALL, DICTS], ids=["lists", "one for all", "dicts"])
@@ -97,6 +98,7 @@ def test_twenty_updates_have_the_numbers_of_one_device_also_if_a_context_is_pass
         equal(results(fitted(dense, GROUPS, context)), one)
 
 
+@pytest.mark.repetitions(slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

@@ -37,7 +37,7 @@ def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
     run.check_states({str(index): flat(state) for index, state in states.items()})
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("read", [("gradients",), ("outputs", "gradients")], ids="+".join)
 @pytest.mark.parametrize("name", ["sgd_1", "grad_add", "md2_kvnone", "md2_2bit_device", "md3_uneven_local"])
 def test_reading_outputs_in_between_gives_the_same_training(name, read, monkeypatch):
@@ -45,7 +45,7 @@ def test_reading_outputs_in_between_gives_the_same_training(name, read, monkeypa
     trained(next(c for c in CASES if c["name"] == name), monkeypatch, read)
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=3)
 @pytest.mark.parametrize("case", [c for c in CASES if c["name"] in TWINS], **ids)
 def test_the_shard_map_implementation_gives_the_same_training(case, monkeypatch):
     monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")

@@ -167,47 +167,6 @@ def test_invalid_shapes_raise():
         node("SoftmaxOutput")[2](draw(4, 5), jnp.zeros(3))
 
 
-LAID_OUT = [
-    ("Convolution", {"kernel": (3, 2), "num_filter": 6, "num_group": 2, "pad": (1, 0)}, (32, 4, 8, 8), [(6, 2, 3, 2), (6,)]),
-    ("Convolution", {"kernel": (3, 3), "num_filter": 3, "pad": (1, 1)}, (32, 2, 6, 5), [(3, 2, 3, 3), (3,)]),
-    (
-        "Deconvolution",
-        {"kernel": (3, 3), "num_filter": 4, "num_group": 2, "stride": (2, 2), "adj": (1, 1)},
-        (2, 4, 4, 5),
-        [(4, 2, 3, 3)],
-    ),
-    (
-        "Deconvolution",
-        {"kernel": (4, 4), "num_filter": 2, "stride": (2, 2), "target_shape": (9, 9)},
-        (2, 3, 5, 5),
-        [(3, 2, 4, 4)],
-    ),
-    ("Pooling", {"kernel": (2, 2), "stride": (2, 2)}, (2, 3, 6, 4), []),
-    ("Pooling", {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"}, (2, 3, 6, 6), []),
-    ("Pooling", {"kernel": (2, 2), "stride": (2, 2), "pool_type": "lp", "p_value": 2}, (2, 3, 6, 4), []),
-    ("Pooling", {"global_pool": True}, (2, 3, 6, 4), []),
-    ("BatchNorm", {"fix_gamma": False}, (4, 3, 2, 2), [(3,)] * 2),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.repetitions(3)
-@pytest.mark.parametrize(("op", "attrs", "size", "params"), LAID_OUT)
-def test_channels_last_equals_channels_first(op, attrs, size, params):
-    record, _, f = node(op, **attrs)
-    args = [draw(*size), *[draw(*s, seed=k + 1) for k, s in enumerate(params)], *(BN[2:] if record.aux else ())]
-
-    def value(data, *rest, last):
-        out = f(jnp.transpose(data, (0, 2, 3, 1)) if last else data, *rest, channels_last=last)
-        out = out[0][0] if record.aux else out
-        out = jnp.transpose(out, (0, 3, 1, 2)) if last else out
-        return (out * jnp.cos(jnp.arange(out.size).reshape(out.shape))).sum(), out
-
-    first, last = (jax.grad(lambda *a: value(*a, last=k), range(1 + len(params)), has_aux=True)(*args) for k in (False, True))  # noqa: B023
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(last), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 3)])
 def test_max_pooling_sends_the_gradient_of_ties_to_the_first_maximum(kernel):

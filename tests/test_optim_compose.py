@@ -80,7 +80,7 @@ def test_masked_leaves_are_unchanged(rule):
     equal(updates, {**want, "fc_bias": tree(1)["fc_bias"]})
 
 
-@pytest.mark.repetitions(slow=12)
+@pytest.mark.repetitions(slow=6)
 @each_kind
 def test_multi_steps_equal_one_step_with_the_mean_gradient(rule):
     gathered = optax.MultiSteps(create_rule(rule), 2)
@@ -115,7 +115,7 @@ def test_the_state_shape_can_be_evaluated_and_each_leaf_has_its_own_buffer(rule)
         assert len(set(pointers)) == len(pointers)
 
 
-@pytest.mark.repetitions(slow=12)
+@pytest.mark.repetitions(slow=6)
 @each_kind
 def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
     transform, traces = create_rule(rule), []
@@ -138,7 +138,7 @@ def test_one_program_serves_all_learning_rates_and_donates_its_state(rule):
     close((weights, state), wanted)
 
 
-@pytest.mark.repetitions(slow=12)
+@pytest.mark.repetitions(slow=6)
 @each_kind
 def test_a_vmapped_update_equals_single_updates(rule):
     transform = create_rule(rule)
@@ -217,6 +217,7 @@ def test_noise_depends_on_learning_rate_and_name_and_not_on_the_devices():
         np.testing.assert_allclose(replicated["b_weight"][k], first["b_weight"], rtol=1e-6)
 
 
+@pytest.mark.repetitions(slow=10)
 @pytest.mark.parametrize(
     "name",
     [n if n in ("lion", "nadamw", "polyak_sgd") else pytest.param(n, marks=pytest.mark.slow) for n in optax_names()],

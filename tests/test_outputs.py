@@ -368,7 +368,7 @@ def rows_of(tree, low, high):
     return jax.tree.map(lambda v: v[low:high], tree, is_leaf=lambda v: isinstance(v, list) and not hasattr(v[0], "shape"))
 
 
-@pytest.mark.repetitions(1, slow=12)
+@pytest.mark.repetitions(1, slow=7)
 @pytest.mark.parametrize("form", ARGUMENTS)
 @pytest.mark.parametrize("source", ["arrays", "stream", "devices"])
 def test_arguments_are_arrays_or_pytrees(form, source):
@@ -541,7 +541,7 @@ FORMS = {
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_gathered_losses_are_those_of_one_device(form, devices, recwarn):

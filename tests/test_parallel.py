@@ -72,18 +72,6 @@ def test_convolutions_agree_on_1_2_and_8_devices():
         assert_close(state.params, wanted.params, 1e-5)
 
 
-@pytest.mark.slow
-def test_weights_and_micro_batches_agree_on_any_number_of_devices():
-    batch = weighted(batch_of(7), [1, 0.5, 0, 1, 2, 0, 1], [1, 1, 1, 1, 0, 0, 1])
-    wanted, told = trained(mlp(), batch, 1, "adam")
-    for devices, parts in ((2, 2), (8, 1), (2, 4)):
-        state, out = trained(mlp(), batch, devices, "adam", micro_batches=parts)
-        assert_close(state.params, wanted.params, 1e-5)
-        assert_close(out.loss, told.loss, 1e-5)
-        assert_close(state.metrics.metrics, wanted.metrics.metrics, 1e-5)
-        assert_replicas_equal(state)
-
-
 def test_evaluation_agrees_on_any_number_of_devices():
     batch = weighted(batch_of(11), [1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1])
     state, found = jfit.init_state(mlp(), "sgd", batch.inputs), []
@@ -95,18 +83,6 @@ def test_evaluation_agrees_on_any_number_of_devices():
         assert_replicas_equal(totals)
         found.append(values(ACC, counters.read(totals)))
     assert found[1] == pytest.approx(found[0], rel=1e-6) and found[2] == pytest.approx(found[0], rel=1e-6)
-
-
-def test_a_function_as_a_model_runs_on_several_devices():
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=optax.l2_loss, params={"w": jnp.zeros(3)})
-    batch = {"x": np.arange(15, dtype=np.float32).reshape(5, 3) / 15, "label": np.ones(5, np.float32)}
-    states = []
-    for devices in (1, 2):
-        parallel = jfit.data_parallel(jfit.train_step(model, optax.adam(0.1)), devices)
-        state, out = parallel(parallel.place(jfit.init_state(model, optax.adam(0.1), batch)), batch)
-        assert out.lr is None
-        states.append(state)
-    assert_close(states[0].params, states[1].params)
 
 
 def test_time_major_batches_are_split_along_the_batch_axis():

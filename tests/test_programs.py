@@ -113,7 +113,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=9)
 @pytest.mark.parametrize("what", CHANGES)
 def test_each_change_of_the_program_is_noticed(what):
     """After an unchanged run, a changed one gives the same parameters as in an empty process."""
@@ -594,7 +594,7 @@ def trained_with(name, change, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=8)
+@pytest.mark.repetitions(slow=5)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_are_arguments_give_the_bits_of_constants(name, monkeypatch):
     options = {"clip_norm": 0.7, "clip_value": 0.3} if list(NUMBERS).index(name) % 2 else {}

@@ -141,17 +141,6 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert same(done, again) and again.position == done.position
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_previous(tmp_path):
-    train(num_epoch=3, checkpoint=tmp_path)
-    newest = jfit.checkpoint.latest(tmp_path)
-    assert newest is not None
-    file = newest / "state.safetensors"
-    file.write_bytes(file.read_bytes()[:-4] + b"oops")
-    with pytest.warns(UserWarning, match="damaged"):
-        again = train(num_epoch=4, checkpoint=tmp_path, resume=True)
-    assert same(again, train(num_epoch=4))
-
-
 def test_a_checkpoint_of_another_network_raises_with_the_names(tmp_path):
     train(num_epoch=1, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, expected"):

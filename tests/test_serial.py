@@ -2,12 +2,9 @@
 
 import json
 import linecache
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import jfit
 from jfit import sym
@@ -161,72 +158,12 @@ def test_the_message_names_the_file(tmp_path):
         sym.load(tmp_path / "none.json")
 
 
-LEAF = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["null", "Concat", "(3, 3)"])
-)
-ANY = st.recursive(
-    LEAF,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
 def places(value, path=()):
     """Every place in a JSON value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in items:
         yield from places(part, (*path, key))
-
-
-TEXT = small_net().tojson()
-PLACES = [p for p in places(json.loads(TEXT)) if p]
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.tuples(st.sampled_from(PLACES), ANY, st.booleans()), min_size=1, max_size=3))
-def test_a_mutated_file_is_read_or_raises(changes):
-    graph = json.loads(TEXT)
-    for path, value, remove in changes:
-        part = graph
-        try:
-            for key in path[:-1]:
-                part = part[key]
-            if remove:
-                del part[path[-1]]
-            else:
-                part[path[-1]] = value
-        except (KeyError, IndexError, TypeError):
-            pass  # an earlier change took the place away
-    text = json.dumps(graph)
-    try:
-        net = sym.load_json(text)
-        net.list_arguments(), net.list_outputs(), net.tojson()
-        net.infer_shape_partial()
-    except GraphError as error:
-        assert str(error)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=40) | ANY.map(lambda v: json.dumps(v)))
-def test_random_text_raises(text):
-    with pytest.raises(GraphError):
-        sym.load_json(text)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=60))
-def test_random_bytes_raise(data):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x-symbol.json"
-        path.write_bytes(data)
-        with pytest.raises(GraphError, match=r"x-symbol\.json"):
-            sym.load(path)
 
 
 def test_a_warning_about_a_file_points_at_the_callers_line(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, conv_net, mlp, on_host, weighted
+from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, mlp, on_host, weighted
 
 import jfit
 from jfit import counters, sym
@@ -302,17 +302,6 @@ def test_no_optimizer_retraces_on_its_second_step():
 
 
 # ------------------------------------------------------------------------------------------ micro-batches
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("model", [mlp(), conv_net()], ids=["loop", "unrolled"])
-def test_micro_batches_equal_the_full_batch(model):
-    batch = batch_of(8, (4,) if model is mlp() else (1, 6, 6))
-    metrics = ACC
-    whole = stepped(model, batch, "adam", steps=2, metrics=metrics)[1]
-    parts = stepped(model, batch, "adam", steps=2, metrics=metrics, micro_batches=4)[1]
-    assert_close(parts.params, whole.params, 1e-5)
-    assert values(metrics, counters.read(parts.metrics)) == pytest.approx(
-        values(metrics, counters.read(whole.metrics)), rel=1e-5
-    )
 
 
 def test_micro_batches_are_weighted_by_their_real_rows():

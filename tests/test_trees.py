@@ -182,7 +182,7 @@ OPTIMIZERS = {
 PAIRS = [(m, o) for i, m in enumerate(MODELS) for j, o in enumerate(OPTIMIZERS) if (i + j) % 2 == 0]
 
 
-@pytest.mark.repetitions(1, slow=12)
+@pytest.mark.repetitions(1, slow=8)
 @pytest.mark.parametrize("model, optimizer", [pytest.param(m, OPTIMIZERS[o], id=f"{m.__name__}-{o}") for m, o in PAIRS])
 def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
     apply, params = model()
@@ -192,7 +192,7 @@ def test_fit_trains_the_tree_as_optax_by_hand(model, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(1)
+@pytest.mark.repetitions(1, slow=3)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("model", [twelve_layers, flax_module, equinox_module])
 def test_train_step_and_data_parallel_pass_the_tree_to_optax(model, devices):

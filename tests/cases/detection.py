@@ -46,11 +46,7 @@ def _target(seed: int, attrs: dict[str, Any], anchors: int = 24, objects: int = 
         label[image, :count, 0] = draw.randint(0, 3, count)
         label[image, :count, 1:5] = _boxes(draw, count)
         label[image, :count, 5] = 7.0
-    inputs = {
-        "anchor": _boxes(draw, 1, anchors),
-        "label": label,
-        "cls_pred": draw.randn(len(counts), 4, anchors),
-    }
+    inputs = {"anchor": _boxes(draw, 1, anchors), "label": label, "cls_pred": draw.randn(len(counts), 4, anchors)}
     _case("_contrib_MultiBoxTarget", inputs, attrs)
 
 
@@ -181,11 +177,7 @@ _case(
         "stds": np.array([0.5, 0.6, 0.7, 0.8]),
     },
 )
-for attrs in (
-    {},
-    {"format": "corner", "std0": 0.1, "std1": 0.2, "std2": 0.3, "std3": 0.4},
-    {"clip": 0.2, "std2": 2.0},
-):
+for attrs in ({}, {"format": "corner", "std0": 0.1, "std1": 0.2, "std2": 0.3, "std3": 0.4}, {"clip": 0.2, "std2": 2.0}):
     _case("_contrib_box_decode", {"data": draw.randn(2, 4, 4), "anchors": _boxes(draw, 1, 4)}, attrs)
 for attrs in (
     {"threshold": 0.05},

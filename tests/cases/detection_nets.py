@@ -70,13 +70,7 @@ def ssd_train(mx: Any) -> Any:
         name="multibox_target",
     )
     prob = mx.sym.SoftmaxOutput(
-        scores,
-        target[2],
-        ignore_label=-1,
-        use_ignore=True,
-        multi_output=True,
-        normalization="valid",
-        name="cls_prob",
+        scores, target[2], ignore_label=-1, use_ignore=True, multi_output=True, normalization="valid", name="cls_prob"
     )
     away = mx.sym.smooth_l1(target[1] * (offsets - target[0]), scalar=1.0, name="loc_loss_")
     loss = mx.sym.MakeLoss(away, grad_scale=1.0, normalization="valid", name="loc_loss")

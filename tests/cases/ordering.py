@@ -143,9 +143,5 @@ CASES = [
     ],
     case("depth_to_space", draw(2, 8, 2, 3), block_size=2),
     case("space_to_depth", draw(2, 2, 4, 6), block_size=2),
-    {
-        "op": "_contrib_hawkesll",
-        "inputs": PROCESS,
-        "req": dict.fromkeys(("lags", "marks", "valid_length", "max_time"), "null"),
-    },
+    {"op": "_contrib_hawkesll", "inputs": PROCESS, "req": dict.fromkeys(("lags", "marks", "valid_length", "max_time"), "null")},
 ]

@@ -89,11 +89,7 @@ for data in (_i8(2, 2, 5, 4), IMAGE):
         CASES.append(_case("quantized_pooling", given, pool_type=kind, kernel=(2, 2), stride=(2, 2), pooling_convention="full"))
         CASES.append(_case("quantized_pooling", given, pool_type=kind, kernel=(1, 1), global_pool=True))
     CASES.append(_case("quantized_flatten", given))
-    norm = {
-        "data": data,
-        "gamma": _f(2, low=0.5),
-        "beta": _f(2),
-    } | _ranges(data=(-1.0, 2.0))
+    norm = {"data": data, "gamma": _f(2, low=0.5), "beta": _f(2)} | _ranges(data=(-1.0, 2.0))
     for fixed in (False, True) if data.dtype == np.int8 else ():
         case = _case("quantized_batch_norm", norm, min_calib_range=-4.0, max_calib_range=5.0, fix_gamma=fixed)
         CASES.append(case | {"aux": {"moving_mean": _f(2), "moving_var": _f(2, low=0.5)}})

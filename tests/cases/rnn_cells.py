@@ -308,9 +308,7 @@ def numbers(mx: Any, symbol: Any, shapes: dict[str, tuple[int, ...]]) -> dict[st
     given, _, _ = symbol.infer_shape(**shapes)
     arrays = values(symbol.list_arguments(), given)
     bound = symbol.bind(
-        mx.cpu(),
-        {n: mx.nd.array(a) for n, a in arrays.items()},
-        args_grad={n: mx.nd.zeros(a.shape) for n, a in arrays.items()},
+        mx.cpu(), {n: mx.nd.array(a) for n, a in arrays.items()}, args_grad={n: mx.nd.zeros(a.shape) for n, a in arrays.items()}
     )
     outputs = [o.asnumpy() for o in bound.forward(is_train=True)]
     bound.backward([mx.nd.array(np.cos(np.arange(o.size)).reshape(o.shape)) for o in outputs])
