@@ -1,9 +1,10 @@
 """`Event` and `Callback`, and the conversion of plain functions to callbacks."""
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from jfit.checks import positive_integer
 from jfit.distributed import is_main
 
 EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
@@ -185,20 +186,14 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
 
 
 def _checked(callback: Callback) -> Callback:
-    _check_events(callback.name, callback.events)
-    every = callback.every
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueError(f"callback {callback.name}: every is {every!r}, expected a number of steps of at least 1, or None.")
-    for kind in ("step", "step_log"):
-        if kind in callback.events and every is None:
+    for kind in callback.events:
+        if kind not in EVENTS:
+            raise ValueError(f"callback {callback.name}: there is no event {kind!r}; {suggest_name(kind, EVENTS)}")
+        if kind in ("step", "step_log") and callback.every is None:
             raise ValueError(
                 f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "
                 "None; between two events, several steps can run in one call of the compiled program."
             )
+    if callback.every is not None:
+        positive_integer(every=callback.every)
     return callback
-
-
-def _check_events(name: str, events: Sequence[str]) -> None:
-    for kind in events:
-        if kind not in EVENTS:
-            raise ValueError(f"callback {name}: there is no event {kind!r}; {suggest_name(kind, EVENTS)}")

@@ -3,14 +3,14 @@
 from typing import Any
 
 from jfit.callbacks.base import Event, scalars, suggest_name
+from jfit.checks import one_of
 from jfit.history.plots import is_score
 
 
-def maximizes(owner: str, monitor: str, mode: str) -> bool:
+def maximizes(monitor: str, mode: str) -> bool:
     """Return whether larger values are better.
 
     Args:
-        owner: name of the callback, with which error messages begin.
         monitor: name of the monitored value.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
@@ -18,8 +18,7 @@ def maximizes(owner: str, monitor: str, mode: str) -> bool:
     Raises:
         ValueError: `mode` is another value.
     """
-    if mode not in ("auto", "min", "max"):
-        raise ValueError(f"{owner}: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
+    one_of(("auto", "min", "max"), mode=mode)
     return mode == "max" or (mode == "auto" and is_score(monitor))
 
 
