@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.graph.drawing import size
+from jfit.graph.drawing import aligned, size
 from jfit.graph.symbol import Symbol
 from jfit.lowering.build import as_model, lower, split_trained
 from jfit.lowering.model import flatten_names, specs_of
 
 COLUMNS = ("parameter", "shape", "dtype", "values", "bytes")
-RIGHT = ("values", "bytes")
 
 
 def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> str:
@@ -62,7 +61,7 @@ def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> 
     rows = [(n, _shape(x), str(x.dtype), f"{_count([x]):,}", f"{_bytes([x]):,}") for n, x in arrays.items()]
     totals = [_total(kind, list(v.values())) for kind, v in (("parameters", arrays), ("auxiliary states", states)) if v]
     outputs = zip(bound.outputs, bound.plan(specs).shapes, strict=True)
-    return "\n".join([*_table([COLUMNS, *rows]), *totals, *(f"{o.name}: {_shape(s)} {s.dtype}" for o, s in outputs)])
+    return "\n".join([*aligned([COLUMNS, *rows], (3, 4)), *totals, *(f"{o.name}: {_shape(s)} {s.dtype}" for o, s in outputs)])
 
 
 def input_specs(inputs: Any, names: Sequence[str], caller: str = "summary") -> dict[str, Any]:
@@ -98,14 +97,6 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 
 def _shape(x: Any) -> str:
     return size(x.shape) if x.shape else "scalar"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return [
-        "  ".join(f"{t:>{w}}" if c in RIGHT else f"{t:<{w}}" for t, w, c in zip(row, widths, COLUMNS, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _count(arrays: Sequence[Any]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 import math
 import time
 import warnings
@@ -22,8 +21,9 @@ import numpy as np
 from jfit import counters
 from jfit.checks import positive, positive_integer
 from jfit.data import Batch
-from jfit.graph import Symbol
+from jfit.graph import Symbol, html
 from jfit.graph.costs import bodies, flops_of
+from jfit.graph.drawing import aligned
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import model_and_values, split_trained
 from jfit.lowering.frameworks.dispatch import adapter_of
@@ -135,13 +135,10 @@ class Cost(NamedTuple):
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in rows), *self.notes])
+        return "\n".join([*aligned(self.rows(), right=[1]), *self.notes])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in self.rows())
-        return f"<table>{rows}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return html.table([*self.rows(), *([note] for note in self.notes)])
 
 
 def cost(
