@@ -42,6 +42,8 @@ def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
     [
         (["--devices", "1,two"], "--devices is '1,two'; expected numbers"),
         (["--devices", "0"], "expected numbers of at least 1"),
+        (["--processes", "two"], "--processes is 'two'; expected numbers"),
+        (["--before", "nowhere.json"], "--before is nowhere.json, which is no JSON file of an earlier measurement"),
         (["--model", "vgg"], "'vgg' is neither one of mlp"),
         (["--model", __file__], "needs the shape of a row"),
         (["--shape", "data=a"], "--shape is 'data=a'"),
@@ -61,14 +63,6 @@ def test_wrong_options_are_sentences(options, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_too_many_emulated_devices_are_a_sentence(monkeypatch, capsys):
-    probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
-    monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
-    monkeypatch.setattr(scaling, "run", lambda *a, **k: pytest.fail("a measurement was started"))
-    assert main(["scaling", "--devices", "1,9999"]) == 2
-    assert "--devices has 9999, but this machine has no accelerator" in capsys.readouterr().err
-
-
 def test_a_measurement_has_all_columns(small):
     result = measure.measure(request(small, devices=2))
     assert result["samples_per_s"] == pytest.approx(8 / result["step_s"])
@@ -79,14 +73,6 @@ def test_a_measurement_has_all_columns(small):
     text = report.markdown("title", [result], {"cores": 2, "python": "3", "jax": "1", "emulated": True})
     header, _, row = text.splitlines()[-3:]
     assert "collective ms" in header and result["digest"] in row and header.count("|") == row.count("|")
-
-
-def test_more_devices_than_cores_are_noted():
-    row = {"batch": 8, "samples_per_s": 10.0, "step_s": 1.0, "compile_s": 1.0, "digest": "", "device": "cpu"}
-    rows = [row | {"devices": n} for n in (1, 8)]
-    machine = {"cores": 2, "python": "3", "jax": "1", "emulated": True}
-    assert "up to 8 devices share 2 cores, so an efficiency of 0.25" in report.markdown("title", rows, machine)
-    assert "share" not in report.markdown("title", rows, machine | {"emulated": False})
 
 
 @pytest.mark.parametrize("name", [n for n in models.MODELS if n != "resnet50"])

@@ -63,19 +63,6 @@ def test_processes_of_a_launcher_are_recognized(variables, expected):
     assert (launched(variables) is not None) is expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--processes", "two"], "--processes is 'two'; expected numbers"),
-        (["--processes", "0,1"], "expected numbers of at least 1"),
-        (["--before", "nowhere.json"], "--before is nowhere.json, which is no JSON file of an earlier measurement"),
-    ],
-)
-def test_wrong_options_are_sentences(options, message, capsys):
-    assert main(["scaling", *options]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch):
     def initialize(*args, **options):
         raise ValueError("coordinator_address should be defined.")
@@ -106,12 +93,19 @@ def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one(m
     assert job._outward_address("127.0.1.1") == "10.1.2.3"
 
 
-def test_too_many_processes_are_a_sentence(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--devices", "1,9999"], "--devices has 9999, but this machine has no accelerator"),
+        (["--processes", "1,999"], "--processes has 999, all of which would be started on this machine; pass at most 64"),
+    ],
+)
+def test_too_many_devices_or_processes_are_a_sentence(monkeypatch, capsys, options, text):
     probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
     monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
     monkeypatch.setattr(scaling, "run", lambda *a, **k: pytest.fail("a measurement was started"))
-    assert main(["scaling", "--processes", "1,999"]) == 2
-    assert "--processes has 999, all of which would be started on this machine; pass at most 64" in capsys.readouterr().err
+    assert main(["scaling", *options]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_rows_that_were_measured_are_written_when_a_later_one_fails(monkeypatch, tmp_path, capsys):

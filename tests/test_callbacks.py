@@ -120,6 +120,7 @@ def test_early_stopping_stops_after_patience_epochs_and_restores_the_best_state(
         ("mse", "max", [0.7, 0.6], True),
         ("loss", "auto", [math.nan], True),
         ("loss", "auto", [1.0, math.nan], True),
+        ("loss", "auto", [1.0, 1.0], True),
         ("loss", "auto", [1.0, 0.95], True),
     ],
 )
@@ -128,12 +129,6 @@ def test_the_direction_depends_on_the_monitor_and_nan_is_not_an_improvement(moni
     callback = early_stopping(monitor, patience=1, mode=mode, min_delta=0.08, restore_best=False)
     play(callback, [event(epoch=i, run=run, **{monitor: value}) for i, value in enumerate(values)])
     assert (run.stopped is not None) == stops and run.best is None
-
-
-def test_an_equal_value_is_not_an_improvement():
-    run, callback = FakeRun(), early_stopping(patience=1)
-    play(callback, [event(epoch=i, run=run, val_loss=1.0) for i in range(2)])
-    assert run.stopped is not None
 
 
 def test_early_stopping_continues_from_its_saved_state():
@@ -246,17 +241,7 @@ EPOCHS = [
         for one in (
             event("epoch_start", epoch=epoch, run=RUN),
             event("log", epoch=epoch, run=RUN, batch=4, loss=0.5, accuracy=0.9, samples_per_second=12345.0, lr=0.1),
-            event(
-                "epoch_end",
-                epoch=epoch,
-                run=RUN,
-                batch=10,
-                loss=0.4,
-                accuracy=0.91,
-                samples_per_second=12345.0,
-                time=1.0,
-                lr=0.1,
-            ),
+            event("epoch_end", epoch=epoch, run=RUN, batch=10, time=1.0, loss=0.4, accuracy=0.91, samples_per_second=12345.0),
         )
     ),
     event("fit_end"),
@@ -272,9 +257,6 @@ def test_progress_shows_speed_eta_and_metrics_on_a_terminal():
     rows = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
     assert sum("samples/s  " in row and "loss" in row for row in rows) == 1
     assert [row.split()[0] for row in rows if row.endswith("0.9100")] == ["0", "1"]
-
-
-def test_progress_without_known_length_still_counts():
     file = Terminal()
     play(progress(file=file), [one._replace(num_batches=None) for one in EPOCHS])
     assert "4it" in file.getvalue()

@@ -51,6 +51,7 @@ def check_same(got, want):
         want, got = want.todense(), got.todense()
     if isinstance(want, np.ndarray):
         assert got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
+        assert got.flags.writeable
     elif isinstance(want, (tuple, list)):
         assert type(got) is type(want) and len(got) == len(want)
         for g, w in zip(got, want, strict=True):
@@ -104,21 +105,3 @@ def test_a_truncated_states_file_raises(path):
     data = path.read_bytes()
     assert survives(load_states, data)
     assert not [at for at in range(len(data)) if survives(load_states, data[:at])]
-
-
-@pytest.mark.parametrize(("read", "paths"), [(loads, ARRAY_FILES), (load_states, STATE_FILES)], ids=["arrays", "states"])
-@given(data=st.data())
-@settings(deadline=None, max_examples=400)
-def test_changed_bytes_never_raise_anything_but_format_error(read, paths, data):
-    raw = bytearray(data.draw(st.sampled_from(paths)).read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    survives(read, bytes(raw))
-
-
-@given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=300)
-def test_random_bytes_never_raise_anything_but_format_error(raw):
-    survives(loads, raw)
-    survives(load_states, raw)
-    survives(load_states, b"\x80\x04" + raw + b".")

@@ -213,5 +213,4 @@ def _json_rows(path: Path) -> list[Row]:
 
 
 def _json_lines(rows: list[Row]) -> str:
-    converted = [{name: to_json_value(value) for name, value in row.items()} for row in rows]
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in converted)
+    return "".join(json.dumps(to_json_value(row), allow_nan=False) + "\n" for row in rows)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.checks import positive, positive_integer
-from jfit.data import Batch
+from jfit.data.batch import Batch, check_batch, rows
 from jfit.graph import Symbol, html
 from jfit.graph.costs import bodies, flops_of
 from jfit.graph.drawing import aligned
@@ -284,7 +284,7 @@ class _Step:
         of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
         model = model_and_values(model, options.loss, params, aux, **of_losses)[0]
         self.specs = _batch_specs(model, inputs)
-        self.rows = _rows(self.specs, model.batch_axes)
+        self.rows = rows(check_batch(Batch(self.specs), model.batch_axes), model.batch_axes)
         self.model = model.bound(self.specs)
         check_heads(self.model)
         self.chosen = choose_optimizer(options, self.model, 1)
@@ -370,20 +370,11 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
     return specs_of(specs)
 
 
-def _rows(specs: Specs, axes: Mapping[str, int]) -> int:
-    if short := [name for name, spec in specs.items() if len(spec.shape) <= axes.get(name, 0)]:
-        raise ValueError(f"cost: {short[0]!r} has the shape {specs[short[0]].shape}, which has no axis for the rows of a batch")
-    rows = {name: spec.shape[axes.get(name, 0)] for name, spec in specs.items()}
-    if len({*rows.values()}) > 1:
-        raise ValueError(f"cost: inputs and labels have different numbers of rows, {rows}; pass those of one batch")
-    return next(iter(rows.values()))
-
-
-def _resized(specs: Specs, rows: int, axes: Mapping[str, int]) -> Specs:
+def _resized(specs: Specs, count: int, axes: Mapping[str, int]) -> Specs:
     """The specs with another number of rows."""
 
     def resized(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        return (*shape[:axis], rows, *shape[axis + 1 :])
+        return (*shape[:axis], count, *shape[axis + 1 :])
 
     return {n: jax.ShapeDtypeStruct(resized(s.shape, axes.get(n, 0)), s.dtype) for n, s in specs.items()}
 
