@@ -89,7 +89,7 @@ def test_an_object_that_is_not_a_callback_raises():
         as_callback(3)
     with pytest.raises(TypeError, match="expected a Callback or a function"):
         as_callback(Callback)
-    with pytest.raises(ValueError, match=r"there is no event 'epoch_stop'; valid names are .*; did you mean epoch_st"):
+    with pytest.raises(ValueError, match="an event of callback lambda is 'epoch_stop'; expected one of 'fit_start', "):
         lambda_callback(epoch_stop=print)
     with pytest.raises(ValueError, match="'step' events need every=N"):
         lambda_callback(step=print)
@@ -139,9 +139,7 @@ def test_early_stopping_continues_from_its_saved_state():
 
 def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
-    with pytest.raises(
-        ValueError, match="monitor='val_los' is not logged; valid names are loss, val_loss; did you mean val_loss"
-    ):
+    with pytest.raises(ValueError, match="monitor='val_los' is not logged; expected one of loss, val_loss"):
         callback.on(event(loss=1.0, val_loss=2.0), callback.init())
     with pytest.raises(ValueError, match="Pass eval_data= to fit"):
         early_stopping().on(event(loss=1.0), callback.init())

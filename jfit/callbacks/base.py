@@ -1,10 +1,9 @@
 """`Event` and `Callback`, and the conversion of plain functions to callbacks."""
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jfit.checks import positive_integer
+from jfit.checks import one_of, positive_integer
 from jfit.distributed import is_main
 
 EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
@@ -173,22 +172,9 @@ def of_this_process(callback: Callback) -> Callback:
     return callback if is_main() or not callback.main_only else callback._replace(on=lambda event, state: state)
 
 
-def suggest_name(name: str, valid_names: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the valid names and the one most similar to `name`.
-
-    Example:
-        >>> suggest_name("val_acc", ["loss", "val_accuracy"])
-        'valid names are loss, val_accuracy; did you mean val_accuracy?'
-    """
-    valid_names = list(valid_names)
-    similar = difflib.get_close_matches(name, valid_names, n=1)
-    return f"valid names are {', '.join(valid_names) or '(none)'}" + (f"; did you mean {similar[0]}?" if similar else ".")
-
-
 def _checked(callback: Callback) -> Callback:
     for kind in callback.events:
-        if kind not in EVENTS:
-            raise ValueError(f"callback {callback.name}: there is no event {kind!r}; {suggest_name(kind, EVENTS)}")
+        one_of(EVENTS, **{f"an event of callback {callback.name}": kind})
         if kind in ("step", "step_log") and callback.every is None:
             raise ValueError(
                 f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "

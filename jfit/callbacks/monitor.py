@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jfit.callbacks.base import Event, scalars, suggest_name
+from jfit.callbacks.base import Event, scalars
 from jfit.checks import one_of
 from jfit.history.plots import is_score
 
@@ -37,7 +37,7 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     value: Any = event.logs.get(monitor)
     if getattr(value, "ndim", 0):
         raise ValueError(
-            f"{owner}: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
+            f"{owner}: monitor={monitor!r} is an array; expected a number, one of {', '.join(scalars(event.logs))}"
         )
     if value is not None:
         return float(value)
@@ -45,4 +45,4 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     if not required or (monitor.startswith("val_") and (event.epoch + 1) % every):
         return None  # there may be no evaluation in this epoch
     hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
-    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")
+    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; expected one of {', '.join(event.logs)}.{hint}")
