@@ -180,6 +180,7 @@ def _checked(callback: Callback) -> Callback:
                 f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "
                 "None; between two events, several steps can run in one call of the compiled program."
             )
-    if callback.every is not None:
-        positive_integer(every=callback.every)
-    return callback
+    if callback.every is None:
+        return callback
+    positive_integer(every=callback.every)
+    return callback._replace(every=int(callback.every))

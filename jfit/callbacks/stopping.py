@@ -5,7 +5,7 @@ from typing import Any
 
 from jfit.callbacks.base import Callback, Event
 from jfit.callbacks.monitor import maximizes, monitored
-from jfit.checks import at_least_0, positive_integer
+from jfit.checks import at_least_0
 
 
 def early_stopping(
@@ -39,7 +39,8 @@ def early_stopping(
         'early_stopping(val_accuracy)'
     """
     maximize = maximizes(monitor, mode)
-    positive_integer(patience=patience)
+    if not patience >= 1:  # inf: training does not stop, and ends with the best state
+        raise ValueError(f"early_stopping: patience is {patience}; expected at least 1")
     at_least_0(min_delta=min_delta)
 
     def init() -> dict[str, Any]:
