@@ -201,13 +201,14 @@ def test_small_states_are_written_at_once_and_large_ones_in_the_background(monke
     assert threads == [True, False, True, True]
     assert run.save(tmp_path / "c").is_dir() and threads[-1]
     for limit in (-1, True):
-        with pytest.raises(ValueError, match=f"background_bytes is {limit}, expected a number of bytes of at least 0, or None"):
+        with pytest.raises(ValueError, match=f"background_bytes is {limit}; expected a finite number of at least 0"):
             checkpointing(tmp_path, background_bytes=limit)
 
 
 def fake_event(kind: str, step: int, value: float = 0.0, **logs) -> Event:
     state = {"step": np.int32(step), "w": np.full(2, value, np.float32)}
-    run = SimpleNamespace(snapshot=lambda: state, position={"step": step}, history=History())
+    run = SimpleNamespace(snapshot=lambda: state, extra=dict, keep_finite=lambda state: False, restores_best=False)
+    run.meta = lambda: {"position": {"step": step}, "history": History().to_json(), "callbacks": []}
     return Event(kind, epoch=step, step=step, batch=0, num_batches=1, logs=logs, run=run)
 
 

@@ -42,6 +42,8 @@ def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
     [
         (["--devices", "1,two"], "--devices is '1,two'; expected numbers"),
         (["--devices", "0"], "expected numbers of at least 1"),
+        (["--processes", "two"], "--processes is 'two'; expected numbers"),
+        (["--before", "nowhere.json"], "--before is nowhere.json, which is no JSON file of an earlier measurement"),
         (["--model", "vgg"], "'vgg' is neither one of mlp"),
         (["--model", __file__], "needs the shape of a row"),
         (["--shape", "data=a"], "--shape is 'data=a'"),
@@ -59,14 +61,6 @@ def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
 def test_wrong_options_are_sentences(options, message, capsys):
     assert main(["scaling", *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_too_many_emulated_devices_are_a_sentence(monkeypatch, capsys):
-    probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
-    monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
-    monkeypatch.setattr(scaling, "run", lambda *a, **k: pytest.fail("a measurement was started"))
-    assert main(["scaling", "--devices", "1,9999"]) == 2
-    assert "--devices has 9999, but this machine has no accelerator" in capsys.readouterr().err
 
 
 def test_a_measurement_has_all_columns(small):

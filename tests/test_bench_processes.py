@@ -43,19 +43,6 @@ def test_processes_of_a_launcher_are_recognized(variables, expected):
     assert (launched(variables) is not None) is expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--processes", "two"], "--processes is 'two'; expected numbers"),
-        (["--processes", "0,1"], "expected numbers of at least 1"),
-        (["--before", "nowhere.json"], "--before is nowhere.json, which is no JSON file of an earlier measurement"),
-    ],
-)
-def test_wrong_options_are_sentences(options, message, capsys):
-    assert main(["scaling", *options]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch):
     def initialize(*args, **options):
         raise ValueError("coordinator_address should be defined.")

@@ -30,12 +30,22 @@ class FakeRun(SimpleNamespace):
 
     def __init__(self):
         super().__init__(stopped=None, best=None, batch_size=10, history=History(), position={"epoch": 0, "batch": 0}, step=0)
+        self.restores_best = False
 
     def snapshot(self):
         return {"step": np.int32(self.step), "w": np.full(2, self.step, np.float32)}
 
     def stop(self, reason):
         self.stopped = reason
+
+    def meta(self):
+        return {"position": self.position, "history": self.history.to_json(), "callbacks": []}
+
+    def extra(self):
+        return {}
+
+    def keep_finite(self, snapshot):
+        return False
 
     def set_best(self, snapshot):
         self.best = snapshot
@@ -79,11 +89,11 @@ def test_an_object_that_is_not_a_callback_raises():
         as_callback(3)
     with pytest.raises(TypeError, match="expected a Callback or a function"):
         as_callback(Callback)
-    with pytest.raises(ValueError, match=r"there is no event 'epoch_stop'; valid names are .*; did you mean epoch_st"):
+    with pytest.raises(ValueError, match="an event of callback lambda is 'epoch_stop'; expected one of 'fit_start', "):
         lambda_callback(epoch_stop=print)
     with pytest.raises(ValueError, match="'step' events need every=N"):
         lambda_callback(step=print)
-    with pytest.raises(ValueError, match="every is 0, expected a number of steps of at least 1"):
+    with pytest.raises(ValueError, match="every is 0; expected an integer of at least 1"):
         as_callback(Callback(lambda e, s: s, every=0))
 
 
@@ -110,6 +120,7 @@ def test_early_stopping_stops_after_patience_epochs_and_restores_the_best_state(
         ("mse", "max", [0.7, 0.6], True),
         ("loss", "auto", [math.nan], True),
         ("loss", "auto", [1.0, math.nan], True),
+        ("loss", "auto", [1.0, 1.0], True),
         ("loss", "auto", [1.0, 0.95], True),
     ],
 )
@@ -120,12 +131,6 @@ def test_the_direction_depends_on_the_monitor_and_nan_is_not_an_improvement(moni
     assert (run.stopped is not None) == stops and run.best is None
 
 
-def test_an_equal_value_is_not_an_improvement():
-    run, callback = FakeRun(), early_stopping(patience=1)
-    play(callback, [event(epoch=i, run=run, val_loss=1.0) for i in range(2)])
-    assert run.stopped is not None
-
-
 def test_early_stopping_continues_from_its_saved_state():
     run, callback = FakeRun(), early_stopping(patience=2)
     callback.on(event(run=run, val_loss=1.0), {"best": 0.5, "best_epoch": 1, "waited": 1})
@@ -134,9 +139,7 @@ def test_early_stopping_continues_from_its_saved_state():
 
 def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
-    with pytest.raises(
-        ValueError, match="monitor='val_los' is not logged; valid names are loss, val_loss; did you mean val_loss"
-    ):
+    with pytest.raises(ValueError, match="monitor='val_los' is not logged; expected one of loss, val_loss"):
         callback.on(event(loss=1.0, val_loss=2.0), callback.init())
     with pytest.raises(ValueError, match="Pass eval_data= to fit"):
         early_stopping().on(event(loss=1.0), callback.init())
@@ -146,7 +149,7 @@ def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_
 
 @pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1.0}, {"mode": "up"}])
 def test_early_stopping_checks_its_arguments(wrong):
-    with pytest.raises(ValueError, match=r"early_stopping: (found patience|mode is 'up'; valid names are auto)"):
+    with pytest.raises(ValueError, match=r"patience is 0|min_delta is -1.0|mode is 'up'; expected one of 'auto'"):
         early_stopping(**wrong)
 
 
@@ -170,7 +173,7 @@ def test_jsonl_writes_epochs_or_log_points_and_tolerates_a_truncated_line(tmp_pa
         file.write('{"step": 9}\n{"step"')
     play(jsonl_logger(path), [event("fit_start", step=5), event(step=10, loss=1.0)])
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10]
-    with pytest.raises(ValueError, match="every is 'step', expected 'epoch' or 'log'"):
+    with pytest.raises(ValueError, match="every is 'step'; expected one of 'epoch', 'log'"):
         jsonl_logger(path, every="step")
 
 
@@ -208,15 +211,15 @@ def test_checkpointing_saves_state_position_and_history(tmp_path):
     assert state == str(tmp_path / "step-00000030") and checkpoint.latest(tmp_path) == tmp_path / "step-00000030"
     assert len(list(tmp_path.iterdir())) == 2
     assert checkpoint.load_meta(tmp_path)["position"] == {"epoch": 0, "batch": 0}
-    run.meta = lambda: {"mine": 1}
+    run.meta = lambda: {"mine": 1, "callbacks": []}
     play(checkpointing(tmp_path, every=5), [event("step", step=35, run=run), event(step=40, run=run)])
-    assert checkpoint.load_meta(tmp_path) == {"mine": 1}
+    assert checkpoint.load_meta(tmp_path) == {"mine": 1, "callbacks": []}
     assert checkpoint.latest(tmp_path) == tmp_path / "step-00000035"
 
 
 @pytest.mark.parametrize("every", [0, True, "step", 2.5])
 def test_checkpointing_validates_every(tmp_path, every):
-    with pytest.raises(ValueError, match="expected 'epoch' or a number of steps of at least 1"):
+    with pytest.raises(ValueError, match=r"every is .*; expected ('epoch' or a number of steps|an integer of at least 1)"):
         checkpointing(tmp_path, every=every)
     with pytest.raises(ValueError, match="keep is 0"):
         checkpointing(tmp_path, keep=0)
@@ -236,17 +239,7 @@ EPOCHS = [
         for one in (
             event("epoch_start", epoch=epoch, run=RUN),
             event("log", epoch=epoch, run=RUN, batch=4, loss=0.5, accuracy=0.9, samples_per_second=12345.0, lr=0.1),
-            event(
-                "epoch_end",
-                epoch=epoch,
-                run=RUN,
-                batch=10,
-                loss=0.4,
-                accuracy=0.91,
-                samples_per_second=12345.0,
-                time=1.0,
-                lr=0.1,
-            ),
+            event("epoch_end", epoch=epoch, run=RUN, batch=10, time=1.0, loss=0.4, accuracy=0.91, samples_per_second=12345.0),
         )
     ),
     event("fit_end"),
@@ -262,9 +255,6 @@ def test_progress_shows_speed_eta_and_metrics_on_a_terminal():
     rows = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
     assert sum("samples/s  " in row and "loss" in row for row in rows) == 1
     assert [row.split()[0] for row in rows if row.endswith("0.9100")] == ["0", "1"]
-
-
-def test_progress_without_known_length_still_counts():
     file = Terminal()
     play(progress(file=file), [one._replace(num_batches=None) for one in EPOCHS])
     assert "4it" in file.getvalue()

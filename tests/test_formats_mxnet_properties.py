@@ -51,6 +51,7 @@ def check_same(got, want):
         want, got = want.todense(), got.todense()
     if isinstance(want, np.ndarray):
         assert got.dtype == want.dtype and got.shape == want.shape and got.tobytes() == want.tobytes()
+        assert got.flags.writeable
     elif isinstance(want, (tuple, list)):
         assert type(got) is type(want) and len(got) == len(want)
         for g, w in zip(got, want, strict=True):

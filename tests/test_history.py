@@ -50,7 +50,7 @@ def test_array_scalars_become_python_numbers(history):
 def test_unknown_columns_and_tables_raise(history):
     with pytest.raises(KeyError, match="no column 'acc' in epochs; its columns are epoch, step"):
         history.column("acc")
-    with pytest.raises(ValueError, match="no table 'batches'; expected 'epochs', 'points' or 'steps'"):
+    with pytest.raises(ValueError, match="table is 'batches'; expected one of 'epochs', 'points', 'steps'"):
         history.columns("batches")
 
 
@@ -87,24 +87,12 @@ def test_the_table_is_aligned_and_streams_line_by_line(history):
     assert str(History()) == "(no epochs yet)" and repr(history) == "History(4 epochs, 3 log points)"
 
 
-def test_the_notebook_table_escapes_names():
-    text = History([{"epoch": 0, "<b>": 1.0}])._repr_html_()
-    assert "<th>&lt;b&gt;</th>" in text and "<td>1.0000</td>" in text
-
-
-def test_plot_draws_loss_and_metrics_for_train_and_validation(history, tmp_path):
-    pytest.importorskip("matplotlib")
-    figure = history.plot(tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [axis.get_title() for axis in figure.axes] == ["loss", "accuracy"]
-    assert [line.get_label() for line in figure.axes[0].lines] == ["train", "validation"]
-    assert "<svg" in (history.plot(tmp_path / "curves.svg"), (tmp_path / "curves.svg").read_text())[1]
-
-
 def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tmp_path):
     figures = pytest.importorskip("matplotlib.figure")
     axes = figures.Figure().subplots(1, 2)
     assert history.plot(axes=axes) is axes[0].figure and len(axes[1].lines) == 2
+    history.plot(tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
     with pytest.raises(ValueError, match="got 1 axes, but draws 2 plots"):
         history.plot(axes=axes[0])
     with pytest.raises(ValueError, match="nothing to plot"):

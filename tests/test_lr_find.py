@@ -12,11 +12,10 @@ import optax
 import pandas as pd
 import pytest
 from fit_support import bits, blobs, mlp
-from sklearn.datasets import load_digits
 
 import jfit
-from jfit import counters, sym
-from jfit.tools.lr_find import RateRange, smooth
+from jfit import counters
+from jfit.tools.lr_find import RateRange
 
 SHORT = {"batch_size": 8, "steps": 40}
 
@@ -26,12 +25,6 @@ def find(net=None, data=None, **given):
 
 
 # ------------------------------------------------------------------------------------------------ the sweep
-def test_learning_rates_are_evenly_spaced_in_log_scale():
-    found = find(start=1e-5, end=0.1)
-    assert len(found) == len(found.rates) == len(found.losses) == len(found.smoothed) == 40 and found.stopped == "end"
-    np.testing.assert_allclose(found.rates, np.geomspace(1e-5, 0.1, 40), rtol=2e-6)
-
-
 def test_each_step_uses_its_learning_rate_as_a_manual_loop_does():
     x, y = blobs(16)
     found = find(data=(x, y), start=0.01, end=1.0, steps=6, shuffle=False, smoothing=0.0, seed=3)
@@ -43,13 +36,8 @@ def test_each_step_uses_its_learning_rate_as_a_manual_loop_does():
         state, out = step(state._replace(base_lr=jnp.float32(rate)), batches[i % 2])
         losses.append(float(out.loss))
     np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-
-
-def test_the_running_mean_starts_unbiased():
-    losses = np.random.default_rng(0).normal(size=9)
-    weights = 0.7 ** np.arange(9)[::-1]
-    want = [np.average(losses[: n + 1], weights=weights[8 - n :]) for n in range(9)]
-    np.testing.assert_allclose(smooth(losses, 0.7), want)
+    np.testing.assert_allclose(found.rates, np.geomspace(0.01, 1.0, 6), rtol=2e-6)
+    assert len(found) == len(found.smoothed) == 6 and found.stopped == "end"
 
 
 def test_equal_seeds_give_equal_sweeps_on_one_device_and_close_ones_on_eight():
@@ -73,39 +61,12 @@ def test_the_host_waits_once_in_eight_steps_and_compiles_once():
     assert seen["host_syncs"] <= 64 // 8 + 2  # one of them for the initial values
 
 
-def conv():
-    net = sym.Convolution(sym.Variable("data"), num_filter=8, kernel=(3, 3), name="conv")
-    net = sym.Pooling(
-        sym.Activation(sym.BatchNorm(net, name="bn"), act_type="relu"), kernel=(2, 2), stride=(2, 2), pool_type="max"
-    )
-    return sym.SoftmaxOutput(sym.FullyConnected(net, num_hidden=10, name="fc"), name="softmax")
-
-
-def digits(shape):
-    x, y = load_digits(return_X_y=True)
-    return (x.reshape(-1, *shape) / 16).astype("float32"), y.astype("float32")
-
-
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.repetitions(slow=2)
-@pytest.mark.parametrize(
-    ("net", "data", "optimizer"),
-    [
-        (mlp, lambda: blobs(400), "sgd"),
-        pytest.param(mlp, lambda: blobs(400), "lion", marks=SLOW),
-        pytest.param(conv, lambda: digits((1, 8, 8)), "sgd", marks=SLOW),
-        pytest.param(conv, lambda: digits((1, 8, 8)), "adam", marks=SLOW),
-        pytest.param(conv, lambda: digits((1, 8, 8)), "lion", marks=SLOW),
-    ],
-    ids=["dense sgd", "dense lion", "conv sgd", "conv adam", "conv lion"],
-)
-def test_a_network_trains_at_the_suggestion(net, data, optimizer):
-    rows = data()
-    found = find(net(), rows, optimizer=optimizer, steps=100)
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("lion", marks=pytest.mark.slow)])
+def test_a_network_trains_at_the_suggestion(optimizer):
+    rows = blobs(400)
+    found = find(data=rows, optimizer=optimizer, steps=100)
     given = {"optimizer": optimizer, "optimizer_params": {"learning_rate": found.suggestion}, "progress": False}
-    losses = jfit.fit(net(), rows, batch_size=8, num_epoch=4, **given).history.column("loss")
+    losses = jfit.fit(mlp(), rows, batch_size=8, num_epoch=4, **given).history.column("loss")
     assert losses[-1] < 0.5 * found.smoothed[0], (found, losses)
 
 
@@ -217,6 +178,8 @@ def test_without_matplotlib_the_html_has_no_figure_and_plot_raises(monkeypatch):
     assert "<img" not in seen._repr_html_() and "suggestion" in seen._repr_html_()
     with pytest.raises(ImportError, match="lr_find: plot needs matplotlib"):
         seen.plot("a.png")
+    with pytest.raises(ValueError, match="nothing to plot"):
+        RateRange([], []).plot()
 
 
 def test_infinite_losses_are_ignored():
@@ -224,20 +187,14 @@ def test_infinite_losses_are_ignored():
     assert 1e-5 < seen.suggestion < 1 and "<img" in seen._repr_html_()
 
 
-def test_an_empty_sweep_cannot_be_plotted():
-    with pytest.raises(ValueError, match="nothing to plot"):
-        RateRange([], []).plot()
-    assert "0 steps" in repr(RateRange([], []))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"start": 0.0}, "start is 0.0 and end is 10.0; expected 0 < start < end"),
-        ({"start": 1.0, "end": 0.1}, "start is 1.0 and end is 0.1; expected 0 < start < end"),
-        ({"steps": 1}, "steps is 1; expected an integer of at least 2"),
-        ({"smoothing": 1.0}, "smoothing is 1.0; expected 0"),
-        ({"diverge": 1.0}, "diverge is 1.0; expected a factor above 1"),
+        ({"start": 0.0}, "start is 0.0; expected a number above 0"),
+        ({"start": 1.0, "end": 0.1}, "start is 1.0, end is 0.1, .*; expected start < end"),
+        ({"steps": 1}, "steps is 1 .*; expected .*at least 2 steps"),
+        ({"smoothing": 1.0}, "smoothing is 1.0; expected a number from 0 to below 1"),
+        ({"diverge": 1.0}, "diverge is 1.0; expected .*diverge above 1"),
         ({"optimizer": optax.adam(0.1)}, "lr_find: the optimizer .* contains its learning rate"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
         (

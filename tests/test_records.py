@@ -101,15 +101,6 @@ def test_a_malformed_file_raises_with_the_byte_offset(tmp_path, data, says):
             reader.read()
 
 
-def test_a_killed_writer_leaves_readable_whole_records(tmp_path):
-    path = written(tmp_path / "a.rec", [b"first", b"second"])
-    path.write_bytes(path.read_bytes()[:-5])
-    with RecordReader(path) as file:
-        assert file.read() == b"first"
-        with pytest.raises(FormatError, match="record at byte 16"):
-            file.read()
-
-
 def test_an_invalid_line_of_an_index_raises(tmp_path):
     path = tmp_path / "a.idx"
     path.write_text("0\t0\nx\t12\n")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +47,6 @@ def run_together(
         >>> run_together("an example", [[sys.executable, "-c", "print(3)"]], [dict(os.environ)], 60.0)
         ['3\\n']
     """
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
         files = [(Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(len(commands))]
@@ -60,9 +57,7 @@ def run_together(
                         list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
                     )
                 processes.append(process)
-            for rank, process in enumerate(processes):
-                threading.Thread(target=_report_end, args=(process, rank, ended), daemon=True).start()
-            failed, late = _wait(processes, ended, timeout)
+            failed, late = _wait(processes, timeout)
         finally:
             for process in processes:
                 if process.poll() is None:
@@ -77,26 +72,17 @@ def run_together(
         return [out.read_text(errors="replace") for out, _ in files]
 
 
-def _report_end(process: subprocess.Popen[bytes], rank: int, ended: queue.SimpleQueue[int]) -> None:
-    process.wait()
-    ended.put(rank)
-
-
-def _wait(
-    processes: Sequence[subprocess.Popen[bytes]], ended: queue.SimpleQueue[int], timeout: float
-) -> tuple[list[int], list[int]]:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> tuple[list[int], list[int]]:
     """Wait for all processes; return those that failed, the first one first, and those that were late."""
     end, running, failed = time.monotonic() + timeout, set(range(len(processes))), []
-    while running:
-        try:
-            rank = ended.get(timeout=max(end - time.monotonic(), 0.0))
-        except queue.Empty:
-            return failed, [] if failed else sorted(running)
-        running.discard(rank)
-        if processes[rank].returncode:
-            failed.append(rank)
-            end = min(end, time.monotonic() + GRACE)
-    return failed, []
+    while running and time.monotonic() < end:
+        time.sleep(0.1)
+        for rank in [rank for rank in running if processes[rank].poll() is not None]:
+            running.discard(rank)
+            if processes[rank].returncode:
+                failed.append(rank)
+                end = min(end, time.monotonic() + GRACE)
+    return failed, [] if failed else sorted(running)
 
 
 def _end_of(files: tuple[Path, Path]) -> str:

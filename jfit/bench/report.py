@@ -9,16 +9,8 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
-def _ms(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{1e3 * row[name]:.2f}" if name in row else ""
-
-
-def _compute(row: Row) -> str:
-    return f"{1e3 * (row['step_s'] - row['collective_s']):.2f}" if "collective_s" in row else ""
-
-
-def _mib(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{row[name] / 2**20:.2f}" if name in row else ""
+def _scaled(name: str, factor: float) -> Callable[[Row], str]:
+    return lambda row: f"{factor * row[name]:.2f}" if name in row else ""
 
 
 def _layout(row: Row) -> str:
@@ -30,26 +22,26 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "devices": lambda row: "" if "processes" in row else str(row["devices"]),
     "batch": lambda row: str(row["batch"]),
     "samples/s": lambda row: f"{row['samples_per_s']:,.0f}",
-    "efficiency": lambda row: f"{row['efficiency']:.2f}",
-    "step ms": _ms("step_s"),
-    "compute ms": _compute,
-    "collective ms": _ms("collective_s"),
-    "host ms": _ms("host_s"),
+    "efficiency": _scaled("efficiency", 1),
+    "step ms": _scaled("step_s", 1e3),
+    "compute ms": _scaled("compute_s", 1e3),
+    "collective ms": _scaled("collective_s", 1e3),
+    "host ms": _scaled("host_s", 1e3),
     "collectives": lambda row: str(row.get("collectives", "")),
-    "MiB sent/device": _mib("collective_bytes"),
-    "MiB/device": _mib("memory_bytes"),
+    "MiB sent/device": _scaled("collective_bytes", 2**-20),
+    "MiB/device": _scaled("memory_bytes", 2**-20),
     "compile s": lambda row: f"{row['compile_s']:.1f}",
-    "jfit / hand-written pmap": lambda row: f"{row['hand_ratio']:.2f}" if "hand_ratio" in row else "",
+    "jfit / hand-written pmap": _scaled("hand_ratio", 1),
     "jfit / torch DDP": lambda row: f"{row['samples_per_s'] / row['torch_per_s']:.2f}" if "torch_per_s" in row else "",
     "digest": lambda row: row["digest"],
 }
 
 
 def with_efficiency(results: Sequence[Row]) -> list[dict[str, Any]]:
-    """Add the efficiency: samples per second and device, relative to the first row.
+    """Add the efficiency, samples per second and device relative to the first row, and the time without communication.
 
     Args:
-        results: rows with "devices" and "samples_per_s".
+        results: rows with "devices" and "samples_per_s", maybe "step_s" and "collective_s".
 
     Example:
         >>> rows = [{"devices": 1, "samples_per_s": 100}, {"devices": 4, "samples_per_s": 300}]
@@ -57,7 +49,9 @@ def with_efficiency(results: Sequence[Row]) -> list[dict[str, Any]]:
         [1.0, 0.75]
     """
     base = results[0]["samples_per_s"] / results[0]["devices"] if results else 1.0
-    return [{**row, "efficiency": row["samples_per_s"] / row["devices"] / base} for row in results]
+    compute = [{"compute_s": row["step_s"] - row["collective_s"]} if "collective_s" in row else {} for row in results]
+    speeds = [{"efficiency": row["samples_per_s"] / row["devices"] / base} for row in results]
+    return [{**row, **speed, **time} for row, speed, time in zip(results, speeds, compute, strict=True)]
 
 
 def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> str:

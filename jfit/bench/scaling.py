@@ -262,7 +262,7 @@ def _joined(options: argparse.Namespace, todo: list[dict[str, Any]], before: lis
         row = measure.measure(request)
         results.append(row)
         if row["platform"] == "cpu" and _compares_torch(options, request):
-            row["torch_per_s"] = torch_ddp.samples_per_second_of_job(request, timeout=options.timeout)
+            row["torch_per_s"] = torch_ddp.samples_per_second(request, timeout=options.timeout)
         if main_process:
             print(f"  {row['samples_per_s']:,.0f} samples/s", file=sys.stderr, flush=True)
     if main_process:

@@ -31,54 +31,29 @@ def is_available(model: str) -> bool:
 
 
 def samples_per_second(request: Mapping[str, Any], timeout: float = 1800.0) -> float:
-    """Measure training by as many processes on this machine as `request` has devices, on CPU.
+    """Measure training by as many processes as `request` has devices, on CPU; in a job, each process starts its part of them.
 
     Args:
         request: "model", "devices", "batch" (global), "seconds" and "rounds".
         timeout: seconds after which the processes are killed.
 
     Returns:
-        Samples per second over all processes.
+        Samples per second over all processes, the same in all processes of a job.
 
     Raises:
         RuntimeError: a process failed, or did not end in time; the message has the end of its output.
     """
-    return _run(request, range(request["devices"]), "127.0.0.1", processes.free_port(), timeout)[0]
-
-
-def samples_per_second_of_job(request: Mapping[str, Any], timeout: float = 1800.0) -> float:
-    """Measure training by as many processes as `request` has devices, of which each process of the job starts its part.
-
-    Args:
-        request: as for `samples_per_second`.
-        timeout: seconds after which the processes are killed.
-
-    Returns:
-        Samples per second over all processes, the same in all processes of the job.
-
-    Raises:
-        RuntimeError: a process failed, or did not end in time; the message has the end of its output.
-    """
-    job = current()
-    if job is None:
-        return samples_per_second(request, timeout)
-    own = request["devices"] // distributed.num_processes()
+    job, own = current(), request["devices"] // distributed.num_processes()
+    host = "127.0.0.1" if job is None else job.settings.address[0]
     port = distributed.exchange(processes.free_port(), "the port of torch")[0]
-    ranks = range(distributed.rank() * own, (distributed.rank() + 1) * own)
-    speeds = _run(request, ranks, job.settings.address[0], port, timeout)
-    return distributed.exchange(speeds[0], "samples per second of torch")[0]
-
-
-def _run(request: Mapping[str, Any], ranks: range, host: str, port: int, timeout: float) -> list[float]:
-    """Run the processes `ranks` of torch, with rank 0 at host:port, and return the samples per second that each prints."""
     environments = []
-    for rank in ranks:
+    for rank in range(distributed.rank() * own, (distributed.rank() + 1) * own):
         variables = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         variables |= {"RANK": str(rank), "WORLD_SIZE": str(request["devices"]), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
         environments.append(variables | {"OMP_NUM_THREADS": "1"})
-    commands = [[sys.executable, "-m", "jfit.bench", "torch", json.dumps(dict(request))]] * len(ranks)
+    commands = [[sys.executable, "-m", "jfit.bench", "torch", json.dumps(dict(request))]] * own
     outputs = processes.run_together("torch DDP", commands, environments, timeout)
-    return [float(output.splitlines()[-1]) for output in outputs]
+    return distributed.exchange(float(outputs[0].splitlines()[-1]), "samples per second of torch")[0]
 
 
 def main(arguments: list[str]) -> int:

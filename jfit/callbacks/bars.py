@@ -6,8 +6,7 @@ from typing import Any, TextIO
 
 from jfit import counters
 from jfit.callbacks.base import Callback, Event, scalars
-from jfit.callbacks.live import LiveTable, in_notebook
-from jfit.history.plots import TIMES
+from jfit.callbacks.live import LiveTable, in_notebook, values_text
 from jfit.history.table import History
 
 _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}{postfix}]"
@@ -92,7 +91,7 @@ class _Display:
             )
         self.bar.set_description_str(f"epoch {event.epoch}", refresh=False)
         if event.kind in ("log", "epoch_end"):
-            self.bar.set_postfix_str(_postfix(scalars(event.logs)), refresh=False)
+            self.bar.set_postfix_str(values_text(scalars(event.logs)), refresh=False)
             self.bar.update(done - self.bar.n)
             self.bar.refresh()
 
@@ -118,11 +117,6 @@ class _Display:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def _postfix(logs: dict[str, float]) -> str:
-    cells = [f"{logs['samples_per_second']:,.0f} samples/s"] if logs.get("samples_per_second") is not None else []
-    return ", ".join(cells + [f"{name} {value:.4g}" for name, value in logs.items() if name not in TIMES and value is not None])
 
 
 def _is_terminal(file: TextIO) -> bool:

@@ -1,9 +1,9 @@
 """`Event` and `Callback`, and the conversion of plain functions to callbacks."""
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jfit.checks import one_of, positive_integer
 from jfit.distributed import is_main
 
 EVENTS = ("fit_start", "epoch_start", "step", "step_log", "log", "epoch_end", "fit_end")
@@ -172,33 +172,15 @@ def of_this_process(callback: Callback) -> Callback:
     return callback if is_main() or not callback.main_only else callback._replace(on=lambda event, state: state)
 
 
-def suggest_name(name: str, valid_names: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the valid names and the one most similar to `name`.
-
-    Example:
-        >>> suggest_name("val_acc", ["loss", "val_accuracy"])
-        'valid names are loss, val_accuracy; did you mean val_accuracy?'
-    """
-    valid_names = list(valid_names)
-    similar = difflib.get_close_matches(name, valid_names, n=1)
-    return f"valid names are {', '.join(valid_names) or '(none)'}" + (f"; did you mean {similar[0]}?" if similar else ".")
-
-
 def _checked(callback: Callback) -> Callback:
-    _check_events(callback.name, callback.events)
-    every = callback.every
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueError(f"callback {callback.name}: every is {every!r}, expected a number of steps of at least 1, or None.")
-    for kind in ("step", "step_log"):
-        if kind in callback.events and every is None:
+    for kind in callback.events:
+        one_of(EVENTS, **{f"an event of callback {callback.name}": kind})
+        if kind in ("step", "step_log") and callback.every is None:
             raise ValueError(
                 f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "
                 "None; between two events, several steps can run in one call of the compiled program."
             )
-    return callback
-
-
-def _check_events(name: str, events: Sequence[str]) -> None:
-    for kind in events:
-        if kind not in EVENTS:
-            raise ValueError(f"callback {name}: there is no event {kind!r}; {suggest_name(kind, EVENTS)}")
+    if callback.every is None:
+        return callback
+    positive_integer(every=callback.every)
+    return callback._replace(every=int(callback.every))

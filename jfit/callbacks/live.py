@@ -83,11 +83,15 @@ class LiveTable:
             done = event.epoch * size + event.batch
             self.start = self.start or (self.updated, done)
             words += [_eta(done - self.start[1], size * epochs - done, self.updated - self.start[0])] if epochs else []
-        shown = scalars(event.logs)
-        words += [f"{shown['samples_per_second']:,.0f} samples/s"] if shown.get("samples_per_second") is not None else []
-        words += [f"{name} {value:.4g}" for name, value in shown.items() if name not in TIMES and value is not None]
+        words.append(values_text(scalars(event.logs)))
         bar = f'<progress value="{event.batch}" max="{size}"></progress>' if size else "<progress></progress>"
         return f"<p>{bar} {html.escape(', '.join(filter(None, words)))}</p>"
+
+
+def values_text(logs: dict[str, Any]) -> str:
+    """Return logged values as text, such as "1,024 samples/s, loss 0.5"."""
+    cells = [f"{logs['samples_per_second']:,.0f} samples/s"] if logs.get("samples_per_second") is not None else []
+    return ", ".join(cells + [f"{name} {value:.4g}" for name, value in logs.items() if name not in TIMES and value is not None])
 
 
 def _eta(done: int, left: int, seconds: float) -> str:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jfit.callbacks.base import Callback, Event, scalars
+from jfit.checks import one_of, positive_integer
 from jfit.formats.atomic import atomic_write
 from jfit.history.plots import TIMES
 from jfit.history.table import to_json_value
 
+Row = dict[str, Any]
 _TIMING = ("loss", "lr", *TIMES)
 
 
@@ -38,14 +40,13 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
 
     def on(event: Event, state: Any) -> Any:
         if event.kind == "fit_start":
-            _rewind(path, event.step, _csv_rows, _write_csv)
+            _rewind(path, event.step, _csv_rows, _csv)
             return state
-        row = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}
-        header = _csv_header(path)
-        if header and set(row) <= set(header):
-            _append(path, _csv_line([row.get(name, "") for name in header]))
+        row, rows = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}, _csv_rows(path)
+        if rows and set(row) <= set(rows[0]):
+            _append(path, _csv([row], below=list(rows[0])))
         else:
-            _write_csv(path, [*_csv_rows(path), row])
+            atomic_write(path, _csv([*rows, row]))
         return state
 
     return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger", main_only=True)
@@ -70,16 +71,15 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
         >>> jsonl_logger("runs/a/log.jsonl", every="log").events
         ('fit_start', 'log')
     """
-    if every not in ("epoch", "log"):
-        raise ValueError(f"jsonl_logger: every is {every!r}, expected 'epoch' or 'log'.")
+    one_of(("epoch", "log"), every=every)
     path = Path(path)
 
     def on(event: Event, state: Any) -> Any:
         if event.kind == "fit_start":
-            _rewind(path, event.step, _json_rows, _write_json)
+            _rewind(path, event.step, _json_rows, _json_lines)
         else:
             row = {"epoch": event.epoch, "step": event.step, "batch": event.batch, **event.logs}
-            _append(path, _json_line(row))
+            _append(path, _json_lines([row]))
         return state
 
     events = ("fit_start", "epoch_end" if every == "epoch" else "log")
@@ -108,8 +108,7 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
 
     Source: MXNet 1.9.1, callback.Speedometer and Module.fit (the lines' format).
     """
-    if frequent < 1:
-        raise ValueError(f"speedometer: frequent is {frequent}, expected a number of batches of at least 1.")
+    positive_integer(frequent=frequent)
     clock = {"time": 0.0, "batch": 0}
     latest: dict[str, float] = {}
 
@@ -155,23 +154,19 @@ def _epoch_lines(event: Event) -> None:
             log.info("Epoch[%d] Validation-%s=%f", event.epoch, name.removeprefix("val_"), value)
 
 
-def _rewind(
-    path: Path, step: int, read: Callable[[Path], list[dict[str, Any]]], write: Callable[[Path, list[dict[str, Any]]], None]
-) -> None:
+def _rewind(path: Path, step: int, read: Callable[[Path], list[Row]], text: Callable[[list[Row]], str]) -> None:
     """Delete the rows of a log file that a run starting at update `step` logs again: those after `step`, all if it is 0.
 
     Args:
         path: the file; it need not exist.
         step: number of updates done when the run starts; above 0 for a resumed run.
         read: returns the rows of the file.
-        write: replaces the file by rows.
+        text: returns the content of a file with these rows.
     """
-    if not path.exists():
-        return
     rows = read(path)
     earlier = [row for row in rows if step > 0 and _step_of(row) <= step]
     if len(earlier) != len(rows):
-        write(path, earlier)
+        atomic_write(path, text(earlier))
 
 
 def _step_of(row: dict[str, Any]) -> float:
@@ -187,20 +182,7 @@ def _append(path: Path, line: str) -> None:
         file.write(line)
 
 
-def _csv_line(cells: list[Any]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
-
-
-def _csv_header(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    with open(path, encoding="utf-8", newline="") as file:
-        return next(csv.reader(file), [])
-
-
-def _csv_rows(path: Path) -> list[dict[str, Any]]:
+def _csv_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with open(path, encoding="utf-8", newline="") as file:
@@ -208,19 +190,19 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
         return [{name: cell or "" for name, cell in row.items() if name is not None} for row in csv.DictReader(file)]
 
 
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [_csv_line([row.get(name, "") for name in names]) for row in rows]
-    atomic_write(path, "".join([_csv_line(names), *lines] if names else []))
+def _csv(rows: list[Row], below: list[str] | None = None) -> str:
+    """Return rows as CSV, with a header unless they come below one with these names."""
+    text, names = io.StringIO(), below or list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    if rows and below is None:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
-def _json_line(row: dict[str, Any]) -> str:
-    return json.dumps({name: to_json_value(value) for name, value in row.items()}, allow_nan=False) + "\n"
-
-
-def _json_rows(path: Path) -> list[dict[str, Any]]:
+def _json_rows(path: Path) -> list[Row]:
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -230,5 +212,5 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _write_json(path: Path, rows: list[dict[str, Any]]) -> None:
-    atomic_write(path, "".join(_json_line(row) for row in rows))
+def _json_lines(rows: list[Row]) -> str:
+    return "".join(json.dumps(to_json_value(row), allow_nan=False) + "\n" for row in rows)

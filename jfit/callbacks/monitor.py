@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from jfit.callbacks.base import Event, scalars, suggest_name
+from jfit.callbacks.base import Event, scalars
+from jfit.checks import one_of
 from jfit.history.plots import is_score
 
 
-def maximizes(owner: str, monitor: str, mode: str) -> bool:
+def maximizes(monitor: str, mode: str) -> bool:
     """Return whether larger values are better.
 
     Args:
-        owner: name of the callback, with which error messages begin.
         monitor: name of the monitored value.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
@@ -18,8 +18,7 @@ def maximizes(owner: str, monitor: str, mode: str) -> bool:
     Raises:
         ValueError: `mode` is another value.
     """
-    if mode not in ("auto", "min", "max"):
-        raise ValueError(f"{owner}: mode is {mode!r}; {suggest_name(mode, ('auto', 'min', 'max'))}")
+    one_of(("auto", "min", "max"), mode=mode)
     return mode == "max" or (mode == "auto" and is_score(monitor))
 
 
@@ -38,7 +37,7 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     value: Any = event.logs.get(monitor)
     if getattr(value, "ndim", 0):
         raise ValueError(
-            f"{owner}: monitor={monitor!r} is an array, expected a number; {suggest_name('', scalars(event.logs))}"
+            f"{owner}: monitor={monitor!r} is an array; expected a number, one of {', '.join(scalars(event.logs))}"
         )
     if value is not None:
         return float(value)
@@ -46,4 +45,4 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     if not required or (monitor.startswith("val_") and (event.epoch + 1) % every):
         return None  # there may be no evaluation in this epoch
     hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
-    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {suggest_name(monitor, event.logs)}{hint}")
+    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; expected one of {', '.join(event.logs)}.{hint}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from jfit.callbacks.base import Callback, Event
 from jfit.callbacks.monitor import maximizes, monitored
+from jfit.checks import at_least_0, below_1, positive, positive_integer
 
 
 def reduce_on_plateau(
@@ -51,12 +52,11 @@ def reduce_on_plateau(
     Source: `optax.contrib.reduce_on_plateau` and torch's ReduceLROnPlateau (with `patience - 1` there), with an absolute
     threshold; Keras' ReduceLROnPlateau is equal without a cooldown, and its cooldown is one epoch shorter.
     """
-    if not (0 < factor < 1 and patience >= 1 and min_delta >= 0 and cooldown >= 0 and min_lr >= 0):
-        raise ValueError(
-            f"reduce_on_plateau: found factor={factor}, patience={patience}, min_delta={min_delta}, cooldown={cooldown}, "
-            f"min_lr={min_lr}, expected 0 < factor < 1, patience >= 1, and the others at least 0."
-        )
-    maximize = maximizes("reduce_on_plateau", monitor, mode)
+    positive(factor=factor)
+    below_1(factor=factor)
+    positive_integer(patience=patience)
+    at_least_0(min_delta=min_delta, cooldown=cooldown, min_lr=min_lr)
+    maximize = maximizes(monitor, mode)
 
     def init() -> dict[str, Any]:
         return {"best": None, "waited": 0, "cooldown": 0}

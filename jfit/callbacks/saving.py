@@ -21,6 +21,7 @@ from jfit.checkpoints.agreement import from_main
 from jfit.checkpoints.finite import is_finite, last_finite
 from jfit.checkpoints.saved import check_name
 from jfit.checkpoints.writing import BackgroundWrite, Prepared, write
+from jfit.checks import at_least_0, integer, positive_integer
 from jfit.distributed import is_main, num_processes
 from jfit.formats.atomic import atomic_dir
 from jfit.formats.manifest import dump_sealed
@@ -80,28 +81,31 @@ def checkpointing(
         >>> checkpointing("runs/a/checkpoints", every=100).every
         100
     """
-    steps = _steps(every)
     check_name(directory, "checkpoint")
-    if keep is not None and keep < 1:
-        raise ValueError(f"checkpointing: keep is {keep}, expected at least 1, or None to keep all.")
-    if isinstance(keep_best, bool) or not isinstance(keep_best, int) or keep_best < 0:
-        raise ValueError(f"checkpointing: keep_best is {keep_best!r}, expected a number of checkpoints of at least 0.")
-    if background_bytes is not None and (isinstance(background_bytes, bool) or background_bytes < 0):
-        raise ValueError(
-            f"checkpointing: background_bytes is {background_bytes!r}, expected a number of bytes of at least 0, or None to "
-            "let training wait for every save."
-        )
+    steps = None if every == "epoch" else every
+    if isinstance(steps, str):
+        raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch' or a number of steps")
+    positive_integer(**{name: value for name, value in {"every": steps, "keep": keep}.items() if value is not None})
+    integer(keep_best=keep_best)
+    at_least_0(keep_best=keep_best, background_bytes=0 if background_bytes is None else background_bytes)
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if keep_best:
         best = _BestKept(
             *(directory, keep, background_bytes),
             number=keep_best,
             monitor=monitor,
-            maximize=maximizes("checkpointing", monitor, mode),
+            maximize=maximizes(monitor, mode),
             per_epoch=steps is None,
         )
         events = tuple(dict.fromkeys((*events, "epoch_end")))
-        return Callback(on=best.on, init=_no_best, events=events, every=steps, name=f"checkpointing({monitor})", saves=True)
+        return Callback(
+            on=best.on,
+            init=lambda: {"last": None, "best": []},
+            events=events,
+            every=steps,
+            name=f"checkpointing({monitor})",
+            saves=True,
+        )
     return Callback(
         on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing", saves=True
     )
@@ -165,7 +169,7 @@ class Saver:
         if sys.exception() is not self._outer:  # training failed: the other processes of a job may not come here
             return self.write(event, state) if self.failed and self.can_save_alone(event.run) else state
         # A state that the run restores at its end is marked in the checkpoint, for `Run.load`.
-        self.failed = self.failed or getattr(event.run, "restores_best", False) or not self._has(event.step, state)
+        self.failed = self.failed or event.run.restores_best or not self._has(event.step, state)
         state = self.agree(state)
         if not self.failed:
             return state
@@ -232,10 +236,9 @@ class Saver:
 
     def meta(self, event: Event, state: Any) -> dict[str, Any]:
         """Return the meta of the run with `state` as state of this callback; the run still has that before the event."""
-        meta = _meta(event)
-        if state is not self._state_of_run and "callbacks" in meta:
-            states = meta["callbacks"]
-            meta["callbacks"] = [[name, state if old is self._state_of_run else old] for name, old in states]
+        meta = event.run.meta()
+        if state is not self._state_of_run:
+            meta["callbacks"] = [[name, state if old is self._state_of_run else old] for name, old in meta["callbacks"]]
         return meta
 
     def save(self, event: Event, meta: dict[str, Any], before: Any, after: Any, protect: Collection[int] = ()) -> Any:
@@ -248,13 +251,12 @@ class Saver:
             return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
         state = event.run.snapshot()
-        goes_back = hasattr(event.run, "keep_finite") and event.run.keep_finite(state)
-        if goes_back and not is_finite(state):  # training stops soon, or continues with an earlier state
+        if event.run.keep_finite(state) and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
         if not is_main() and not self._together:
             return after
-        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": _extra(event)}
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra()}
         prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
         limit = self.background_bytes
         if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
@@ -356,20 +358,8 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
 
 def _needs_all(run: Any) -> bool:
     """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
-    nan = getattr(getattr(run, "_loop", None), "nan", None)
-    return num_processes() > 1 and (getattr(run, "saves_together", False) or getattr(nan, "keeps", False))
-
-
-def _no_best() -> dict[str, Any]:
-    return {"last": None, "best": []}
-
-
-def _steps(every: str | int) -> int | None:
-    if every == "epoch":
-        return None
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"checkpointing: every is {every!r}, expected 'epoch' or a number of steps of at least 1.")
-    return every
+    nan = getattr(run._loop, "nan", None)
+    return num_processes() > 1 and (run.saves_together or getattr(nan, "keeps", False))
 
 
 def _check_states(event: Event) -> None:
@@ -378,7 +368,7 @@ def _check_states(event: Event) -> None:
     Raises:
         TypeError: the state of a callback is not JSON-serializable.
     """
-    for name, state in _meta(event).get("callbacks", []):
+    for name, state in event.run.meta()["callbacks"]:
         try:
             dump_sealed({"state": state})
         except (TypeError, ValueError) as error:
@@ -386,15 +376,3 @@ def _check_states(event: Event) -> None:
                 f"callback {name}: its state is not JSON-serializable ({error}), so it could not be saved in a checkpoint; use "
                 "numbers, strings, lists and dicts"
             ) from error
-
-
-def _meta(event: Event) -> dict[str, Any]:
-    run_meta: Any = getattr(event.run, "meta", None)
-    if run_meta is not None:
-        return dict(run_meta())
-    return {"position": dict(event.run.position), "history": event.run.history.to_json()}
-
-
-def _extra(event: Event) -> dict[str, Any]:
-    run_extra: Any = getattr(event.run, "extra", None)
-    return {} if run_extra is None else run_extra()

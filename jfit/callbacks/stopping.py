@@ -5,6 +5,7 @@ from typing import Any
 
 from jfit.callbacks.base import Callback, Event
 from jfit.callbacks.monitor import maximizes, monitored
+from jfit.checks import at_least_0
 
 
 def early_stopping(
@@ -37,11 +38,10 @@ def early_stopping(
         >>> early_stopping("val_accuracy", patience=2).name
         'early_stopping(val_accuracy)'
     """
-    maximize = maximizes("early_stopping", monitor, mode)
-    if patience < 1 or min_delta < 0:
-        raise ValueError(
-            f"early_stopping: found patience={patience}, min_delta={min_delta}, expected patience >= 1 and min_delta >= 0."
-        )
+    maximize = maximizes(monitor, mode)
+    if not patience >= 1:  # inf: training does not stop, and ends with the best state
+        raise ValueError(f"early_stopping: patience is {patience}; expected at least 1")
+    at_least_0(min_delta=min_delta)
 
     def init() -> dict[str, Any]:
         return {"best": None, "best_epoch": None, "waited": 0}

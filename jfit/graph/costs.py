@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -192,14 +192,6 @@ class Flops(NamedTuple):
     flops: int
     macs: int
 
-    def times(self, count: int) -> Flops:
-        """Return new `Flops` with FLOPs and MACs multiplied by `count`, such as the number of iterations of a loop."""
-        return Flops(self.flops * count, self.macs * count)
-
-    def plus(self, other: Flops) -> Flops:
-        """Return new `Flops` with the sums of FLOPs and of MACs."""
-        return Flops(self.flops + other.flops, self.macs + other.macs)
-
 
 def flops_of(jaxpr: Any) -> Flops:
     """Count the FLOPs and MACs of one evaluation of a jaxpr.
@@ -215,7 +207,12 @@ def flops_of(jaxpr: Any) -> Flops:
         >>> flops_of(jax.make_jaxpr(lambda a, b: jnp.tanh(a @ b))(jnp.ones((2, 5)), jnp.ones((5, 3))))
         Flops(flops=66, macs=30)
     """
-    return functools.reduce(Flops.plus, map(_equation, getattr(jaxpr, "jaxpr", jaxpr).eqns), Flops(0, 0))
+    return _sum(map(_equation, getattr(jaxpr, "jaxpr", jaxpr).eqns))
+
+
+def _sum(counts: Iterable[Flops], times: int = 1) -> Flops:
+    counts = list(counts)
+    return Flops(times * sum(c.flops for c in counts), times * sum(c.macs for c in counts))
 
 
 def _equation(eqn: Any) -> Flops:
@@ -230,7 +227,7 @@ def _equation(eqn: Any) -> Flops:
     if name == "cond":
         return max(inner)
     if inner and name not in WINDOWS and not name.startswith(("scatter", "reduce")):
-        return functools.reduce(Flops.plus, inner).times(eqn.params["length"] if name == "scan" else 1)
+        return _sum(inner, eqn.params["length"] if name == "scan" else 1)
     return Flops(_simple(name, eqn), 0)
 
 

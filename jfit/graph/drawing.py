@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jfit.graph.costs import Count, count_known, parameter_nodes, total_of
@@ -17,7 +17,6 @@ from jfit.graph.nodes import Entry, Graph, Node, aux_nodes
 
 CAPTION_ATTRS = ("kernel", "stride", "num_filter", "num_hidden", "act_type", "pool_type", "p")
 COLUMNS = ("node", "operator", "output shape", "parameters", "MACs", "FLOPs", "inputs")
-RIGHT = ("parameters", "MACs", "FLOPs")
 COLORS = {"nn": "#fb8072", "conv": "#fb8072", "norm": "#bebada", "pooling": "#80b1d3", "loss": "#fccde5"}
 
 
@@ -48,13 +47,28 @@ def summary(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> str:
         inputs = ", ".join(dict.fromkeys(e.node.name for e in node.inputs if id(e.node) not in params))
         numbers = (f"{n:,}" for n in counted.get(id(node), Count(0, 0, 0)))
         rows.append((node.name, node.op.name if node.op else "-", size(known.get((id(node), 0))), *numbers, inputs))
-    widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
-    lines = [
-        "  ".join(f"{t:>{w}}" if c in RIGHT else f"{t:<{w}}" for t, w, c in zip(r, widths, COLUMNS, strict=True)).rstrip()
-        for r in rows
-    ]
     whole = total_of(graph, known, counted)
-    return "\n".join([*lines, f"total parameters: {whole.parameters:,}, MACs: {whole.macs:,}, FLOPs: {whole.flops:,}"])
+    return "\n".join(
+        [*aligned(rows, (3, 4, 5)), f"total parameters: {whole.parameters:,}, MACs: {whole.macs:,}, FLOPs: {whole.flops:,}"]
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return the rows of a table as lines of text with columns of equal width.
+
+    Args:
+        rows: the texts of each row.
+        right: indices of columns whose texts are aligned to the right.
+
+    Example:
+        >>> aligned([("a", "10"), ("bcd", "9")], right=[1])
+        ['a    10', 'bcd   9']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [
+        [t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))] for row in rows
+    ]
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def mermaid(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> str:

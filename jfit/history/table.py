@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jfit.checks import one_of
 from jfit.formats.atomic import atomic_write
 from jfit.graph.html import table
 from jfit.history.display import best_epoch
@@ -42,24 +43,23 @@ class History:
     """
 
     def __init__(self, epochs: Iterable[Row] = (), points: Iterable[Row] = (), steps: Iterable[Row] = ()):
-        self._epochs: list[Row] = [dict(row) for row in epochs]
-        self._points: list[Row] = [dict(row) for row in points]
-        self._steps: list[Row] = [dict(row) for row in steps]
+        tables = {"epochs": epochs, "points": points, "steps": steps}
+        self._tables: dict[str, list[Row]] = {name: [dict(row) for row in rows] for name, rows in tables.items()}
 
     @property
     def epochs(self) -> list[Row]:
         """Rows of the epoch table (one row per epoch), oldest first, as a new list of copies."""
-        return [dict(row) for row in self._epochs]
+        return [dict(row) for row in self._tables["epochs"]]
 
     @property
     def points(self) -> list[Row]:
         """Rows of the log-point table (one row per log point within an epoch), oldest first, as a new list of copies."""
-        return [dict(row) for row in self._points]
+        return [dict(row) for row in self._tables["points"]]
 
     @property
     def steps(self) -> list[Row]:
         """Rows of the step table (one row per recorded step, see `log_every` of `fit`), oldest first, as a list of copies."""
-        return [dict(row) for row in self._steps]
+        return [dict(row) for row in self._tables["steps"]]
 
     def add_epoch(self, **values: Any) -> None:
         """Append a row to the epoch table.
@@ -74,7 +74,7 @@ class History:
             >>> len(history)
             1
         """
-        self._epochs.append({name: to_python(value) for name, value in values.items()})
+        self._tables["epochs"].append({name: to_python(value) for name, value in values.items()})
 
     def add_point(self, **values: Any) -> None:
         """Append a row to the log-point table.
@@ -88,7 +88,7 @@ class History:
             >>> history.column("batch", "points")
             [5]
         """
-        self._points.append({name: to_python(value) for name, value in values.items()})
+        self._tables["points"].append({name: to_python(value) for name, value in values.items()})
 
     def add_step(self, **values: Any) -> None:
         """Append a row to the step table.
@@ -102,16 +102,13 @@ class History:
             >>> history.column("loss", "steps")
             [1.0]
         """
-        self._steps.append({name: to_python(value) for name, value in values.items()})
+        self._tables["steps"].append({name: to_python(value) for name, value in values.items()})
 
     def __len__(self) -> int:
-        return len(self._epochs)
+        return len(self._tables["epochs"])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, History) and self._tables() == other._tables()
-
-    def _tables(self) -> dict[str, list[Row]]:
-        return {"epochs": self._epochs, "points": self._points, "steps": self._steps}
+        return isinstance(other, History) and self._tables == other._tables
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -195,11 +192,8 @@ class History:
             >>> History.from_json(History([{"epoch": 0}]).to_json()).epochs
             [{'epoch': 0}]
         """
-        tables = self._tables()
-        rows = {table: [{k: to_json_value(v) for k, v in row.items()} for row in rows] for table, rows in tables.items()}
-        if not rows["steps"]:
-            del rows["steps"]
-        return json.dumps(rows, allow_nan=False)
+        tables = {name: rows for name, rows in self._tables.items() if rows or name != "steps"}
+        return json.dumps(to_json_value(tables), allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> "History":
@@ -220,10 +214,8 @@ class History:
         """
         try:
             tables = json.loads(text)
-            rows = {
-                table: [{k: from_json_value(v) for k, v in row.items()} for row in tables[table]]
-                for table in ("epochs", "points", *(["steps"] if "steps" in tables else []))
-            }
+            names = ("epochs", "points", *(["steps"] if "steps" in tables else []))
+            rows = {name: [{k: from_json_value(v) for k, v in row.items()} for row in tables[name]] for name in names}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"history: the text is not a history ({type(error).__name__}: {error}); expected a JSON object with the lists "
@@ -260,7 +252,7 @@ class History:
             >>> History([{"epoch": 0, "loss": 1.0}]).row()
             '    0      1.0000'
         """
-        values = self._epochs[index]
+        values = self._tables["epochs"][index]
         return _line((name, _cell(name, values.get(name))) for name in self._text_columns(names))
 
     def table(self) -> str:
@@ -281,17 +273,17 @@ class History:
 
     def _text(self, count: int = _MOST_SHOWN) -> str:
         """Return the table of the last `count` epochs as text; the line before them counts the earlier ones."""
-        if not self._epochs:
+        if not len(self):
             return "(no epochs yet)"
         names, hidden = self._text_columns(None), len(self) - count
         lines = [self.header(names)] + [f"... {hidden:,} more"] * (hidden > 0)
         return "\n".join([*lines, *(self.row(i, names) for i in range(max(hidden, 0), len(self)))])
 
     def __repr__(self) -> str:
-        return f"History({len(self._epochs)} epochs, {len(self._points)} log points)"
+        return f"History({len(self)} epochs, {len(self._tables['points'])} log points)"
 
     def _repr_html_(self) -> str:
-        names, rows = self._text_columns(None), list(enumerate(self._epochs))
+        names, rows = self._text_columns(None), list(enumerate(self._tables["epochs"]))
         # A notebook stores its outputs: of a long run, the first and the last epochs are enough.
         hidden = len(rows) - _MOST_SHOWN
         shown = rows if hidden <= 0 else [*rows[: _MOST_SHOWN // 3], *rows[-(_MOST_SHOWN - _MOST_SHOWN // 3) :]]
@@ -349,9 +341,8 @@ class History:
         return draw(self, path, axes)
 
     def _rows(self, table: str) -> list[Row]:
-        if table not in self._tables():
-            raise ValueError(f"history: there is no table {table!r}; expected 'epochs', 'points' or 'steps'.")
-        return self._tables()[table]
+        one_of(list(self._tables), table=table)
+        return self._tables[table]
 
     def _text_columns(self, names: Iterable[str] | None) -> list[str]:
         return [name for name in self._scalar_columns("epochs") if name != "step"] if names is None else list(names)
@@ -402,6 +393,8 @@ def to_json_value(value: Any) -> Any:
         [1.0, 'nan']
     """
     value = to_python(value)
+    if isinstance(value, dict):
+        return {name: to_json_value(item) for name, item in value.items()}
     if isinstance(value, list):
         return [to_json_value(item) for item in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.graph.drawing import size
+from jfit.graph.drawing import aligned, size
 from jfit.graph.symbol import Symbol
 from jfit.lowering.build import as_model, lower, split_trained
-from jfit.lowering.model import flatten_names, specs_of
+from jfit.lowering.model import flatten_names
 
 COLUMNS = ("parameter", "shape", "dtype", "values", "bytes")
-RIGHT = ("values", "bytes")
 
 
 def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> str:
@@ -54,15 +53,15 @@ def summary(model: Any, inputs: Any, *, params: Any = None, aux: Any = None) -> 
         specs = input_specs(inputs, lower(symbol).inputs)
         return symbol.summary(**{name: s.shape for name, s in specs.items() if name in symbol.list_inputs()})
     lowered = as_model(model, params=params, aux=aux, predict=True)
-    specs = specs_of(input_specs(inputs, lowered.inputs))
+    specs = input_specs(inputs, lowered.inputs)
     bound = lowered.bound(specs)
     values = jax.eval_shape(lambda: bound.init(jax.random.key(0), specs))
     trees = (bound.structure.params, bound.structure.aux)
     arrays, states = ({n: flat[n] for n in tree.names} for tree, flat in zip(trees, values, strict=True))
-    rows = [(n, _shape(x), str(x.dtype), f"{_count([x]):,}", f"{_bytes([x]):,}") for n, x in arrays.items()]
+    rows = [(n, _shape(x), str(x.dtype), f"{_count([x]):,}", f"{num_bytes([x]):,}") for n, x in arrays.items()]
     totals = [_total(kind, list(v.values())) for kind, v in (("parameters", arrays), ("auxiliary states", states)) if v]
     outputs = zip(bound.outputs, bound.plan(specs).shapes, strict=True)
-    return "\n".join([*_table([COLUMNS, *rows]), *totals, *(f"{o.name}: {_shape(s)} {s.dtype}" for o, s in outputs)])
+    return "\n".join([*aligned([COLUMNS, *rows], (3, 4)), *totals, *(f"{o.name}: {_shape(s)} {s.dtype}" for o, s in outputs)])
 
 
 def input_specs(inputs: Any, names: Sequence[str], caller: str = "summary") -> dict[str, Any]:
@@ -78,7 +77,7 @@ def input_specs(inputs: Any, names: Sequence[str], caller: str = "summary") -> d
     missing = [n for n in names if n not in named]
     if missing:
         raise ValueError(f"{caller}: the input {missing[0]!r} is missing; found {list(named)}, expected {list(names)}")
-    leaves = jax.tree.map(_spec, named, is_leaf=lambda x: is_shape(x) or hasattr(x, "shape"))
+    leaves = jax.tree.map(spec_of, named, is_leaf=lambda x: is_shape(x) or hasattr(x, "shape"))
     return flatten_names(leaves)[0]
 
 
@@ -86,32 +85,26 @@ def is_shape(x: Any) -> bool:
     return isinstance(x, tuple) and all(isinstance(n, (int, np.integer)) for n in x)
 
 
-def _spec(x: Any) -> jax.ShapeDtypeStruct:
+def spec_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and canonical dtype of an array, a number, or a tuple of integers, which is a shape of dtype float32."""
     if is_shape(x):
         return jax.ShapeDtypeStruct(x, np.float32)
     x = x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _shape(x: Any) -> str:
     return size(x.shape) if x.shape else "scalar"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    return [
-        "  ".join(f"{t:>{w}}" if c in RIGHT else f"{t:<{w}}" for t, w, c in zip(row, widths, COLUMNS, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
 def _count(arrays: Sequence[Any]) -> int:
     return sum(math.prod(x.shape) for x in arrays)
 
 
-def _bytes(arrays: Sequence[Any]) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+def num_bytes(tree: Any) -> int:
+    """Bytes of the arrays or jax.ShapeDtypeStructs of a pytree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _total(kind: str, arrays: Sequence[Any]) -> str:
-    return f"{kind}: {_count(arrays):,} values in {len(arrays):,} arrays, {_bytes(arrays):,} bytes"
+    return f"{kind}: {_count(arrays):,} values in {len(arrays):,} arrays, {num_bytes(arrays):,} bytes"

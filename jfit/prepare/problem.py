@@ -8,7 +8,7 @@
       |
     make_step         the training step                                   step(state, batch) -> (state, out)
 
-`fit` and `lr_find` call `prepare`; `sweep` calls its parts, because its members share some of them.
+`fit` and `lr_find` call `prepare`; `sweep` and `cost` call its parts: members of a sweep share some, and a cost needs no data.
 """
 
 from __future__ import annotations

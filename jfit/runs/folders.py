@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jfit.checkpoints.locks import holder_of
+from jfit.checkpoints.saved import STEP, folders_of, record_of
 from jfit.formats.atomic import FormatError
 from jfit.history.display import best_epoch
 from jfit.history.table import History
-from jfit.checkpoints.locks import holder_of
-from jfit.checkpoints.saved import STEP, folders_of, record_of
 
 
 @dataclass(frozen=True)

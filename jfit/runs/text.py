@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jfit.formats.atomic import printable
+from jfit.graph.drawing import aligned
 from jfit.runs.folders import RunFolder
 
 _MOST_WIDTH = 60  # characters of a value in a column
@@ -35,14 +37,14 @@ def show_text(run: RunFolder, rows: int) -> str:
         raise ValueError(f"--rows {rows}: expected the number of epochs to show, at least 0")
     parts = [f"{run.path}: {run.state or 'unknown state'}, step {run.step}, last checkpoint {_time(run.saved)}"]
     parts += [f"damaged: {run.problem}"] if run.problem else []
-    parts += ["settings", _indented(_table(_pairs(run.settings)) or "not saved")]
+    parts += ["settings", textwrap.indent(_table(_pairs(run.settings)) or "not saved", "  ")]
     checkpoints = [(f"step {step}", f"{size:,} bytes") for step, size in run.checkpoints]
-    parts += ["checkpoints", _indented(_table(checkpoints))]
+    parts += ["checkpoints", textwrap.indent(_table(checkpoints), "  ")]
     history = run.history
     if len(history):
         columns = history.columns()
         lines = [[_value(row.get(name, "")) for name in columns] for row in history.epochs[max(len(history) - rows, 0) :]]
-        parts += [f"last {len(lines)} of {len(history)} epochs", _indented(_table([columns, *lines]))]
+        parts += [f"last {len(lines)} of {len(history)} epochs", textwrap.indent(_table([columns, *lines]), "  ")]
     return "\n".join(parts)
 
 
@@ -75,11 +77,4 @@ def _time(seconds: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    return "\n".join(aligned([[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +19,15 @@ import numpy as np
 
 from jfit import counters
 from jfit.checks import positive, positive_integer
-from jfit.data import Batch
-from jfit.graph import Symbol
+from jfit.data.batch import Batch, check_batch, rows
+from jfit.graph import Symbol, html
 from jfit.graph.costs import bodies, flops_of
+from jfit.graph.drawing import aligned
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import model_and_values, split_trained
 from jfit.lowering.frameworks.dispatch import adapter_of
-from jfit.lowering.model import Model, specs_of
-from jfit.lowering.summary import input_specs, is_shape
+from jfit.lowering.model import Model, count_parameters
+from jfit.lowering.summary import input_specs, is_shape, num_bytes, spec_of
 from jfit.parallel.communication import collectives
 from jfit.parallel.contexts import resolve
 from jfit.parallel.data_parallel import OUT_AXES
@@ -135,13 +134,10 @@ class Cost(NamedTuple):
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        left, right = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return "\n".join([*(f"{a:<{left}}  {b:>{right}}" for a, b in rows), *self.notes])
+        return "\n".join([*aligned(self.rows(), right=[1]), *self.notes])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in self.rows())
-        return f"<table>{rows}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return html.table([*self.rows(), *([note] for note in self.notes)])
 
 
 def cost(
@@ -283,11 +279,11 @@ class _Step:
         self.multiple = len(self.devices) * options.micro_batches
         model, params, aux = split_trained(model, options.params, options.aux)
         if callable(model) and not isinstance(model, Model | Symbol) and adapter_of(model) is None:
-            params, aux = jax.tree.map(_spec, (params, aux))  # so that the parameters of a function are not copied
+            params, aux = jax.tree.map(spec_of, (params, aux))  # so that the parameters of a function are not copied
         of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
         model = model_and_values(model, options.loss, params, aux, **of_losses)[0]
         self.specs = _batch_specs(model, inputs)
-        self.rows = _rows(self.specs, model.batch_axes)
+        self.rows = rows(check_batch(Batch(self.specs), model.batch_axes), model.batch_axes)
         self.model = model.bound(self.specs)
         check_heads(self.model)
         self.chosen = choose_optimizer(options, self.model, 1)
@@ -313,7 +309,7 @@ class _Step:
             warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
             jaxprs = [jax.make_jaxpr(f)(state, part) for f in (forward, step)]
             equations = list(_equations(jaxprs[1]))
-            written = _size(part) + _size([v.aval for e in equations for v in e.outvars if hasattr(v.aval, "shape")])
+            written = num_bytes(part) + num_bytes([v.aval for e in equations for v in e.outvars if hasattr(v.aval, "shape")])
             if written > _MAX_BYTES:
                 raise ValueError(
                     f"cost: with a batch of {size:,} rows, a step writes {written:,} bytes on each device, and XLA "
@@ -322,15 +318,22 @@ class _Step:
             split, local = (part, state.local) if count == 1 else _stacked((part, state.local), count)
             run = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
             compiled = run.lower(state._replace(local=local), split).compile()
-        values = sum(math.prod(x.shape) for x in state.params.values())
         loops = frozenset(e.primitive.name for e in equations if e.primitive.name == "while" or e.params.get("length", 1) > 1)
         forward_flops, flops = (flops_of(jaxpr).flops for jaxpr in jaxprs)
-        return _Program(size, compiled, _memory(compiled, state, part, _size(trainable)), values, forward_flops, flops, loops)
+        return _Program(
+            size,
+            compiled,
+            _memory(compiled, state, part, num_bytes(trainable)),
+            count_parameters(state.params),
+            forward_flops,
+            flops,
+            loops,
+        )
 
 
 def _memory(compiled: Any, state: TrainState, batch: Batch, trainable: int) -> Memory:
-    parameters, data = _size((state.params, state.aux)), _size(batch)
-    optimizer, analysis = _size(state) - parameters, compiled.memory_analysis()
+    parameters, data = num_bytes((state.params, state.aux)), num_bytes(batch)
+    optimizer, analysis = num_bytes(state) - parameters, compiled.memory_analysis()
     if analysis is None:
         return Memory(parameters, trainable, optimizer, None, data)
     arguments, results = analysis.argument_size_in_bytes, analysis.output_size_in_bytes
@@ -370,38 +373,20 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
                 "(x, y), or a dict of arrays or shapes by input name"
             )
         specs |= {n: jax.ShapeDtypeStruct(shapes[n], np.float32) for n in missing}
-    return specs_of(specs)
+    return specs
 
 
-def _rows(specs: Specs, axes: Mapping[str, int]) -> int:
-    if short := [name for name, spec in specs.items() if len(spec.shape) <= axes.get(name, 0)]:
-        raise ValueError(f"cost: {short[0]!r} has the shape {specs[short[0]].shape}, which has no axis for the rows of a batch")
-    rows = {name: spec.shape[axes.get(name, 0)] for name, spec in specs.items()}
-    if len({*rows.values()}) > 1:
-        raise ValueError(f"cost: inputs and labels have different numbers of rows, {rows}; pass those of one batch")
-    return next(iter(rows.values()))
-
-
-def _resized(specs: Specs, rows: int, axes: Mapping[str, int]) -> Specs:
+def _resized(specs: Specs, count: int, axes: Mapping[str, int]) -> Specs:
     """The specs with another number of rows."""
 
     def resized(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        return (*shape[:axis], rows, *shape[axis + 1 :])
+        return (*shape[:axis], count, *shape[axis + 1 :])
 
     return {n: jax.ShapeDtypeStruct(resized(s.shape, axes.get(n, 0)), s.dtype) for n, s in specs.items()}
 
 
 def _stacked(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
-
-
-def _spec(x: Any) -> jax.ShapeDtypeStruct:
-    x = x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x)
-    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-
-
-def _size(tree: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _largest(step: _Step, program: _Program, limit: float | None) -> tuple[int | None, list[str]]:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import counters
+from jfit.checks import below_1, positive, positive_integer
 from jfit.data import ArrayData, Rows
 from jfit.data.batch import is_mxnet_iter
 from jfit.data.stream import is_endless
@@ -254,7 +255,14 @@ def lr_find(
     """
     shared = {name: value for name, value in locals().items() if name in _SHARED}
     check_entry("jfit.lr_find")
-    _check(start, end, steps, smoothing, diverge)
+    positive(start=start, end=end)
+    positive_integer(steps=steps)
+    below_1(smoothing=smoothing)
+    if not (start < end and steps >= 2 and diverge > 1):
+        raise ValueError(
+            f"lr_find: start is {start}, end is {end}, steps is {steps} and diverge is {diverge}; expected start < end, at "
+            "least 2 steps, and diverge above 1, a multiple of the lowest loss"
+        )
     _check_optimizer(optimizer)
     source = train_data.source if isinstance(train_data, Rows) else train_data
     shared |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
@@ -368,17 +376,6 @@ def _or_none(fn: Callable[[], Any]) -> Any:
         return fn()
     except ValueError:
         return None
-
-
-def _check(start: float, end: float, steps: int, smoothing: float, diverge: float) -> None:
-    if not 0 < start < end < math.inf:
-        raise ValueError(f"lr_find: start is {start} and end is {end}; expected 0 < start < end, both finite.")
-    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 2:
-        raise ValueError(f"lr_find: steps is {steps!r}; expected an integer of at least 2, such as 100.")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"lr_find: smoothing is {smoothing}; expected 0 (no smoothing) <= smoothing < 1.")
-    if not diverge > 1:
-        raise ValueError(f"lr_find: diverge is {diverge}; expected a factor above 1, a multiple of the lowest loss.")
 
 
 def _check_first(trace: np.ndarray, model: Model) -> None:
