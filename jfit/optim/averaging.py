@@ -103,7 +103,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         init,
         update,
         takes_rate=inner.takes_rate,
-        base_rate=inner.base_rate,
+        base_lr=inner.base_lr,
         state_spec=inner.state_spec,
         for_graph=None if inner.for_graph is None else for_graph,
         name=f"ema({inner.name})",

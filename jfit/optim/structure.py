@@ -73,7 +73,7 @@ def _in_leaf_order(optimizer: Optimizer, structure: Structure) -> Optimizer:
 
 
 def _like(optimizer: Optimizer, init: Callable[..., Any], update: Callable[..., Any]) -> Optimizer:
-    fields = {k: getattr(optimizer, k) for k in ("takes_rate", "base_rate", "state_spec", "for_graph", "name", "multiplied")}
+    fields = {k: getattr(optimizer, k) for k in ("takes_rate", "base_lr", "state_spec", "for_graph", "name", "multiplied")}
     return Optimizer(init, update, **fields)
 
 

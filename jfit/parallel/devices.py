@@ -42,9 +42,8 @@ def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
         sharding = getattr(value, "sharding", None)
         if isinstance(value, jax.Array) and sharding is not None and not sharding.is_fully_replicated:
             raise ValueError(
-                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, but jfit keeps a whole copy of every "
-                "parameter on each device, so its sharding would be lost; if the parameters fit on one device, pass "
-                f"jax.device_get({kind})"
+                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, which only shard= of fit supports; "
+                f"if the parameters fit on one device, pass jax.device_get({kind})"
             )
 
 
