@@ -458,8 +458,8 @@ class Run:
             self.settings = replace(self.settings, learning_rate=earlier)
         elif base_lr is None:
             raise ValueError(
-                f"the checkpoint in {directory} is of a run with learning rate {earlier}, which is in the state of the optimizer, "
-                f"so {rate} would not be used; resume with learning rate {earlier}, or pass the optimizer by name"
+                f"the checkpoint in {directory} is of a run with learning rate {earlier}, which the optimizer has in its "
+                f"state, so {rate} would not be used; resume with learning rate {earlier}, or pass the optimizer by name"
             )
         elif np.float32(rate) != np.float32(base_lr):
             self.set_base_lr(rate)
