@@ -130,28 +130,6 @@ def test_rows_are_weighted_by_their_row_weight():
         assert light.score((X, Y, weight))["accuracy"] == pytest.approx(without.score((X[20:], Y[20:]))["accuracy"])
 
 
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
-def test_time_major_inputs_are_fed_from_rows(resident):
-    net = sym.RNN(
-        sym.Variable("data", layout="TNC"),
-        sym.Variable("rnn_parameters"),
-        state_size=4,
-        num_layers=1,
-        mode="rnn_tanh",
-        name="rnn",
-    )
-    last = sym.SequenceLast(net) if "SequenceLast" in dir(sym) else sym.max(net, axis=0)
-    net = sym.SoftmaxOutput(sym.FullyConnected(last, num_hidden=3, name="fc"), name="softmax")
-    x, y = blobs(20, (5, 2))
-    run = train(net, (x, y), eval_data=(x[:9], y[:9]), data_on_device=resident, num_epoch=3)
-    assert run.predict(x).shape == (20, 3)
-    losses = run.history.column("loss")
-    assert losses[-1] < losses[0]
-    assert run.history.column("val_loss")[-1] == pytest.approx(run.score((x[:9], y[:9]))["loss"], rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ what a Run gives
 def test_the_history_has_one_complete_row_per_epoch(run):
     wanted = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
@@ -178,14 +156,6 @@ def test_score_is_that_of_the_outputs(run):
         assert found["accuracy"] == pytest.approx((outputs.argmax(1) == labels).mean())
     assert run.history.column("val_loss")[-1] == pytest.approx(expected, rel=1e-5)
     assert set(run.score(EVAL, "ce")) == {"loss", "cross-entropy"}
-
-
-def test_scoring_again_compiles_nothing(run):
-    run.score(EVAL, "ce")
-    with counters.counted() as seen:
-        run.score(EVAL, "ce")
-        run.score(blobs(50, seed=3), "ce")
-    assert seen["compiles"] == seen["traces"] == 0
 
 
 def test_predictions_keep_the_row_order_for_any_batch_size_and_form_of_data(run):
@@ -323,34 +293,6 @@ def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
 
 
 # ------------------------------------------------------------------------------------------------ settings
-def test_frozen_parameters_are_unchanged_and_the_others_change():
-    first = train(num_epoch=1, optimizer_params={"learning_rate": 0.0})
-    run = train(num_epoch=1, frozen=["fc1*"])
-    for name, value in run.params.items():
-        assert np.array_equal(value, first.params[name]) == name.startswith("fc1"), name
-
-
-def test_the_scheduled_learning_rate_is_logged():
-    run = train(num_epoch=3, schedule=jfit.optim.factor(step=7, factor=0.5, base_lr=0.2), optimizer_params={})
-    assert run.history.column("lr") == pytest.approx([0.2, 0.1, 0.05])
-
-
-def test_clipping_bounds_the_update():
-    before = train(num_epoch=1, optimizer_params={"learning_rate": 0.0}, batch_size=50).params
-    plain = {"learning_rate": 1.0, "wd": 0.0, "momentum": 0.0}
-    after = train(num_epoch=1, optimizer_params=plain, batch_size=50, clip_norm=1e-3).params
-    moved = np.sqrt(sum(np.sum(np.square(np.asarray(after[k]) - np.asarray(before[k]))) for k in after))
-    assert moved == pytest.approx(1e-3, rel=1e-2)
-    after = train(num_epoch=1, optimizer_params=plain, batch_size=50, clip_value=1e-4).params
-    assert max(np.abs(np.asarray(after[k]) - np.asarray(before[k])).max() for k in after) <= 1.01e-4
-
-
-def test_a_policy_computes_in_its_dtype_and_keeps_parameters_in_float32():
-    run = train(policy="bfloat16", num_epoch=6, eval_data=EVAL)
-    assert all(v.dtype == np.float32 for v in run.params.values())
-    exact = train(num_epoch=6, eval_data=EVAL)
-    assert run.history.column("loss") != exact.history.column("loss")
-    np.testing.assert_allclose(run.history.column("val_loss"), exact.history.column("val_loss"), rtol=0.05)
 
 
 def test_initializers_and_initial_values_reach_the_parameters():
@@ -373,11 +315,6 @@ def test_multipliers_on_variables_reach_the_optimizer():
     np.testing.assert_allclose(slow, plain / 2, rtol=1e-3, atol=1e-6)
     bare = np.asarray(train(net(wd_mult=0.0), **given).params["fc_weight"]) - start
     np.testing.assert_allclose(bare - plain, 0.1 * 0.1 * start, rtol=1e-3, atol=1e-6)
-
-
-def test_any_optax_transformation_is_an_optimizer():
-    run = train(optimizer=optax.chain(optax.clip(1.0), optax.adam(1e-2)), optimizer_params=None, num_epoch=4)
-    assert run.history.column("loss")[-1] < run.history.column("loss")[0]
 
 
 # ------------------------------------------------------------------------------------------------ evaluation

@@ -1,7 +1,5 @@
 """Losses by name: their values, ignored positions, and the losses and labels for which `fit` raises."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,13 +116,6 @@ def test_a_column_of_outputs_matches_a_vector_of_labels(name, rng):
 def test_wrong_names_options_and_shapes_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_functions_of_optax_and_partials_are_recognized():
-    assert losses.known_loss(optax.softmax_cross_entropy_with_integer_labels).classes
-    partial = losses.known_loss(functools.partial(losses.cross_entropy, label_smoothing=0.1))
-    assert partial is not None and (partial.scores, partial.options) == ("logits", (("label_smoothing", 0.1),))
-    assert losses.known_loss(optax.l2_loss) is None and losses.known_loss(lambda o, y: o) is None
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -395,12 +386,6 @@ def test_losses_of_rows_are_never_refused(rows, axes, kept):
     model = jfit.Model.from_function(lambda p, x: x * p["s"], loss=loss, params={"s": jnp.ones(())})
     values, weights = model.outputs[0].loss(jnp.full(shape, 2.0), {"label": jnp.zeros(shape)})
     assert (values.tolist(), weights.tolist()) == ([4.0] * rows, [1.0] * rows)
-
-
-def test_a_loss_that_works_for_one_number_of_rows_only_is_accepted():
-    pairs = jnp.eye(4)
-    model = jfit.Model.from_function(lambda p, x: x, loss=lambda o, y: o.sum(1) * (pairs @ y), params={"s": jnp.ones(())})
-    assert model.outputs[0].loss(jnp.ones((4, 3)), {"label": jnp.ones(4)})[0].tolist() == [3.0] * 4
 
 
 def symbol():

@@ -283,24 +283,6 @@ def test_replicas_stay_equal_and_the_second_step_compiles_nothing(name):
         assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
 
 
-@pytest.mark.repetitions(3)
-@pytest.mark.parametrize(("name", "devices"), [("bfloat16", 2), ("2bit", 8), ("1bit", 4), ("2bit", 1), ("1bit", 1)])
-def test_fit_with_each_rule_learns(name, devices, rng):
-    x = rng.normal(size=(64, 3)).astype(np.float32)
-    fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=1, name="fc")
-    settings = {
-        "num_epoch": 12,
-        "batch_size": 16,
-        "optimizer_params": {"learning_rate": 0.1},
-        "eval_metric": "mse",
-        "progress": False,
-    }
-    data, rule = (x, x @ np.float32([[1], [-2], [0.5]])), reduce.two_bit(8 / devices) if name == "2bit" else name
-    run = jfit.fit(jfit.sym.LinearRegressionOutput(fc, name="out"), data, devices=devices, reduce=rule, **settings)
-    errors = run.history.column("mse")
-    assert errors[-1] < 0.1 * errors[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["2bit", "1bit"])
 def test_a_resumed_run_has_the_residuals_and_bits_of_an_uninterrupted_one(name, tmp_path, rng):

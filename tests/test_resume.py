@@ -128,36 +128,6 @@ def test_resume_without_a_checkpoint_starts_a_new_run(tmp_path):
     assert same(train(checkpoint=tmp_path / "none", resume=True), train())
 
 
-def test_resume_accepts_another_folder(tmp_path):
-    train(num_epoch=1, checkpoint=tmp_path / "a")
-    again = train(num_epoch=2, checkpoint=tmp_path / "b", resume=tmp_path / "a")
-    assert same(again, train(num_epoch=2))
-    assert jfit.checkpoint.load_meta(tmp_path / "b")["position"]["epoch"] == 2
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    done = train(checkpoint=tmp_path)
-    again = train(checkpoint=tmp_path, resume=True)
-    assert same(done, again) and again.position == done.position
-
-
-def test_a_damaged_newest_checkpoint_falls_back_to_the_previous(tmp_path):
-    train(num_epoch=3, checkpoint=tmp_path)
-    newest = jfit.checkpoint.latest(tmp_path)
-    assert newest is not None
-    file = newest / "state.safetensors"
-    file.write_bytes(file.read_bytes()[:-4] + b"oops")
-    with pytest.warns(UserWarning, match="damaged"):
-        again = train(num_epoch=4, checkpoint=tmp_path, resume=True)
-    assert same(again, train(num_epoch=4))
-
-
-def test_a_checkpoint_of_another_network_raises_with_the_names(tmp_path):
-    train(num_epoch=1, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, expected"):
-        train(mlp(hidden=5), checkpoint=tmp_path, resume=True)
-
-
 # ------------------------------------------------------------------------------------------------ callbacks
 def test_a_csv_log_contains_every_epoch_once(tmp_path):
     log = tmp_path / "history.csv"
