@@ -313,16 +313,6 @@ def test_a_loss_that_compares_rows_with_labels_of_other_rows_is_refused(output, 
         model.outputs[0].loss(jnp.ones(output), {"label": jnp.ones(label)})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_fit_refuses_a_column_of_outputs_with_a_vector_of_labels(stream, line, broadcasting):
-    x, y = line
-    data = [(x[:8], y[:8])] if stream else line
-    with pytest.raises(
-        ValueError, match=r"loss returned shape \(8, 8\) for an output of shape \(8, 1\) and a label of .*\(8,\)"
-    ):
-        fit(lambda p, x: x @ p["w"], data, params={"w": np.zeros((3, 1), "float32")}, loss=lambda o, y: (o - y) ** 2)
-
-
 REDUCED = {
     "mean over the last axis": {"loss": lambda o, y: jnp.mean((o - y) ** 2, axis=-1)},
     "sum over the last axis": {"loss": lambda o, y: jnp.abs(o - y).sum(1)},

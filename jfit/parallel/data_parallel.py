@@ -278,8 +278,6 @@ class DataParallel:
         """Raise an error for batches without rows, or if rows that affect each other must be padded; warn if they are split."""
         model, unit = self._model, self._parts * self._multiple
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
-        if model is not None and size == 0:
-            raise ValueError("the batch has 0 rows, so it has no loss; pass batches of at least one row, or skip this one")
         if model is None or model.verify is None or key in self._checked:
             return
         plan = verified_plan(model, whole_params(with_chunks_of_all(state, self.devices)), state.aux, batch.inputs)
