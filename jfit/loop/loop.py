@@ -179,11 +179,11 @@ class Loop:
             self.events.send("epoch_start")
             return self._evaluate_epoch(flag, *self._trained[1:])
         self._begin_epoch()
-        pace, stopped = Pace(self), False
+        pace, stopped, in_job = Pace(self), False, flag.in_job
         before, after = self._watchers(pace)
         with contextlib.closing(self._dispatches()) as dispatches:
             for dispatch in dispatches:
-                if stopped := flag.in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
+                if stopped := in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
                     break
                 for watch in before:
                     watch(self)
@@ -192,7 +192,7 @@ class Loop:
                     watch(dispatch)
                 if stopped := self._stopped(flag):
                     break
-        if stopped or (flag.in_job and self._stopped(flag)):
+        if stopped or (in_job and self._stopped(flag)):
             return self.read_steps()  # sync: training has stopped
         logs = self._read_epoch(pace)
         if not self.nan.stopped:
@@ -227,7 +227,7 @@ class Loop:
         flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
         with self.thread:
             self.state, result = dispatch.run(self.state)
-        self.report = self.readings.take(result, dispatch, self)
+        self.report = self.readings.take(result, dispatch, self) if self.readings.queues else result
         self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
         flag.critical = False
         if flag.urgent:
