@@ -37,7 +37,6 @@ from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
 from jfit.loop.dispatchers import dispatcher_of
 from jfit.loop.loop import Loop
-from jfit.loop.profiling import StepProfiler
 from jfit.loop.replaying import Replay, replay_step
 from jfit.loop.report import reported_lr
 from jfit.loop.threads import copied
@@ -351,26 +350,12 @@ class Run:
         Args:
             problem: result of `jfit.prepare.prepare`; its state is taken.
         """
-        settings, options = problem.settings, problem.options
-        dispatcher = dispatcher_of(problem)
+        settings, dispatcher = problem.settings, dispatcher_of(problem)
         state = with_shards(problem.take_state(), problem.step, len(settings.devices))
         run = cls(problem.model, settings, place(state, settings.devices))
         del state  # otherwise this reference would keep the initial parameters in memory
         run._problem = problem
-        run._loop = Loop(
-            run.state,
-            dispatcher,
-            devices=settings.devices,
-            metrics=settings.metrics,
-            callbacks=options.callbacks,
-            evaluate=problem.evaluate,
-            history=run.history,
-            run=run,
-            log_every=options.log_every,
-            eval_every=options.eval_every,
-            profiler=StepProfiler.of(options.profile, options.directory),
-            nan=options.nan,
-        )
+        run._loop = Loop(problem, dispatcher, run.state, run)
         run._state = None  # as above
         return run
 
