@@ -359,25 +359,6 @@ def test_an_assertion_about_the_number_of_rows_in_a_function_or_its_loss_is_no_e
     assert runs[0].history.epochs[0]["loss"] == runs[1].history.epochs[0]["loss"] == 4.0
 
 
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 5),
-    axes=st.lists(st.integers(1, 4), max_size=3),
-    kept=st.integers(0, 3),
-)
-def test_losses_of_rows_are_never_refused(rows, axes, kept):
-    """Losses of the same shape as output and label, reduced over any of the last axes, pass whatever the number of rows."""
-    shape, kept = (rows, *axes), min(kept, len(axes))
-
-    def loss(o, y):
-        return jnp.mean((o - y) ** 2, axis=tuple(range(1 + kept, 1 + len(axes))))
-
-    model = jfit.Model.from_function(lambda p, x: x * p["s"], loss=loss, params={"s": jnp.ones(())})
-    values, weights = model.outputs[0].loss(jnp.full(shape, 2.0), {"label": jnp.zeros(shape)})
-    assert (values.tolist(), weights.tolist()) == ([4.0] * rows, [1.0] * rows)
-
-
 def symbol():
     net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=4, name="fc")
     return jfit.sym.SoftmaxOutput(net, name="softmax")

@@ -160,15 +160,6 @@ def test_auxiliary_counters_stay_integers():
     assert float(state.aux["mean"]) == x.mean()
 
 
-def test_a_network_that_mixes_rows_raises_for_uneven_slices():
-    net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
-    model = jfit.lower(sym.MakeLoss(sym.sum(sym.square(sym.FullyConnected(net, num_hidden=1, name="fc"))), name="loss"))
-    batch = {"data": np.ones((3, 2), np.float32)}
-    with pytest.raises(ValueError, match=r"rows of the batch cannot be identified.*pass batches without padding"):
-        parallel = jfit.data_parallel(jfit.train_step(model), 2)
-        parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
-
-
 # ------------------------------------------------------------------------------------------ buffers and compiles
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_second_call_compiles_nothing_and_old_buffers_are_donated(devices):

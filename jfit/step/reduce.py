@@ -272,10 +272,7 @@ def ordered(slices: int = 8) -> Reduce:
         raise ValueError(f"ordered has slices={slices}; expected a power of 2, because slices are added in pairs")
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        raise ValueError(
-            "a step with reduce='ordered' consists of several programs, so it cannot run inside jit or pmap; call it through "
-            "jfit.data_parallel(step, devices), or train with jfit.fit(..., reduce='ordered')"
-        )
+        raise ValueError("a step with reduce='ordered' consists of several programs; call it through jfit.data_parallel(step)")
 
     return Reduce(lambda gradients: None, apply, slices=slices)
 
