@@ -148,10 +148,8 @@ def _check_local(local: Any, count: int) -> None:
     # If the leading axis of `local` were shorter than the list of devices, pmap would use fewer devices without an error.
     for path, leaf in jax.tree_util.tree_leaves_with_path(local):
         if np.shape(leaf)[:1] != (count,):
-            raise ValueError(
-                f"state.local{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, expected ({count}, ...): one slice per "
-                "device, stacked along a leading device axis"
-            )
+            name = f"state.local{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} has shape {np.shape(leaf)}, expected ({count}, ...): one slice per device")
 
 
 def place_split(tree: Any, devices: Sequence[Device]) -> Any:

@@ -177,12 +177,11 @@ def averaged(state: TrainState) -> TrainState:
         The state with the averages of the parameters if the optimizer is a result of `jfit.optim.ema`, and with parameters
         gathered that are split over the devices; else the state itself.
     """
+    is_averaged = isinstance(state.opt_state, EmaState)
     if not is_sharded(state):
-        return (
-            state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
-        )
+        return state._replace(params=ema_params(state.params, state.opt_state)) if is_averaged else state
     params = whole_params(state)
-    if isinstance(state.opt_state, EmaState):
+    if is_averaged:
         averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
         # computed where the chunks are, then placed as the parameters are
         params = {k: jax.device_put(x, state.step.sharding) for k, x in ema_params(params, averages).items()}
