@@ -426,7 +426,7 @@ def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):
     with pytest.raises(ValueError, match="profile= needs directory=, the folder of the run"):
         train(profile=(1, 2))
     for span in ((2, 2), (-1, 3)):
-        with pytest.raises(ValueError, match=r"expected .start, stop. with 0 <= start < stop"):
+        with pytest.raises(ValueError, match=r"with 0 <= start < stop"):
             train(profile=span, directory=tmp_path)
     with pytest.raises(ValueError, match="expected a pair of numbers of steps"):
         train(profile=10, directory=tmp_path)
