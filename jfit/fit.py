@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
+from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
 from jfit.parallel import check_entry
 from jfit.prepare import FitOptions, prepare
@@ -251,8 +252,9 @@ def fit(
     if unknown:
         raise TypeError(f"fit() got an unexpected keyword argument {_instead(next(iter(unknown)))}")
     options = FitOptions(**given).checked(eval_data)
-    run = Run.of(prepare(model, train_data, eval_data, options))
-    run.check_same_in_job()
+    problem = prepare(model, train_data, eval_data, options)
+    check_same(problem.description)
+    run = Run.of(problem)
     run.open_folder(options.checkpoint, options.resume, options.resume_with)
     return run.go()
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from jfit.checkpoints.fingerprint import allowed_names
 from jfit.checkpoints.fingerprint import check as check_fingerprint
 from jfit.checkpoints.matching import check_match, check_position
 from jfit.checkpoints.recovery import recovery_note
-from jfit.checkpoints.same_run import check_same
 from jfit.checkpoints.saved import Saved, check_name, newest, path_of, read
 from jfit.data import StreamData
 from jfit.data.columns import Columns
@@ -38,7 +37,6 @@ from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
 from jfit.loop.dispatchers import dispatcher_of
 from jfit.loop.loop import Loop
-from jfit.loop.profiling import StepProfiler
 from jfit.loop.replaying import Replay, replay_step
 from jfit.loop.report import reported_lr
 from jfit.loop.threads import copied
@@ -277,12 +275,12 @@ class Run:
         """
         if self._loop is not None:
             self._loop.read_steps()  # otherwise the checkpoint would lack the values of the last steps
-        names = [c.name for c in self._loop.events.callbacks] if self._loop else []
-        states = self._loop.events.states if self._loop else []
+        events = self._loop and self._loop.events
+        callbacks = [[c.name, state] for c, state in zip(events.callbacks, events.states, strict=True)] if events else []
         return {
             "position": self.position,
             "history": self.history.to_json(),
-            "callbacks": [list(p) for p in zip(names, states, strict=True)],
+            "callbacks": callbacks,
             "batch_size": self.batch_size,
             "learning_rate": self.settings.learning_rate,
             "restores_best": self.restores_best,
@@ -337,18 +335,10 @@ class Run:
         """Copy a state from `snapshot()` or a checkpoint to the devices, split over them as the current state is."""
         return place(sharded_like(state, self.state, len(self.settings.devices)), self.settings.devices)
 
-    def _set_state(self, state: TrainState) -> None:
-        """Replace the state by one on the same devices, without recompilation."""
-        if self._loop is not None:
-            self._loop.state = state
-        else:
-            self._state = state
-
     def _require_loop(self, method: str) -> Loop:
         if self._loop is None:
             raise ValueError(
-                f"{method}: this run was loaded without training data and can only score and predict; call "
-                "jfit.fit(..., resume=folder) to continue training from a checkpoint"
+                f"{method}: this run was loaded without training data; call jfit.fit(..., resume=folder) to continue training"
             )
         return self._loop
 
@@ -360,33 +350,14 @@ class Run:
         Args:
             problem: result of `jfit.prepare.prepare`; its state is taken.
         """
-        settings, options = problem.settings, problem.options
-        dispatcher = dispatcher_of(problem)
+        settings, dispatcher = problem.settings, dispatcher_of(problem)
         state = with_shards(problem.take_state(), problem.step, len(settings.devices))
         run = cls(problem.model, settings, place(state, settings.devices))
         del state  # otherwise this reference would keep the initial parameters in memory
         run._problem = problem
-        run._loop = Loop(
-            run.state,
-            dispatcher,
-            devices=settings.devices,
-            metrics=settings.metrics,
-            callbacks=options.callbacks,
-            evaluate=problem.evaluate,
-            history=run.history,
-            run=run,
-            log_every=options.log_every,
-            eval_every=options.eval_every,
-            profiler=StepProfiler.of(options.profile, options.directory),
-            nan=options.nan,
-        )
+        run._loop = Loop(problem, dispatcher, run.state, run)
         run._state = None  # as above
         return run
-
-    def check_same_in_job(self) -> None:
-        """Raise RanksDiffer if the processes of a job would not train the same."""
-        problem = self._problem
-        check_same(lambda: {} if problem is None else problem.description())
 
     def open_folder(self, checkpoint: Any, resume: Any, resume_with: str | Sequence[str]) -> None:
         """Lock the folder of checkpoints, resume from it or another one, and move the checkpoints of another run aside.
@@ -472,9 +443,8 @@ class Run:
             self.settings = replace(self.settings, learning_rate=earlier)
         elif base_lr is None:
             raise ValueError(
-                f"the checkpoint in {directory} is of a run with learning rate {earlier}, and this optimizer keeps its "
-                f"learning rate in its state, so {rate} would not be used; resume with learning rate {earlier}, or pass the "
-                'optimizer by name, such as optimizer="adam"'
+                f"the checkpoint in {directory} is of a run with learning rate {earlier}, which the optimizer has in its "
+                f"state, so {rate} would not be used; resume with learning rate {earlier}, or pass the optimizer by name"
             )
         elif np.float32(rate) != np.float32(base_lr):
             self.set_base_lr(rate)
@@ -530,7 +500,7 @@ class Run:
         if self._best is not None and not loop.interrupted:
             # The best state gets the current step number, on which batch positions, schedules and checkpoint names depend.
             best = self._best._replace(step=np.asarray(loop.step, np.int32))
-            self._set_state(self._placed(best))
+            loop.state = self._placed(best)
         if not loop.interrupted:
             _last_run = weakref.ref(self)
         return self
@@ -732,15 +702,12 @@ class Run:
         averages = {k: arrays.get(f"opt_state/ema_params/{k}", arrays.get("opt_state/ema_params")) for k in params}
         params |= {k: average.astype(params[k].dtype) for k, average in averages.items() if average is not None}
         if not params and (model.symbol is None or model.symbol.list_arguments()):
-            raise ValueError(
-                f"the checkpoint in {directory} has no parameters: found arrays {sorted(arrays)[:3]}, expected names such as "
-                "'params/...'; Run.load loads a saved TrainState, checkpoint.load_arrays any other pytree"
-            )
+            found = f"found arrays {sorted(arrays)[:3]}, expected names such as 'params/...'"
+            raise ValueError(f"the checkpoint in {directory} has no parameters: {found}; read it with checkpoint.load_arrays")
         if passed:
             check_match(directory, model, params, aux, meta.get("inputs"))
         step = np.asarray(arrays.get("step", 0), np.int32)
-        arrays_of_state: Any = (step, params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
-        state = TrainState(*arrays_of_state)
+        state = TrainState(cast(Any, step), params, aux, (), (), None, jax.random.key_data(jax.random.key(0)))
         if on_mesh is not None:
             settings = replace(settings, devices=mesh_devices(on_mesh, shard, state, {}))
         history = History.from_json(meta["history"]) if "history" in meta else None
@@ -762,8 +729,8 @@ class Run:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a Run cannot be pickled or copied with copy.deepcopy: it has arrays on the devices and compiled programs; "
-            "write it with run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
+            "a Run cannot be pickled or copied with copy.deepcopy, because it has compiled programs; write it with "
+            "run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
         )
 
     def __copy__(self) -> Run:

@@ -109,7 +109,7 @@ def reduced(rank, count, devices):
             network(), (X, Y), batch_size=BATCH, num_epoch=1, progress=False, devices=devices, reduce=rule, **options
         )
         snapshot = run.snapshot()
-        run._set_state(run._placed(snapshot))
+        run._loop.state = run._placed(snapshot)
         result[rule] = values(run.params)
         result[f"{rule}_state"] = np.concatenate([np.ravel(x) for x in jax.tree.leaves((snapshot.opt_state, snapshot.local))])
         result[f"{rule}_again"] = run.train(1).score((X, Y))["loss"]

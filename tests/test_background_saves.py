@@ -103,18 +103,8 @@ def test_a_save_has_the_bits_of_its_step_although_later_steps_donate_the_state(d
     run = train(callbacks=[release, saves(tmp_path / "a", 4, keep=None)], steps_per_call=1)
     disk.during = lambda number: None
     straight = train(callbacks=[saves(tmp_path / "b", 4, keep=None, background_bytes=None)], steps_per_call=1)
-    assert (
-        same(run, straight)
-        and len(steps) == 4
-        and names(tmp_path / "a")
-        == names(tmp_path / "b")
-        == [
-            "step-00000004",
-            "step-00000008",
-            "step-00000012",
-            "step-00000014",
-        ]
-    )
+    assert same(run, straight) and len(steps) == 4
+    assert names(tmp_path / "a") == names(tmp_path / "b") == [f"step-000000{step}" for step in ("04", "08", "12", "14")]
     for name in names(tmp_path / "a"):
         files = [(tmp_path / folder / name / "state.safetensors").read_bytes() for folder in "ab"]
         assert files[0] == files[1]
@@ -223,26 +213,30 @@ def test_the_last_finite_checkpoint_is_kept(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ the disk is full
-def test_training_continues_after_a_save_in_the_background_that_failed_and_the_next_one_is_tried(disk, tmp_path):
+@pytest.mark.parametrize("limit", [0, None], ids=["background", "at once"])
+def test_training_continues_after_a_save_that_failed_and_the_next_one_is_tried(disk, tmp_path, limit):
     disk.full(2)
     with pytest.warns(UserWarning, match=r"step 14 could not be saved in .*No space left.*; training continues, and the next"):
-        run = train(num_epoch=3, callbacks=[saves(tmp_path)])
+        run = train(num_epoch=3, callbacks=[saves(tmp_path, background_bytes=limit)])
     assert names(tmp_path) == ["step-00000007", "step-00000021"] and same(run, train(num_epoch=3))
     assert dict(checkpoint.load_meta(tmp_path)["callbacks"])["checkpointing"] == str(tmp_path / "step-00000021")
 
 
-def test_the_last_save_is_tried_again_if_it_failed_in_the_background_and_raises_if_it_fails_again(disk, tmp_path):
+@pytest.mark.parametrize("limit", [0, None], ids=["background", "at once"])
+def test_the_last_save_is_tried_again_if_it_failed_and_raises_if_it_fails_again(disk, tmp_path, limit):
     disk.full(2)
-    with pytest.warns(UserWarning, match=r"step 14 could not be saved in .*; it is tried again"):
-        train(callbacks=[saves(tmp_path / "a")])
+    with pytest.warns(UserWarning, match=r"step 14 could not be saved in "):
+        train(callbacks=[saves(tmp_path / "a", background_bytes=limit)])
     assert names(tmp_path / "a") == ["step-00000007", "step-00000014"]
     disk.full(5, 6)
     with (
         pytest.warns(UserWarning, match="step 14 could not be saved"),
         pytest.raises(OSError, match=r"step 14 could not be saved in .*, and training has ended; jfit.last_run\(\) has it"),
     ):
-        train(callbacks=[saves(tmp_path / "b")])
+        train(callbacks=[saves(tmp_path / "b", background_bytes=limit)])
     assert names(tmp_path / "b") == ["step-00000007"]
+    run = jfit.last_run()
+    assert run is not None and run.save(tmp_path / "c").name == "step-00000014"
 
 
 def test_a_checkpoint_that_could_not_be_written_is_not_among_the_best(disk, tmp_path):

@@ -174,14 +174,6 @@ def test_log_every_records_loss_rate_and_metrics_of_steps_and_changes_no_bits(gi
     assert {row["lr"] for row in steps} == {np.float32(0.1).item()}
 
 
-def test_log_every_third_step():
-    steps = train(shuffle=False, log_every=1, steps_per_call=5).history.steps
-    third = train(shuffle=False, log_every=3, steps_per_call=5).history
-    assert third.steps == [row for row in steps if row["step"] % 3 == 0]
-    assert jfit.history.table.History.from_json(third.to_json()) == third
-    assert third.columns("steps") == ["epoch", "batch", "step", "lr", "loss", "accuracy"]
-
-
 def test_step_log_events_come_in_order_before_the_end_of_the_epoch_and_leave_many_steps_in_a_dispatch():
     seen: list[Any] = []
     watch = jfit.callbacks.lambda_callback(
@@ -279,7 +271,7 @@ def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monito
     with pytest.raises(ValueError, match=r"monitor='val_loss' is not logged.*Pass eval_data="):
         train(data=data, checkpoint=tmp_path / "b", checkpoint_best="val_loss")
     train(data=data, num_epoch=1, checkpoint=tmp_path / "c")
-    with pytest.raises(ValueError, match="did not keep its best checkpoints; pass checkpoint_best="):
+    with pytest.raises(ValueError, match="did not keep its best checkpoints; pass checkpoint_best"):
         jfit.Run.load(tmp_path / "c", which="best")
     with pytest.raises(ValueError, match='which is \'first\'; expected "newest" or "best"'):
         jfit.Run.load(tmp_path / "c", which="first")
@@ -345,11 +337,7 @@ def test_one_cycle_is_that_of_optax(steps):
     assert float(cycle(1, base=5.0)) == pytest.approx(10 * float(cycle(1)))
 
 
-@pytest.mark.slow
-def test_one_cycle_spans_the_run_by_name_and_is_checked():
-    run = train(schedule="one_cycle", log_every=1)
-    expected = optax.cosine_onecycle_schedule(14, 0.1)
-    np.testing.assert_allclose(run.history.column("lr", "steps"), [expected(n) for n in range(14)], rtol=1e-5)
+def test_arguments_of_one_cycle_are_checked():
     with pytest.raises(ValueError, match="anneal is 'exp'"):
         jfit.optim.one_cycle(10, anneal="exp")
     with pytest.raises(ValueError, match="changes direction at the updates"):
@@ -398,7 +386,7 @@ def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
         train(**settings(1), optimizer=optax.sgd(0.1), optimizer_params=None)
     with pytest.raises(ValueError, match="would have no effect; pass a function"):
         train(**settings(1), schedule=optax.constant_schedule(0.1))
-    with pytest.raises(ValueError, match="factor is 1.0; expected a number from 0 to below 1"):
+    with pytest.raises(ValueError, match=r"factor is 1\.0; expected a number from 0 to below 1"):
         jfit.callbacks.reduce_on_plateau(factor=1.0)
 
 
@@ -438,7 +426,7 @@ def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):
     with pytest.raises(ValueError, match="profile= needs directory=, the folder of the run"):
         train(profile=(1, 2))
     for span in ((2, 2), (-1, 3)):
-        with pytest.raises(ValueError, match=r"expected .start, stop. with 0 <= start < stop"):
+        with pytest.raises(ValueError, match=r"with 0 <= start < stop"):
             train(profile=span, directory=tmp_path)
     with pytest.raises(ValueError, match="expected a pair of numbers of steps"):
         train(profile=10, directory=tmp_path)

@@ -93,28 +93,6 @@ def test_a_torch_loader_is_accepted():
     assert same(train(shuffle=False), train(data=loader))
 
 
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
-def test_time_major_inputs_are_fed_from_rows(resident):
-    net = sym.RNN(
-        sym.Variable("data", layout="TNC"),
-        sym.Variable("rnn_parameters"),
-        state_size=4,
-        num_layers=1,
-        mode="rnn_tanh",
-        name="rnn",
-    )
-    last = sym.SequenceLast(net) if "SequenceLast" in dir(sym) else sym.max(net, axis=0)
-    net = sym.SoftmaxOutput(sym.FullyConnected(last, num_hidden=3, name="fc"), name="softmax")
-    x, y = blobs(20, (5, 2))
-    run = train(net, (x, y), eval_data=(x[:9], y[:9]), data_on_device=resident, num_epoch=3)
-    assert run.predict(x).shape == (20, 3)
-    losses = run.history.column("loss")
-    assert losses[-1] < losses[0]
-    assert run.history.column("val_loss")[-1] == pytest.approx(run.score((x[:9], y[:9]))["loss"], rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ what a Run gives
 def test_the_history_has_one_complete_row_per_epoch(run):
     wanted = ["epoch", "step", "time", "samples_per_second", "lr", "loss", "accuracy", "val_loss", "val_accuracy"]
@@ -261,19 +239,6 @@ def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_the_scheduled_learning_rate_is_logged():
-    run = train(num_epoch=3, schedule=jfit.optim.factor(step=7, factor=0.5, base_lr=0.2), optimizer_params={})
-    assert run.history.column("lr") == pytest.approx([0.2, 0.1, 0.05])
-
-
-def test_a_policy_computes_in_its_dtype_and_keeps_parameters_in_float32():
-    run = train(policy="bfloat16", num_epoch=6, eval_data=EVAL)
-    assert all(v.dtype == np.float32 for v in run.params.values())
-    exact = train(num_epoch=6, eval_data=EVAL)
-    assert run.history.column("loss") != exact.history.column("loss")
-    np.testing.assert_allclose(run.history.column("val_loss"), exact.history.column("val_loss"), rtol=0.05)
-
-
 def test_initializers_and_initial_values_reach_the_parameters():
     run = train(initializer="zeros", num_epoch=1, optimizer_params={"learning_rate": 0.0})
     assert not any(np.asarray(v).any() for v in run.params.values())
@@ -297,12 +262,6 @@ def test_multipliers_on_variables_reach_the_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-
-
-def test_evaluation_data_that_stays_on_the_host_gives_the_same_values():
-    given = {"eval_data": EVAL, "steps_per_call": 1}
-    here, there = train(**given), train(**given, data_on_device=False)
-    assert there.history.column("val_loss") == pytest.approx(here.history.column("val_loss"), rel=1e-6)
 
 
 def test_data_that_exceeds_the_free_device_memory_is_streamed():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import safetensors.numpy
 from fit_support import same, train
 
 import jfit
@@ -187,57 +185,6 @@ def test_of_several_processes_one_takes_over_a_lock_that_is_left(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ saves that fail
-class FullDisk:
-    """Files of more than 100 bytes cannot be written while `full` is True."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.full, write = False, safetensors.numpy.save_file
-
-        def limited(*arguments):
-            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100 if self.full else soft, hard))
-            try:
-                write(*arguments)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-        monkeypatch.setattr(safetensors.numpy, "save_file", limited)
-
-    def during(self, *epochs: int) -> Callback:
-        def start(event):
-            self.full = event.epoch in epochs
-
-        return lambda_callback(epoch_start=start)
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("options", [{}, {"checkpoint_best": "loss"}])
-def test_training_continues_after_a_save_that_failed_and_the_next_one_is_tried(tmp_path, monkeypatch, options):
-    disk = FullDisk(monkeypatch)
-    with pytest.warns(UserWarning, match=r"state of step 14 could not be saved in .*; training continues, and the next check"):
-        run = train(num_epoch=3, checkpoint=tmp_path, callbacks=[disk.during(1)], **options)
-    assert names(tmp_path) == ["step-00000007", "step-00000021"]  # no temporary files
-    assert same(run, train(num_epoch=3)) and checkpoint.load_meta(tmp_path)["position"]["epoch"] == 3
-    if options:
-        assert checkpoint.load_meta(tmp_path)["best"]["checkpoints"][0][1] == 21
-
-
-def test_a_save_that_failed_at_the_end_is_tried_once_more(tmp_path, monkeypatch):
-    disk = FullDisk(monkeypatch)
-    frees = lambda_callback(fit_end=lambda event: setattr(disk, "full", False))
-    with pytest.warns(UserWarning, match="step 14 could not be saved"):
-        train(num_epoch=2, checkpoint=tmp_path, callbacks=[disk.during(1), frees])
-    assert names(tmp_path) == ["step-00000007", "step-00000014"]
-    with (
-        pytest.warns(UserWarning, match="step 14 could not be saved"),
-        pytest.raises(
-            OSError, match=r"step 14 could not be saved in .*, and training has ended; jfit.last_run\(\) has it: free"
-        ),
-    ):
-        train(num_epoch=2, checkpoint=tmp_path / "b", callbacks=[disk.during(1)])
-    disk.full, run = False, jfit.last_run()
-    assert run is not None and run.save(tmp_path / "c").name == "step-00000014"
-    assert names(tmp_path / "b") == ["step-00000007"]
 
 
 def test_a_folder_that_cannot_be_written_and_a_state_that_cannot_be_saved_raise_before_the_first_step(tmp_path):

@@ -1,7 +1,5 @@
 """Losses by name: their values, ignored positions, and the losses and labels for which `fit` raises."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,13 +116,6 @@ def test_a_column_of_outputs_matches_a_vector_of_labels(name, rng):
 def test_wrong_names_options_and_shapes_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_functions_of_optax_and_partials_are_recognized():
-    assert losses.known_loss(optax.softmax_cross_entropy_with_integer_labels).classes
-    partial = losses.known_loss(functools.partial(losses.cross_entropy, label_smoothing=0.1))
-    assert partial is not None and (partial.scores, partial.options) == ("logits", (("label_smoothing", 0.1),))
-    assert losses.known_loss(optax.l2_loss) is None and losses.known_loss(lambda o, y: o) is None
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -305,16 +296,6 @@ def test_a_loss_that_compares_rows_with_labels_of_other_rows_is_refused(output, 
         model.outputs[0].loss(jnp.ones(output), {"label": jnp.ones(label)})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_fit_refuses_a_column_of_outputs_with_a_vector_of_labels(stream, line, broadcasting):
-    x, y = line
-    data = [(x[:8], y[:8])] if stream else line
-    with pytest.raises(
-        ValueError, match=r"loss returned shape \(8, 8\) for an output of shape \(8, 1\) and a label of .*\(8,\)"
-    ):
-        fit(lambda p, x: x @ p["w"], data, params={"w": np.zeros((3, 1), "float32")}, loss=lambda o, y: (o - y) ** 2)
-
-
 REDUCED = {
     "mean over the last axis": {"loss": lambda o, y: jnp.mean((o - y) ** 2, axis=-1)},
     "sum over the last axis": {"loss": lambda o, y: jnp.abs(o - y).sum(1)},
@@ -359,31 +340,6 @@ def test_an_assertion_about_the_number_of_rows_in_a_function_or_its_loss_is_no_e
     data = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
     runs = [jfit.fit(f, data, loss=loss, **options) for f in (lambda p, x: x @ p["w"], apply)]
     assert runs[0].history.epochs[0]["loss"] == runs[1].history.epochs[0]["loss"] == 4.0
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 5),
-    axes=st.lists(st.integers(1, 4), max_size=3),
-    kept=st.integers(0, 3),
-)
-def test_losses_of_rows_are_never_refused(rows, axes, kept):
-    """Losses of the same shape as output and label, reduced over any of the last axes, pass whatever the number of rows."""
-    shape, kept = (rows, *axes), min(kept, len(axes))
-
-    def loss(o, y):
-        return jnp.mean((o - y) ** 2, axis=tuple(range(1 + kept, 1 + len(axes))))
-
-    model = jfit.Model.from_function(lambda p, x: x * p["s"], loss=loss, params={"s": jnp.ones(())})
-    values, weights = model.outputs[0].loss(jnp.full(shape, 2.0), {"label": jnp.zeros(shape)})
-    assert (values.tolist(), weights.tolist()) == ([4.0] * rows, [1.0] * rows)
-
-
-def test_a_loss_that_works_for_one_number_of_rows_only_is_accepted():
-    pairs = jnp.eye(4)
-    model = jfit.Model.from_function(lambda p, x: x, loss=lambda o, y: o.sum(1) * (pairs @ y), params={"s": jnp.ones(())})
-    assert model.outputs[0].loss(jnp.ones((4, 3)), {"label": jnp.ones(4)})[0].tolist() == [3.0] * 4
 
 
 def symbol():

@@ -172,7 +172,7 @@ def test_numbers_out_of_range_raise_for_optimizers_of_jfit_but_not_for_classes_o
     ):
         with pytest.raises(ValueError, match=text):
             make()
-    assert jax.jit(lambda rate: optim.sgd(rate).base_rate * 2)(0.5) == 1  # traced numbers are not read
+    assert jax.jit(lambda rate: optim.sgd(rate).base_lr * 2)(0.5) == 1  # traced numbers are not read
     weight = jfit.mx.nd.ones(2)
     nag = jfit.mx.optimizer.NAG(learning_rate=-1.0, wd=-1.0)
     nag.update(0, weight, jfit.mx.nd.ones(2), nag.create_state(0, weight))

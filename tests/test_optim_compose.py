@@ -248,7 +248,7 @@ def test_a_train_step_raises_for_unsupported_optimizers(name):
 def test_an_optimizer_is_an_optax_transformation_with_additional_attributes():
     named, own, foreign = optim.get("lion"), optim.sgd(0.5), optim.get(optax.sgd(0.25))
     assert all(isinstance(o, optax.GradientTransformationExtraArgs) and len(o) == 2 for o in (named, own, foreign))
-    assert (own.takes_rate, own.base_rate, foreign.takes_rate, foreign.base_rate) == (True, 0.5, False, None)
+    assert (own.takes_rate, own.base_lr, foreign.takes_rate, foreign.base_lr) == (True, 0.5, False, None)
     assert own.state_spec is not None and named.state_spec is foreign.state_spec is None and named.takes_rate
     assert optim.get(own) is own and optim.get(optim.get("sgd")).name == "sgd"
     added, _ = optax.chain(own).update({"w": jnp.ones(1)}, (own.init({"w": jnp.ones(1)}),), {"w": jnp.ones(1)})

@@ -72,19 +72,6 @@ def test_convolutions_agree_on_1_2_and_8_devices():
         assert_close(state.params, wanted.params, 1e-5)
 
 
-def test_evaluation_agrees_on_any_number_of_devices():
-    batch = weighted(batch_of(11), [1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1])
-    state, found = jfit.init_state(mlp(), "sgd", batch.inputs), []
-    for devices in (1, 2, 8):
-        step = compile_spmd(jfit.eval_step(mlp(), metrics=ACC), jax.devices()[:devices], (None, None, None, 0), None)
-        totals = place(jfit.totals.zero_totals(ACC), devices)
-        for _ in range(2):
-            totals = step(state.params, state.aux, totals, split_batch(batch, devices))
-        assert_replicas_equal(totals)
-        found.append(values(ACC, counters.read(totals)))
-    assert found[1] == pytest.approx(found[0], rel=1e-6) and found[2] == pytest.approx(found[0], rel=1e-6)
-
-
 def test_time_major_batches_are_split_along_the_batch_axis():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 5, 2)).astype(np.float32)  # (time, batch, features)
@@ -159,15 +146,6 @@ def test_auxiliary_counters_stay_integers():
     state, _ = parallel(state, batch)
     assert state.aux["calls"].dtype == jnp.int32 and int(state.aux["calls"]) == 2
     assert float(state.aux["mean"]) == x.mean()
-
-
-def test_a_network_that_mixes_rows_raises_for_uneven_slices():
-    net = sym.sum(sym.Variable("data"), axis=0, keepdims=True, name="mixed")
-    model = jfit.lower(sym.MakeLoss(sym.sum(sym.square(sym.FullyConnected(net, num_hidden=1, name="fc"))), name="loss"))
-    batch = {"data": np.ones((3, 2), np.float32)}
-    with pytest.raises(ValueError, match=r"rows of the batch cannot be identified.*pass batches without padding"):
-        parallel = jfit.data_parallel(jfit.train_step(model), 2)
-        parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
 
 
 # ------------------------------------------------------------------------------------------ buffers and compiles
@@ -339,21 +317,6 @@ def test_repeated_batches_are_merged_repeat_by_repeat():
 
 
 # ------------------------------------------------------------------------------------------ bad input
-def test_too_many_devices_raise_and_the_error_explains_emulation():
-    with pytest.raises(ValueError, match=r"devices=64 is not available: this machine has 8 cpu devices; emulate more .*=64"):
-        jfit.data_parallel(jfit.train_step(mlp()), 64)
-
-
-def test_a_repeated_device_raises():
-    with pytest.raises(ValueError, match=r"devices=\[cpu\(1\), cpu\(1\)\] contains a device twice"):
-        jfit.data_parallel(jfit.train_step(mlp()), [jfit.cpu(1), jfit.cpu(1)])
-
-
-def test_inputs_of_different_lengths_raise():
-    batch = batch_of(4)
-    batch["softmax_label"] = batch["softmax_label"][:3]
-    with pytest.raises(ValueError, match="input 'data' has 4 rows, input 'softmax_label' has 3"):
-        jfit.data_parallel(jfit.train_step(mlp()), 2)(jfit.init_state(mlp(), "sgd", batch_of(4)), batch)
 
 
 # ------------------------------------------------------------------------------------------ calls in flight
@@ -393,10 +356,3 @@ def test_a_fence_that_the_caller_donates_is_not_waited_for():
         state, out = parallel(state, batch)
         out.fence.delete()
     assert int(state.step) == 17
-
-
-def test_a_batch_without_rows_raises_a_sentence():
-    model, batch = jfit.lower(sym.LinearRegressionOutput(sym.Variable("data"), name="out")), np.ones((0, 2), "float32")
-    state = jfit.init_state(model, "sgd", {"data": batch, "out_label": batch})
-    with pytest.raises(ValueError, match="the batch has 0 rows"):
-        jfit.data_parallel(jfit.train_step(model), 1)(state, {"data": batch, "out_label": batch})

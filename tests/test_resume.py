@@ -128,25 +128,6 @@ def test_resume_without_a_checkpoint_starts_a_new_run(tmp_path):
     assert same(train(checkpoint=tmp_path / "none", resume=True), train())
 
 
-def test_resume_accepts_another_folder(tmp_path):
-    train(num_epoch=1, checkpoint=tmp_path / "a")
-    again = train(num_epoch=2, checkpoint=tmp_path / "b", resume=tmp_path / "a")
-    assert same(again, train(num_epoch=2))
-    assert jfit.checkpoint.load_meta(tmp_path / "b")["position"]["epoch"] == 2
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    done = train(checkpoint=tmp_path)
-    again = train(checkpoint=tmp_path, resume=True)
-    assert same(done, again) and again.position == done.position
-
-
-def test_a_checkpoint_of_another_network_raises_with_the_names(tmp_path):
-    train(num_epoch=1, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"params/fc1_bias has shape .* in the checkpoint, expected"):
-        train(mlp(hidden=5), checkpoint=tmp_path, resume=True)
-
-
 # ------------------------------------------------------------------------------------------------ callbacks
 def test_a_csv_log_contains_every_epoch_once(tmp_path):
     log = tmp_path / "history.csv"

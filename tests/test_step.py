@@ -105,15 +105,6 @@ def test_a_step_may_be_mapped_over_seeds_and_learning_rates():
         assert_close(jax.tree.map(lambda x, i=i: x[i], states.params), alone.params, 1e-5)
 
 
-def test_a_step_may_be_mapped_over_row_weights():
-    batch, leave_one_out = batch_of(4), 1 - np.eye(4, dtype=np.float32)
-    state = jfit.init_state(mlp(), "sgd", batch)
-    step = jax.jit(jax.vmap(jfit.train_step(mlp()), in_axes=(None, Batch(None, 0, 0))))  # type: ignore[arg-type]
-    states, _ = step(state, Batch(batch, leave_one_out, leave_one_out))
-    alone = stepped(mlp(), weighted(batch, leave_one_out[2]), start=state)[1]
-    assert_close(jax.tree.map(lambda x: x[2], states.params), alone.params)
-
-
 def test_metrics_and_loss_are_added_to_the_running_sums_of_the_state():
     batch, metrics = batch_of(8), ACC
     _, state, out = stepped(mlp(), batch, metrics=metrics, steps=2, learning_rate=0.0, outputs=True)
@@ -128,24 +119,6 @@ def test_outputs_are_returned_only_on_request():
     assert out.outputs[0].shape == (8, 3)
     with pytest.raises(ValueError, match="outputs=True needs micro_batches=1"):
         stepped(mlp(), batch_of(8), outputs=True, micro_batches=2)
-
-
-def test_integer_labels_train_as_float_ones_do():
-    batch = batch_of(8)
-    whole = {**batch, "softmax_label": batch["softmax_label"].astype(np.int32)}
-    assert_equal(stepped(mlp(), batch)[1].params, stepped(mlp(), whole)[1].params)
-
-
-def test_the_first_step_with_a_non_finite_loss_is_recorded():
-    good, bad = batch_of(4), batch_of(4)
-    bad["data"] = bad["data"] + np.nan
-    state = jfit.init_state(mlp(), "sgd", good)
-    step = jax.jit(jfit.train_step(mlp(), "sgd"))
-    told = []
-    for batch in (good, good, bad, bad):
-        state, out = step(state, batch)
-        told.append(int(out.first_bad_step))
-    assert told == [-1, -1, 2, 2]
 
 
 def test_the_report_of_a_step_stays_valid_after_donation_of_the_state():
@@ -185,18 +158,6 @@ def test_schedules_by_name_scale_the_base_rate():
     assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.base_lr) == pytest.approx(0.8)
 
 
-def test_optax_schedules_return_the_learning_rate():
-    batch = batch_of(4)
-    _, _, out = stepped(mlp(), batch, schedule=optax.exponential_decay(1.0, 1, 0.5), steps=2)
-    assert float(out.lr) == 0.5
-
-
-def test_a_schedule_as_the_rate_of_an_optimizer_by_name_is_reported():
-    optimizer = jfit.optim.get("sgd", learning_rate=optax.exponential_decay(1.0, 1, 0.5))
-    _, state, out = stepped(mlp(), batch_of(4), optimizer, steps=2)
-    assert state.base_lr is None and float(out.lr) == 0.5
-
-
 def test_a_jfit_optimizer_instance_uses_the_learning_rate_of_the_state():
     batch = batch_of(4)
     made, named = jfit.optim.sgd(0.25, momentum=0.9), jfit.optim.get("sgd", learning_rate=0.25, momentum=0.9)
@@ -220,13 +181,6 @@ def test_the_learning_rate_of_an_optax_instance_is_reported_and_cannot_be_set():
         jfit.train_step(mlp(), optax.sgd(0.1), schedule="constant")
 
 
-def test_clipping_in_a_chain_equals_the_clipping_argument():
-    batch, chain = batch_of(8), optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(RATE))
-    assert_close(
-        stepped(mlp(), batch, chain)[1].params, stepped(mlp(), batch, learning_rate=RATE, clip_norm=0.01)[1].params, 1e-6
-    )
-
-
 def test_clip_norm_and_clip_value_bound_the_mean_gradient():
     batch = batch_of(8)
     before, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_norm=0.01)
@@ -235,12 +189,6 @@ def test_clip_norm_and_clip_value_bound_the_mean_gradient():
     gradient = by_hand(before.params, batch)[1]
     _, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_value=0.02)
     assert_close(state.params, {k: v - np.clip(gradient[k], -0.02, 0.02) for k, v in before.params.items()})
-
-
-def test_a_gradient_shorter_than_clip_norm_is_unchanged():
-    batch = batch_of(8)
-    before, state, _ = stepped(mlp(), batch, learning_rate=1.0, clip_norm=100.0)
-    assert_close(state.params, {k: v - by_hand(before.params, batch)[1][k] for k, v in before.params.items()})
 
 
 def test_rescaling_keeps_the_precision_of_a_16_bit_gradient():
@@ -494,16 +442,6 @@ def test_a_batch_without_the_models_inputs_raises():
 
 
 # ------------------------------------------------------------------------------------------ eval and predict
-def test_evaluation_includes_weighted_rows_and_changes_nothing():
-    batch, metrics = batch_of(6), ACC
-    state = jfit.init_state(mlp(), "sgd", batch)
-    step = jax.jit(jfit.eval_step(mlp(), metrics=metrics))
-    spoiled = {k: v.copy() for k, v in batch.items()}
-    spoiled["data"][4:] = np.nan
-    first = {k: v[:4] for k, v in batch.items()}
-    zero = jfit.totals.zero_totals(metrics)
-    got = step(state.params, state.aux, zero, weighted(spoiled, [1, 1, 1, 1, 0, 0]))
-    assert_close(got, step(state.params, state.aux, zero, Batch(first)))
 
 
 def test_prediction_needs_no_labels():
@@ -511,9 +449,3 @@ def test_prediction_needs_no_labels():
     state = jfit.init_state(mlp(), "sgd", batch)
     (found,) = jax.jit(jfit.predict_step(mlp()))(state.params, state.aux, {"data": batch["data"]})
     assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
-
-
-def test_jfit_step_returns_the_plan_for_the_shapes_of_a_batch():
-    model = jfit.lower(sym.SoftmaxOutput(sym.Variable("data"), name="softmax"))
-    inputs = {"data": jnp.ones((4, 3)), "softmax_label": jnp.zeros(4)}
-    assert [shape.shape for shape in jfit.step.plan_of(model, inputs).shapes] == [(4, 3)]

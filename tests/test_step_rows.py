@@ -67,18 +67,6 @@ def test_table_rows_used_only_by_zero_weight_rows_are_unchanged():
     np.testing.assert_array_equal(none.params["emb_weight"], before)
 
 
-@pytest.mark.slow
-def test_two_devices_give_the_result_of_one():
-    optimizer, model = jfit.optim.adam(0.1, wd=0.1), classified(embedding(True))
-    one, _ = stepped(True, optimizer)
-    step = jfit.data_parallel(jfit.train_step(model, optimizer), jax.devices()[:2])
-    state = jfit.init_state(model, optimizer, BATCH)
-    for _ in range(2):
-        state, _ = step(state, BATCH)
-    for name, value in one.params.items():
-        np.testing.assert_allclose(state.params[name], value, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("twin", ["pmap", "shard_map"])
 def test_devices_gather_the_indices_and_rows_of_a_table_once(twin, monkeypatch):

@@ -74,8 +74,7 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
         if not folders_of(path) and not (present(path) / META).is_file():
             if not path.exists():
                 raise FileNotFoundError(
-                    f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True to "
-                    "continue from the folder in checkpoint=, if it has a checkpoint"
+                    f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True"
                 )
             warn_of_traces(directory)
             return None
@@ -99,17 +98,18 @@ def shared_checkpoint(choose: Callable[[], Saved | None]) -> Saved | None:
 
 
 def _shared(choose: Callable[[], Saved | None]) -> Saved | None:
-    saved: list[Saved | None] = [None]
+    saved: Saved | None = None
 
     def chosen() -> dict[str, Any] | None:
-        saved[0] = choose()
-        return None if saved[0] is None else {"folder": str(saved[0].folder), "record": saved[0].record}
+        nonlocal saved
+        saved = choose()
+        return None if saved is None else {"folder": str(saved.folder), "record": saved.record}
 
     choice = from_main(chosen, "reading the checkpoint")
-    return None if choice is None else same_checkpoint(saved[0], choice["folder"], choice["record"])
+    return None if choice is None else _same_checkpoint(saved, choice["folder"], choice["record"])
 
 
-def same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -> Saved:
+def _same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -> Saved:
     """Return a checkpoint of rank 0 in all processes of a job.
 
     Args:

@@ -32,8 +32,6 @@ import numpy as np
 
 from jfit.checkpoints.saved import (
     FORMAT,
-    META,
-    REMEDY,
     TENSORS,
     Saved,
     check,
@@ -43,10 +41,11 @@ from jfit.checkpoints.saved import (
     path_of,
     present,
     read,
+    step_of,
 )
 from jfit.checkpoints.writing import Prepared, write
 from jfit.distributed import is_main
-from jfit.formats.atomic import FormatError, printable
+from jfit.formats.atomic import printable
 from jfit.formats.manifest import dump_sealed
 from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
@@ -161,9 +160,7 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
 
 def unflatten(saved: Saved, like: State, name: str = "state") -> State:
     """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`."""
-    file = f"{name}.safetensors"
-    keys = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"]
-    return _unflatten(saved.folder, saved.arrays[file], keys, whole_specs(like) if isinstance(like, TrainState) else like)
+    return _unflatten(saved.folder, leaves_of(saved, name), whole_specs(like) if isinstance(like, TrainState) else like)
 
 
 def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
@@ -245,16 +242,14 @@ def set_aside(
     """
     if not is_main():
         return None
-    # the name of one that was being replaced is ".step-....old"
-    named = {folder.name.removeprefix(".").partition(".")[0]: folder for folder in folders_of(Path(directory))}
-    folders = {name: folder for name, folder in named.items() if int(name.removeprefix("step-")) > after}
+    folders = {step_of(folder): folder for folder in folders_of(Path(directory)) if step_of(folder) > after}
     if not folders:
         return None
     numbers = _earlier(Path(directory))
     target = Path(directory) / f"earlier-{max(numbers, default=0) + 1}"
     target.mkdir()
-    for name, folder in folders.items():
-        folder.rename(target / name)
+    for step, folder in folders.items():
+        folder.rename(path_of(target, step))  # the name of one that was being replaced is ".step-....old"
     _log_earlier(target, [*numbers.values(), target])
     return target
 
@@ -325,9 +320,10 @@ def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
     Returns:
         Dict from name to NumPy array or typed PRNG key.
     """
-    folder, file = saved.folder, f"{name}.safetensors"
+    file = f"{name}.safetensors"
     keys, arrays = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"], saved.arrays[file]
-    return {name: _key(folder, name, array, keys[name]) if name in keys else array for name, array in arrays.items()}
+    typed = {name: jax.random.wrap_key_data(jnp.asarray(arrays[name]), impl=impl) for name, impl in keys.items()}
+    return {**arrays, **typed}
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
@@ -379,15 +375,12 @@ def best(directory: str | os.PathLike[str]) -> Path:
         meta["best"]["checkpoints"] if meta.get("best") else [entry for state in states[:1] for entry in state["best"]]
     )
     if not checkpoints:
-        raise ValueError(
-            f"checkpoint: the run in {directory} did not keep its best checkpoints; pass checkpoint_best= to fit, such as "
-            '"val_loss", or jfit.callbacks.checkpointing(..., keep_best=1)'
-        )
+        raise ValueError(f"checkpoint: the run in {directory} did not keep its best checkpoints; pass checkpoint_best= to fit")
     path = present(path_of(directory, checkpoints[0][1]))
     if not path.is_dir():
         raise FileNotFoundError(
-            f"checkpoint: {path}, the best checkpoint according to {META} of the newest one, does not exist: it was deleted, "
-            "or run.save wrote the newest one into another folder than checkpoint= of fit, which has the best one."
+            f"checkpoint: {path}, the best checkpoint according to the newest one, does not exist: it was deleted, or "
+            "run.save wrote the newest one into another folder than checkpoint= of fit."
         )
     return path
 
@@ -429,21 +422,12 @@ def _is_key(leaf: Any) -> bool:
 def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
     """Return ({key path, such as "params/fc1_weight": leaf}, treedef); the dict is in the order of the leaves."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = ["/".join(_part(part) for part in path) for path, _ in leaves]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     by_name = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
     if len(by_name) != len(leaves):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ValueError(
-            f"checkpoint: two leaves of the state are both called {duplicate!r}, but names in a file are unique; rename one."
-        )
+        raise ValueError(f"checkpoint: two leaves of the state are both called {duplicate!r}; rename one.")
     return by_name, structure
-
-
-def _part(part: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(part, attribute):
-            return str(getattr(part, attribute))
-    return str(part)
 
 
 def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -458,31 +442,19 @@ def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if array.dtype.kind in "OUSV" and array.dtype.name != "bfloat16":
             if hasattr(leaf, "dtype"):
                 raise TypeError(
-                    f"checkpoint: {name} is an array of dtype {array.dtype}, which the files of checkpoints do not support; "
-                    'cast it, as in x.astype("float32").'
+                    f"checkpoint: {name} is an array of dtype {array.dtype}, which the files do not support; cast it."
                 )
-            raise TypeError(
-                f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta= instead."
-            )
+            raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta=.")
         arrays[name] = array
     return arrays, keys
 
 
-def _key(folder: Path, name: str, data: np.ndarray, impl: Any) -> jax.Array:
-    try:
-        return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
-    except (ValueError, TypeError) as error:
-        problem = f"no PRNG key of implementation {impl!r} can be made from {data.dtype} data of shape {data.shape} ({error})"
-        raise FormatError(folder / META, f"keys[{name!r}]", problem, REMEDY) from error
-
-
-def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str], like: Any) -> Any:
+def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
     """Return the arrays of a checkpoint as a pytree with the structure of `like`.
 
     Args:
         folder: the checkpoint, for error messages.
-        arrays: arrays by name.
-        keys: name of a typed PRNG key -> its implementation.
+        arrays: arrays and typed PRNG keys by name.
         like: pytree with the expected names, shapes and dtypes.
 
     Raises:
@@ -491,25 +463,20 @@ def _unflatten(folder: Path, arrays: dict[str, np.ndarray], keys: dict[str, str]
     expected, structure = _named_leaves(like)
     problems = [f"{name} is not in the checkpoint" for name in expected if name not in arrays]
     problems += [f"{name} is in the checkpoint, but the run has no such array" for name in arrays if name not in expected]
-    leaves = []
     for name, leaf in expected.items():
-        if name not in arrays:
+        array = arrays.get(name)
+        if array is None:
             continue
-        array: Any = arrays[name]
-        if name in keys:
-            array = _key(folder, name, array, keys[name])
         if (shape := tuple(np.shape(leaf))) != array.shape:
             problems.append(f"{name} has shape {array.shape} in the checkpoint, expected {shape}")
         elif (dtype := leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype) != array.dtype:
             problems.append(f"{name} has dtype {array.dtype} in the checkpoint, expected {dtype}")
-        leaves.append(array)
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         residuals = any(text.startswith("local/") for text in problems)
         cause = "The arrays local/... are residuals of reduce='2bit' or '1bit', one per device. " if residuals else ""
         raise ValueError(
             printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
-            + "Restore it with the model, optimizer, reduce= and number of devices of the run that saved it, or use a new "
-            "directory."
+            + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."
         )
-    return jax.tree_util.tree_unflatten(structure, leaves)
+    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])

@@ -257,7 +257,7 @@ def changes_of(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
             missing = "not set" if name == "flags" else None
             changes += [(name, f"{name}: {key} was {old.get(key, missing)} and is {new.get(key, missing)}") for key in keys]
         else:
-            changes.append((name, f"{name} was {_short(old)} and is {_short(new)}"))
+            changes.append((name, f"{name} was {short(old)} and is {short(new)}"))
     if earlier.get("schedule") == now.get("schedule"):
         changes += [] if earlier.get("schedule_params") == now.get("schedule_params") else _parameters("schedule", earlier, now)
     return changes
@@ -268,7 +268,7 @@ def _parameters(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -
     old, new = earlier.get(f"{name}_params") or {}, now.get(f"{name}_params") or {}
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     texts = [f"{key} of the {name} was {old.get(key)} and is {new.get(key)}" for key in keys]
-    return [(name, text) for text in texts or [f"{name} was {_short(earlier[name])} and is {_short(now[name])}"]]
+    return [(name, text) for text in texts or [f"{name} was {short(earlier[name])} and is {short(now[name])}"]]
 
 
 def _is_digest_only(old: Any, new: Any) -> bool:
@@ -294,7 +294,8 @@ def _changes_bits(name: str, earlier: Mapping[str, Any], now: Mapping[str, Any])
     return old != new or (name == "cores" and "cpu" in new.lower())
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a value as JSON, or a string as it is, in at most 80 characters."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

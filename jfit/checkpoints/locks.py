@@ -109,11 +109,8 @@ def acquire(directory: str | os.PathLike[str], owner: Any) -> None:
             _locks[str(path)] = _Lock(path, token, weakref.ref(owner))
             _start_beating()
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"checkpoint: files cannot be written in the folder {directory} ({error}), so no checkpoint could be saved; pass "
-            "another folder",
-        ) from error
+        problem = f"files cannot be written in the folder {directory} ({error}), so no checkpoint could be saved"
+        raise OSError(error.errno, f"checkpoint: {problem}; pass another folder") from error
 
 
 def release(owner: Any) -> None:
@@ -184,7 +181,6 @@ def _take(path: Path) -> str:
         now = candidate.stat().st_mtime  # the clock of the file system, which all machines share
         for _ in range(100):
             if _create(candidate, path):
-                _sweep(path, candidate, now)
                 return token
             other = _read(path)
             if other is None:
@@ -195,23 +191,17 @@ def _take(path: Path) -> str:
         raise FolderInUse(f"checkpoint: {path} is created and deleted again and again; do several runs use this folder?")
     finally:
         candidate.unlink(missing_ok=True)
-        _delete_leftovers(path)
+        _sweep(path)
 
 
-def _delete_leftovers(path: Path) -> None:
-    """Delete candidates of processes that were killed while they made or removed a lock."""
-    for entry in path.parent.glob(f"{path.name}.*"):
-        with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime > LEFT_SECONDS:
-                entry.unlink()
-
-
-def _sweep(path: Path, candidate: Path, now: float) -> None:
-    """Delete the temporary files of processes that ended while they took the lock."""
+def _sweep(path: Path) -> None:
+    """Delete the temporary files of processes that ended while they took or removed the lock."""
     for other in path.parent.glob(f"{path.name}.*"):
-        holder = _read(other)
-        if other != candidate and holder is not None and not _is_alive(holder, other, now):
-            other.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            holder, now = _read(other), time.time()
+            ended = holder is not None and holder.token and not _is_alive(holder, other, now)
+            if ended or now - other.stat().st_mtime > LEFT_SECONDS:
+                other.unlink()
 
 
 def _create(candidate: Path, path: Path) -> bool:

@@ -32,9 +32,8 @@ def check_position(directory: str | Path, meta: Mapping[str, Any], batch_size: i
     missing = [key for key in _NEEDED if key not in meta]
     if missing:
         raise ValueError(
-            f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, so the position of its "
-            "run is unknown: jfit.checkpoint.save wrote it without meta=run.meta(); read its parameters with Run.load or "
-            "checkpoint.restore, and pass them to fit as params="
+            f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, because jfit.checkpoint.save "
+            "wrote it without meta=run.meta(); read its parameters with Run.load, and pass them to fit as params="
         )
     saved_size = meta["batch_size"]
     if meta["position"]["batch"] and saved_size != batch_size:
@@ -61,12 +60,9 @@ def check_match(
     try:
         expected, expected_aux = _of_function(model, specs) if model.symbol is None else _of_graph(model, specs)
     except GraphError as error:
-        raise ValueError(
-            f"the checkpoint in {directory} does not match model=: its graph cannot have inputs of the shapes of "
-            f"the run: {error}"
-        ) from None
-    differences = [_difference("parameter", expected, params), _difference("auxiliary state", expected_aux, aux)]
-    difference = next(filter(None, differences), None)
+        problem = f"its graph cannot have inputs of the shapes of the run: {error}"
+        raise ValueError(f"the checkpoint in {directory} does not match model=: {problem}") from None
+    difference = _difference("parameter", expected, params) or _difference("auxiliary state", expected_aux, aux)
     if difference is not None:
         raise ValueError(
             f"the checkpoint in {directory} does not match model=: {difference}; pass the model of the run that saved it"

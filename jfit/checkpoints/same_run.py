@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jfit.checkpoints.fingerprint import short
 from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
@@ -51,7 +52,7 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[list[str], l
     problems, logged = [], []
     for rank, values in enumerate(flat):
         names = [name for name in {**flat[usual], **values} if values.get(name) != flat[usual].get(name)]
-        texts = {k: f"{k} {_short(values.get(k))} (rank {usual}: {_short(flat[usual].get(k))})" for k in names}
+        texts = {k: f"{k} {short(values.get(k))} (rank {usual}: {short(flat[usual].get(k))})" for k in names}
         if "learning_rate" in texts or any(name.startswith(("optimizer_params", "schedule_params")) for name in texts):
             texts = {k: text for k, text in texts.items() if k not in ("optimizer", "schedule")}  # their digests
         for name in [name for name in texts if name.removeprefix("versions ") in _LOGGED]:
@@ -77,8 +78,3 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _who(rank: int) -> str:
     current = job.current()
     return f"rank {rank}" + ("" if current is None else f" (process {current.peers[rank].pid} on {current.peers[rank].host})")
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -215,20 +215,14 @@ def record_of(folder: Path) -> dict[str, Any]:
     record = load_sealed(file, REMEDY)
     if isinstance(record.get("format"), int) and record["format"] != FORMAT:
         kind = "a newer jfit" if record["format"] > FORMAT else "a jfit before version 0.1.0"
-        raise FormatError(
-            file,
-            "field 'format'",
-            f"found {record['format']}, this jfit reads {FORMAT} only",
-            f"{kind} wrote it; use that one.",
-        )
+        problem = f"found {record['format']}, this jfit reads {FORMAT} only"
+        raise FormatError(file, "field 'format'", problem, f"{kind} wrote it; use that one.")
     for name, kind in _FIELDS.items():
         if not isinstance(record.get(name), kind):
             raise FormatError(file, f"field {name!r}", f"it is missing or not of type {kind.__name__}", REMEDY)
     if STEP.fullmatch(folder.name) and record["step"] != step_of(folder):
         problem = f"the checkpoint is of step {record['step']}, but the name of its folder says {step_of(folder)}"
-        raise FormatError(
-            file, "field 'step'", problem, "a copied or renamed checkpoint keeps the number of its step: rename it."
-        )
+        raise FormatError(file, "field 'step'", problem, "a copied or renamed checkpoint keeps its number: rename it.")
     for name, entry in record["files"].items():
         if Path(name).name != name or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
             raise FormatError(file, f"field 'files', entry {name!r}", "expected a file name with its bytes and crc32", REMEDY)

@@ -26,13 +26,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from jfit import activity, counters
-from jfit.callbacks.base import Callback
 from jfit.checkpoints.agreement import equal_times
-from jfit.history.table import History
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
 from jfit.loop.ahead import compiling_ahead
 from jfit.loop.dispatch import Dispatch
@@ -47,6 +45,7 @@ from jfit.loop.threads import TrainingThread
 from jfit.metrics.core import on_devices
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import WAIT_EVERY
+from jfit.prepare import Problem
 from jfit.step.state import TrainState
 from jfit.step.totals import cleared
 
@@ -59,19 +58,11 @@ class Loop:
     then "epoch_end".  "fit_start" and "fit_end" enclose the epochs.
 
     Args:
-        state: initial state, on the devices; donated by the first dispatch.
+        problem: what is trained, and how: metrics, callbacks, evaluation, and the options of `fit` about recorded steps,
+            evaluated epochs, a profile and losses that are not finite.
         dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which divides the batches of an epoch into dispatches.
-        devices: list of `jax.Device` on which the state is.
-        metrics: training metrics; those with `host` True are computed by NumPy on the host, the others inside the step.
-        callbacks: called in this order for every event in their `events`.
-        evaluate: `evaluate(state, epoch) -> {name: value}`, called after the epochs to evaluate (see `eval_every`); the logs
-            have its values as "val_" + name.  None: no evaluation.
-        history: `History` to which a row is added per epoch, and with each "log" event.  None: a new one.
-        run: `jfit.Run` that callbacks get as `event.run`, or None; only a weak reference is kept.
-        log_every: number of steps between two rows of `history.steps`; None: no rows.
-        eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
-        profiler: `StepProfiler` that traces a range of steps; None: no trace.
-        nan: what to do if a loss is not finite, one of `jfit.loop.nonfinite.POLICIES`.
+        state: initial state, on the devices; donated by the first dispatch.
+        run: `jfit.Run` that callbacks get as `event.run`; its history gets the rows.  Only a weak reference is kept.
 
     Attributes:
         epoch: number of the current epoch.
@@ -87,30 +78,22 @@ class Loop:
         thread: `TrainingThread`, in whose context the dispatches run.
     """
 
-    def __init__(
-        self,
-        state: TrainState,
-        dispatcher: Any,
-        *,
-        devices: Sequence[Any],
-        metrics: Sequence[Any] = (),
-        callbacks: Sequence[Callback] = (),
-        evaluate: Callable[[TrainState, int], Mapping[str, float]] | None = None,
-        history: History | None = None,
-        run: Any = None,
-        log_every: int | None = None,
-        eval_every: int = 1,
-        profiler: StepProfiler | None = None,
-        nan: str = "warn",
-    ) -> None:
-        self.nan, self.thread = NanPolicy(nan), TrainingThread()
-        self.state, self.dispatcher, self.devices, self.metrics = state, dispatcher, devices, on_devices(metrics)
-        self.readings = Readings(metrics, dispatcher.spec, devices, callbacks, log_every)
-        self.events = Events(callbacks, self)
-        self.evaluate, self.eval_every, self.profiler, self._num_epoch = evaluate, eval_every, profiler, 0
-        self.history = History() if history is None else history
+    def __init__(self, problem: Problem, dispatcher: Any, state: TrainState, run: Any) -> None:
+        options, settings = problem.options, problem.settings
+        self.nan, self.thread = NanPolicy(options.nan), TrainingThread()
+        self.state, self.dispatcher, self.devices, self.metrics = (
+            state,
+            dispatcher,
+            settings.devices,
+            on_devices(settings.metrics),
+        )
+        self.readings = Readings(problem, dispatcher.spec)
+        self.events = Events(options.callbacks, self)
+        self.evaluate, self.eval_every, self._num_epoch = problem.evaluate, options.eval_every, 0
+        self.profiler = StepProfiler.of(options.profile, options.directory)
+        self.history = run.history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
-        self._run: Callable[[], Any] = (lambda: None) if run is None else weakref.ref(run)
+        self._run: Callable[[], Any] = weakref.ref(run)
         self.epoch = self.batch = self.step = 0
         self.stop_reason: str | None = None
         self.interrupted = self.ended = False
@@ -122,7 +105,7 @@ class Loop:
 
     @property
     def run(self) -> Any:
-        """The `jfit.Run` of this loop, or None."""
+        """The `jfit.Run` of this loop."""
         return self._run()
 
     @property
@@ -179,11 +162,11 @@ class Loop:
             self.events.send("epoch_start")
             return self._evaluate_epoch(flag, *self._trained[1:])
         self._begin_epoch()
-        pace, stopped = Pace(self), False
+        pace, stopped, in_job = Pace(self), False, flag.in_job
         before, after = self._watchers(pace)
         with contextlib.closing(self._dispatches()) as dispatches:
             for dispatch in dispatches:
-                if stopped := flag.in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
+                if stopped := in_job and self._stopped(flag):  # in a job, a wait for a batch ends with a stopping point
                     break
                 for watch in before:
                     watch(self)
@@ -192,7 +175,7 @@ class Loop:
                     watch(dispatch)
                 if stopped := self._stopped(flag):
                     break
-        if stopped or (flag.in_job and self._stopped(flag)):
+        if stopped or (in_job and self._stopped(flag)):
             return self.read_steps()  # sync: training has stopped
         logs = self._read_epoch(pace)
         if not self.nan.stopped:
@@ -227,7 +210,7 @@ class Loop:
         flag.critical = True  # a second Ctrl-C must not come between the dispatch and the assignment of its result
         with self.thread:
             self.state, result = dispatch.run(self.state)
-        self.report = self.readings.take(result, dispatch, self)
+        self.report = self.readings.take(result, dispatch, self) if self.readings.queues else result
         self.step, self.batch = self.step + dispatch.steps, self.batch + dispatch.steps
         flag.critical = False
         if flag.urgent:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfit import counters
-from jfit.callbacks.base import Callback
 from jfit.evaluate.host_metrics import HostMetrics
 from jfit.history.table import History
 from jfit.loop.dispatch import Dispatch, DispatchSpec
@@ -16,6 +15,7 @@ from jfit.loop.step_log import StepLog, StepRow
 from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import WAIT_EVERY
+from jfit.prepare import Problem
 from jfit.step.totals import joined, values
 
 
@@ -23,23 +23,20 @@ class Readings:
     """Queues of the values of single batches, which are read when the host waits for an earlier dispatch anyway.
 
     Args:
-        metrics: training metrics, on the devices and on the host.
+        problem: what is trained, with its metrics, its callbacks, of which those with "step_log" events get the values of
+            steps, and `log_every`.
         spec: settings of the dispatches, which say what a program returns beside its report.
-        devices: devices of the run.
-        callbacks: callbacks; those with "step_log" events get the values of steps.
-        log_every: number of steps between two rows of `History.steps`; None: no rows.
 
     Attributes:
         host: the `HostMetrics`, or None.
         queues: whether values of single batches are read at all, beside the running sums.
     """
 
-    def __init__(
-        self, metrics: Sequence[Any], spec: DispatchSpec, devices: Sequence[Any], callbacks: Sequence[Callback], log_every: Any
-    ) -> None:
+    def __init__(self, problem: Problem, spec: DispatchSpec) -> None:
+        metrics, devices, log_every = problem.settings.metrics, problem.settings.devices, problem.options.log_every
         self._metrics, on_the_host = on_devices(metrics), on_host(metrics)
         self.host = HostMetrics(on_the_host, slices_of(spec.step) or len(devices)) if on_the_host else None
-        self._receivers = [(i, c.every) for i, c in enumerate(callbacks) if "step_log" in c.events and c.every]
+        self._receivers = [(i, c.every) for i, c in enumerate(problem.options.callbacks) if "step_log" in c.events and c.every]
         intervals = [every for _, every in self._receivers] + ([log_every] if log_every else [])
         self._steps = StepLog(spec.step_names, intervals, devices[0]) if spec.step_names else None
         self._log_every = log_every

@@ -127,7 +127,7 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         update: `update(gradients, state, params, *, learning_rate=None, **extra) -> (updates, state)`; the updates are added
             to the parameters.
         takes_rate: whether `update` accepts `learning_rate=`, which may be traced.
-        base_rate: learning rate passed at construction, a number or a schedule; None if it is unknown.
+        base_lr: learning rate passed at construction, a number or a schedule; None if it is unknown.
         state_spec: description of the state that the optimizer keeps for one parameter; None for optax's optimizers.
         for_graph: for rules that depend on the order of the parameters: `for_graph(argument names of a graph, names of its
             BatchNorm gammas with fix_gamma) -> Optimizer` in that order, which is MXNet's; otherwise None.
@@ -137,13 +137,13 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     Example:
         >>> import jfit
         >>> opt = jfit.optim.sgd(0.5)
-        >>> opt.takes_rate, opt.base_rate, opt.learning_rate
+        >>> opt.takes_rate, opt.base_lr, opt.learning_rate
         (True, 0.5, 0.5)
         >>> init, update = opt
     """
 
     takes_rate: bool = False
-    base_rate: LearningRate | None = None
+    base_lr: LearningRate | None = None
     state_spec: StateSpec | None = None
     for_graph: Callable[[Sequence[str], Sequence[str]], Optimizer] | None = None
     name: str = "optax"
@@ -157,12 +157,12 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     @property
     def learning_rate(self) -> float | None:
         """The base learning rate as a number; None if it is a schedule or unknown."""
-        return None if self.base_rate is None or callable(self.base_rate) else float(self.base_rate)
+        return None if self.base_lr is None or callable(self.base_lr) else float(self.base_lr)
 
     @property
     def program_key(self) -> Any:
         """What `update` depends on; a base learning rate that is a number is in the state, see `rate_at`."""
-        return *self, self.takes_rate, self.state_spec, _BaseRate(self.base_rate), self.name
+        return *self, self.takes_rate, self.state_spec, _BaseRate(self.base_lr), self.name
 
     @property
     def transform(self) -> Optimizer:
@@ -353,7 +353,7 @@ def transformation(
         init,
         update,
         takes_rate=True,
-        base_rate=base,
+        base_lr=base,
         state_spec=state_spec,
         for_graph=None if advance is None else for_graph,
         name="jfit.optim",

@@ -139,7 +139,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
     if _find_hyper(shape) is not None:
         injected = injected_rate(spec.init(_tiny()))
         rate = None if injected is None else float(injected)
-    return _of_transformation(spec, base_rate=rate, name=name)
+    return _of_transformation(spec, base_lr=rate, name=name)
 
 
 def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
@@ -190,9 +190,9 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
     """
     if optimizer.takes_rate and rate is not None:
         return rate
-    if optimizer.state_spec is not None and optimizer.base_rate is not None:
+    if optimizer.state_spec is not None and optimizer.base_lr is not None:
         own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
-        return jnp.asarray(rate_at(optimizer.base_rate, own.count), jnp.float32)
+        return jnp.asarray(rate_at(optimizer.base_lr, own.count), jnp.float32)
     return injected_rate(after)
 
 
@@ -204,7 +204,7 @@ def by_name(name: str, params: dict[str, Any], checks: bool = True) -> Optimizer
         made = (entry.make if checks else unchecked(entry.make))(**params)
         if not isinstance(made, Optimizer):  # factories registered by users may return any optax transformation
             rate = params.get("learning_rate", entry.default_learning_rate)
-            return _of_transformation(made, takes_rate=True, base_rate=rate, name=name.lower())
+            return _of_transformation(made, takes_rate=True, base_lr=rate, name=name.lower())
         return Optimizer(*made, **vars(made) | {"name": name.lower()})
     if _of_optax_by(name.lower()) is None:
         raise ValueError(f"unknown optimizer {name!r}; {name_hint(name, (*OPTIMIZERS, *optax_names()))}")
@@ -262,7 +262,7 @@ def _of_optax(name: str, params: dict[str, Any]) -> Optimizer:
             state = state._replace(hyperparams={**state.hyperparams, "learning_rate": current})
         return inner.update(grads, state, params, **extra)
 
-    return Optimizer(inner.init, update, takes_rate=True, base_rate=rate, name=name)
+    return Optimizer(inner.init, update, takes_rate=True, base_lr=rate, name=name)
 
 
 def _check_params(name: str, make: Callable[..., Any], params: Mapping[str, Any]) -> None:

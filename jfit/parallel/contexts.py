@@ -42,12 +42,14 @@ class Context(NamedTuple):
         Raises:
             ValueError: this machine has no such device; the message explains how to emulate more CPU devices.
         """
-        local = _local(self.kind)
         if self.index < 0:
             raise ValueError(f"{self!r} is not a device: devices are numbered from 0")
+        try:
+            local = jax.local_devices(backend=self.kind)
+        except RuntimeError:
+            local = []
         if self.index >= len(local):
-            have = _have(self.kind, len(local))
-            raise ValueError(f"{self!r} is not available: {have}; {_remedy(self.kind, self.index + 1)}")
+            raise _not_available(repr(self), self.kind, len(local), self.index + 1)
         return local[self.index]
 
 
@@ -120,33 +122,26 @@ def resolve(devices: Any = None) -> list[Device]:
         >>> len(resolve(None))
         1
     """
+    have = jax.local_devices()
     if devices is None:
-        return [jax.local_devices()[0]]
-    if isinstance(devices, str):
-        if devices == "all":
-            return jax.local_devices()
-        if devices == "auto":
-            raise ValueError(
-                "devices='auto' depends on the model, and is supported by jfit.fit, jfit.lr_find, jfit.score, jfit.predict and "
-                'jfit.Run.load; pass None, a number, "all", a device or a list of devices here'
-            )
-        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
+        return have[:1]
+    if isinstance(devices, str) and devices == "all":
+        return have
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        devices, have = int(devices), jax.local_devices()
         if not 1 <= devices <= len(have):
-            kind = have[0].platform
-            remedy = _remedy(kind, devices) if devices > 0 else 'expected at least 1, "all", or None for the default device'
-            raise ValueError(f"devices={devices} is not available: {_have(kind, len(have))}; {remedy}")
-        return have[:devices]
+            raise _not_available(f"devices={devices}", have[0].platform, len(have), int(devices))
+        return have[: int(devices)]
     if isinstance(devices, (Context, jax.Device)):
         devices = [devices]
-    if not isinstance(devices, Sequence):
+    if isinstance(devices, str) and devices == "auto":
+        raise ValueError(
+            "devices='auto' depends on the model, and is supported by jfit.fit, jfit.score and others with a model"
+        )
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
     result = [d.device if isinstance(d, Context) else d for d in devices]
-    if not result:
-        raise ValueError("devices=[] is empty; pass None for the default device")
-    if not all(isinstance(d, jax.Device) for d in result):
-        raise ValueError(f"devices={devices!r} must contain devices only: jfit.cpu(i), jfit.gpu(i), or those of jax.devices()")
+    if not result or not all(isinstance(d, jax.Device) for d in result):
+        raise ValueError(f"devices={devices!r} must be devices: jfit.cpu(i), jfit.gpu(i), those of jax.devices(), or None")
     if len(set(result)) != len(result):
         raise ValueError(f"devices={devices!r} contains a device twice, but every device computes one shard of the batch")
     return result
@@ -178,8 +173,8 @@ def across(devices: Sequence[Device]) -> list[Device]:
     for rank, have in enumerate(by_rank):
         if len(have) <= max(places):
             raise ValueError(
-                f"rank {rank} of the job has {len(have)} {platform} device(s), but rank {jax.process_index()} uses its device "
-                f"number {max(places)}; start all processes with the same number of devices, or pass devices={len(have)}"
+                f"rank {rank} of the job has {len(have)} {platform} device(s), but rank {jax.process_index()} uses number "
+                f"{max(places)} of its own; start all processes with the same number of devices, or pass devices={len(have)}"
             )
     return [by_rank[rank][place] for rank in range(count) for place in places]
 
@@ -318,8 +313,7 @@ def check_entry(entry: str, several: bool = False) -> None:
     if mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
             f"{entry} is called within jax.set_mesh of a mesh with the axes {dict(mesh.shape)} of type Explicit, in which JAX "
-            "does not run programs for other devices; call it outside of that block, and pass the mesh as mesh= of jfit.fit "
-            "to split parameters over it"
+            "runs no programs for other devices; call it outside of that block, and pass the mesh to jfit.fit as mesh="
         )
     count = jax.process_count()
     if count > 1 and several and num_processes() != count:
@@ -334,21 +328,12 @@ def check_entry(entry: str, several: bool = False) -> None:
         )
 
 
-def _local(kind: str) -> list[Device]:
-    try:
-        return jax.local_devices(backend=kind)
-    except RuntimeError:
-        return []
-
-
-def _have(kind: str, count: int) -> str:
-    return f"this machine has {count or 'no'} {kind} device{'' if count == 1 else 's'}"
-
-
-def _remedy(kind: str, needed: int) -> str:
-    if kind == "cpu":
-        return (
-            f"emulate more before jax starts: XLA_FLAGS=--xla_force_host_platform_device_count={needed}, or "
-            f'jax.config.update("jax_num_cpu_devices", {needed})'
-        )
-    return "pass fewer devices, or install jax with support for that kind of device"
+def _not_available(what: str, kind: str, count: int, needed: int) -> ValueError:
+    if needed < 1:
+        remedy = 'expected at least 1, "all", or None for the default device'
+    elif kind == "cpu":
+        remedy = f"emulate more before jax starts: XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+    else:
+        remedy = "pass fewer devices, or install jax with support for that kind of device"
+    devices = f"{count or 'no'} {kind} device{'' if count == 1 else 's'}"
+    return ValueError(f"{what} is not available: this machine has {devices}; {remedy}")

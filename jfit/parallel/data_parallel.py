@@ -67,9 +67,8 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     )
     if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
         raise ValueError(
-            f"state.local{differ[0]}, state of the gradient reduction such as the residuals of '2bit', has shape "
-            f"{actual.get(differ[0])}, expected {expected.get(differ[0])} on {count} device(s); continue with the same reduce= "
-            "and trainable parameters on as many devices as before, or with new residuals: state._replace(local=None)"
+            f"state.local{differ[0]} (residuals of '2bit' or '1bit') has shape {actual.get(differ[0])}, expected "
+            f"{expected.get(differ[0])} on {count} device(s); for new residuals pass state._replace(local=None)"
         )
     return state
 
@@ -98,10 +97,9 @@ def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
     state, rule = whole_state(state), getattr(step, "reduce", None)
     if rule is None or not rule.sharded or count == 1:
         return state
-    attributes: Any = step
-    model: Model = attributes.model
-    trainable, _ = split_params(model, state.params, attributes.frozen)
-    tables = frozenset(model.tables)
+    made: Any = step
+    trainable, _ = split_params(made.model, state.params, made.frozen)
+    tables = frozenset(made.model.tables)
     split = split_leaves(optimizer_of(step), trainable, state.opt_state, tables)
     params = split_names(trainable, tables) if rule.sharded_parameters else ()
     return sharded_state(state, split, count, params)
@@ -197,18 +195,16 @@ class DataParallel:
 
     def _split(self, batch: Batch) -> Batch:
         """Split a batch over the devices; of the devices of other processes, this one has no slices."""
-        if not self._own_rows:
-            return split_batch(batch, self._parts, self._axes, self._multiple, own=self._own)
-        return split_batch(batch, self._parts, self._axes, self._multiple, own=slice(None))
+        own = slice(None) if self._own_rows else self._own
+        return split_batch(batch, self._parts, self._axes, self._multiple, own=own)
 
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
         """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""
-        count = self._parts
         if self._ordered is None:
             split = self._split(batch)
             return *self._program(state, split), split
-        padded = split_batch(batch, 1, self._axes, count * self._multiple)
-        split = split_batch(padded, count, self._axes, own=slice(None))
+        padded = split_batch(batch, 1, self._axes, self._parts * self._multiple)
+        split = split_batch(padded, self._parts, self._axes, own=slice(None))
         state, out, outputs = self._ordered(state, split if self._own_rows else padded)
         return state, out._replace(outputs=outputs), split
 
@@ -273,8 +269,7 @@ class DataParallel:
         """
         if self._ordered is not None:
             raise ValueError(
-                "a step with reduce='ordered' consists of several programs of one device each, so there is no program to "
-                "lower; they have no collectives: the host copies the sums of the slices to the first device"
+                "a step with reduce='ordered' consists of several programs of one device each, so there is no program to lower"
             )
         state, whole = self._prepared(state, batch)
         return self._program.lower(state, self._split(whole))
@@ -283,16 +278,12 @@ class DataParallel:
         """Raise an error for batches without rows, or if rows that affect each other must be padded; warn if they are split."""
         model, unit = self._model, self._parts * self._multiple
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
-        if model is not None and size == 0:
-            raise ValueError("the batch has 0 rows, so it has no loss; pass batches of at least one row, or skip this one")
         if model is None or model.verify is None or key in self._checked:
             return
         plan = verified_plan(model, whole_params(with_chunks_of_all(state, self.devices)), state.aux, batch.inputs)
         if size % unit and not plan.paddable:
-            raise ValueError(
-                f"the batch has {size} rows, which do not divide into {unit} equal parts, and it cannot be padded: "
-                f"{plan.reason}; pass batches whose number of rows is a multiple of {unit}"
-            )
+            problem = f"{size} rows, which do not divide into {unit} equal parts"
+            raise ValueError(f"the batch has {problem}, and it cannot be padded: {plan.reason}")
         if not self._checked:
             warn_per_device(plan, self._parts, stacklevel=3, synced=self._syncs, slices=self._rule.slices)
         self._checked.add(key)

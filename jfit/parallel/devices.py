@@ -42,9 +42,8 @@ def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
         sharding = getattr(value, "sharding", None)
         if isinstance(value, jax.Array) and sharding is not None and not sharding.is_fully_replicated:
             raise ValueError(
-                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, but jfit keeps a whole copy of every "
-                "parameter on each device, so its sharding would be lost; if the parameters fit on one device, pass "
-                f"jax.device_get({kind})"
+                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, which only shard= of fit supports; "
+                f"if the parameters fit on one device, pass jax.device_get({kind})"
             )
 
 
@@ -149,10 +148,8 @@ def _check_local(local: Any, count: int) -> None:
     # If the leading axis of `local` were shorter than the list of devices, pmap would use fewer devices without an error.
     for path, leaf in jax.tree_util.tree_leaves_with_path(local):
         if np.shape(leaf)[:1] != (count,):
-            raise ValueError(
-                f"state.local{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, expected ({count}, ...): one slice per "
-                "device, stacked along a leading device axis"
-            )
+            name = f"state.local{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} has shape {np.shape(leaf)}, expected ({count}, ...): one slice per device")
 
 
 def place_split(tree: Any, devices: Sequence[Device]) -> Any:

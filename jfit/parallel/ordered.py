@@ -58,9 +58,8 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
     processes = len({*ranks})
     if equal and count % processes:
         raise ValueError(
-            f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes cannot share equally, but each of "
-            "them passes its own rows of the batch; pass the same arrays or batches in all processes, or start a number of "
-            f"processes that divides {count}"
+            f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes that pass their own rows cannot "
+            f"share equally; pass the same batches in all processes, or start a number of processes that divides {count}"
         )
     own = ranks.index(jax.process_index())
     return slice(own, own + ranks.count(jax.process_index()))
@@ -233,16 +232,12 @@ def _stacked(values: Sequence[Any]) -> Any:
 def _check(step: Any, devices: int) -> None:
     if step.sync_batch_stats:
         raise ValueError(
-            "reduce='ordered' computes each slice of a batch alone, so sync_batch_stats=True is not possible with it; "
-            "leave one of them out"
+            "reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True; leave one of them out"
         )
     if step.returns_gradients:
-        raise ValueError(
-            "gradients=True returns the gradients of a device, which depend on the number of devices, so it is not possible "
-            "with reduce='ordered'; leave one of them out"
-        )
+        raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
     if devices > step.reduce.slices:
         raise ValueError(
-            f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices; pass at most "
-            f"{step.reduce.slices} devices, or reduce=jfit.step.reduce.ordered(slices=...) with a larger power of 2"
+            f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices; pass fewer, or "
+            "reduce=jfit.step.reduce.ordered(slices=...) with a larger power of 2"
         )

@@ -128,10 +128,7 @@ class _Joined:
 
 
 def _wrong_axis(size: int, devices: int) -> ValueError:
-    return ValueError(
-        f"an argument of a program has {size} slices along its leading device axis, but the program runs on "
-        f"{devices} devices; pass arrays with one slice per device, as jfit.parallel.split_batch makes them"
-    )
+    return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
 
 
 def _hashable(axes: Any) -> Any:

@@ -7,7 +7,7 @@ processes, on the first device of each.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -145,8 +145,7 @@ def check_same(value: list[Any], what: str) -> None:
         i = next((i for i, (a, b) in enumerate(zip(values[0], theirs, strict=False)) if a != b), None)
         first, second = (values[0][i], theirs[i]) if i is not None else (f"{len(values[0])} of them", len(theirs))
         raise ValueError(
-            f"the {what} of rank 0 and of rank {other} differ: {first} and {second}; start all processes of a job with the "
-            "same script, the same network and the same shapes"
+            f"the {what} of rank 0 and of rank {other} differ: {first} and {second}; start all processes of a job alike"
         )
 
 
@@ -174,36 +173,9 @@ def _program(rule: Reduce, devices: tuple[Device, ...]) -> Any:
 
 
 def _reduced(gradients: Any, means: Any, local: Any, *, rule: Reduce, axis_name: str | None) -> Any:
-    rows = {name: g for name, g in gradients.items() if is_rows(g)}
-    means, unpack_means = _packed(means)
-    if rule is all_reduce():  # the others pack gradients themselves
-        whole, unpack = _packed({name: g for name, g in gradients.items() if name not in rows})
-        reduced, totals, local = rule.apply({**rows, **whole}, means, local, axis_name)
-        gradients = {**{name: reduced[name] for name in rows}, **unpack(reduced)}
-    else:
-        gradients, totals, local = rule.apply(gradients, means, local, axis_name)
+    gradients, sums, local = rule.apply(gradients, means, local, axis_name)
     count = 1 if axis_name is None else lax.axis_size(axis_name)
-    return gradients, {name: (x / count).astype(x.dtype) for name, x in unpack_means(totals).items()}, local
-
-
-def _packed(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Callable[[Mapping[str, Array]], dict[str, Array]]]:
-    """Concatenate arrays to one vector for each dtype, because XLA on CPU sends every array on its own.
-
-    Returns (vectors by key, function vectors -> arrays by name).
-    """
-    names: dict[str, list[str]] = {}
-    for name, x in arrays.items():
-        names.setdefault(f" {x.dtype}", []).append(name)  # the space: no name of a parameter
-    vectors = {key: jnp.concatenate([arrays[name].reshape(-1) for name in group]) for key, group in names.items()}
-
-    def unpack(vectors: Mapping[str, Array]) -> dict[str, Array]:
-        result: dict[str, Array] = {}
-        for key, group in names.items():
-            parts = jnp.split(vectors[key], np.cumsum([arrays[name].size for name in group])[:-1].tolist())
-            result |= {name: part.reshape(arrays[name].shape) for name, part in zip(group, parts, strict=True)}
-        return result
-
-    return vectors, unpack
+    return gradients, {name: (x / count).astype(x.dtype) for name, x in sums.items()}, local
 
 
 @jax.jit

@@ -59,10 +59,7 @@ def check_heads(model: Model) -> None:
 def check_trainable(model: Model, state: TrainState) -> None:
     if model.symbol is None and not any(jax.numpy.issubdtype(x.dtype, jax.numpy.inexact) for x in state.params.values()):
         dtypes = {name: str(x.dtype) for name, x in list(state.params.items())[:10]}
-        raise ValueError(
-            f"none of the parameters {dtypes} is floating-point, so there is nothing to train; convert them, as in "
-            "jax.tree.map(lambda x: x.astype('float32'), params)"
-        )
+        raise ValueError(f"none of the parameters {dtypes} is floating-point, so there is nothing to train; convert them")
 
 
 def check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:

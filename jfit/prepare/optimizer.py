@@ -63,13 +63,7 @@ def resolve_optimizer(
         base = optim.as_schedule(schedule).base_lr
         if base is not None:
             params["learning_rate"] = base
-    resolved = optim.get(optimizer, **params)
-    if schedule is not None and not resolved.takes_rate:
-        raise ValueError(
-            "schedule= needs an optimizer by name, because an optax instance has its own learning rate; pass the schedule to "
-            "the optax constructor instead, as in optax.adam(schedule)"
-        )
-    return resolved
+    return optim.get(optimizer, **params)
 
 
 def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:

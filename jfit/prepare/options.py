@@ -11,7 +11,7 @@ import numpy as np
 
 from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
-from jfit.checks import integer, one_of, positive_integer
+from jfit.checks import integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 from jfit.distributed import num_processes
 from jfit.optim.core import check_numbers
@@ -113,15 +113,12 @@ class FitOptions:
         positive_integer(**{name: value for name, value in optional.items() if value is not None})
         integer(seed=self.seed)
         check_numbers({k: v for k, v in (self.optimizer_params or {}).items() if k == "learning_rate"})
-        timeout, fraction = self.data_timeout, self.validation_split
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBERS) or not timeout > 0):
-            raise ValueError(f"data_timeout is {timeout!r}; expected a number of seconds above 0, or None")
+        positive(none="no limit", data_timeout=self.data_timeout)
+        fraction = self.validation_split
         if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, _NUMBERS) or not 0 < fraction < 1):
             raise ValueError(f"validation_split is {fraction!r}; expected a fraction between 0 and 1, such as 0.1")
         if fraction is not None and eval_data is not None:
-            raise ValueError(
-                "validation_split= and eval_data= are both passed, but a run has one evaluation data set; leave out one of them"
-            )
+            raise ValueError("validation_split= and eval_data= are both passed; leave out one of them")
         steps = self.steps_per_call
         if steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
             raise ValueError(f'steps_per_call is {steps!r}; expected "auto" or an integer of at least 1')
@@ -149,13 +146,8 @@ class FitOptions:
 def _check_profile(span: Any, directory: Any) -> None:
     if span is None:
         return
-    pair = isinstance(span, (tuple, list)) and len(span) == 2
-    if not pair or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in span):
-        raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps, such as (10, 20)")
-    if not 0 <= span[0] < span[1]:
-        raise ValueError(f"profile is {span!r}; expected (start, stop) with 0 <= start < stop")
+    is_pair = isinstance(span, (tuple, list)) and len(span) == 2 and all(isinstance(n, (int, np.integer)) for n in span)
+    if not is_pair or not 0 <= span[0] < span[1]:
+        raise ValueError(f"profile is {span!r}; expected a pair of numbers of steps (start, stop) with 0 <= start < stop")
     if directory is None:
-        raise ValueError(
-            'profile= needs directory=, the folder of the run: the trace is written to its subfolder "profile", which '
-            "TensorBoard and https://ui.perfetto.dev read"
-        )
+        raise ValueError("profile= needs directory=, the folder of the run, into which the trace is written")

@@ -250,22 +250,12 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
-        data = data_of(
-            model,
-            train_data,
-            options.batch_size,
-            shuffle=options.shuffle,
-            seed=options.seed,
-            label=options.label,
-            sample_weight=options.sample_weight,
-            steps_per_epoch=options.steps_per_epoch,
-        )
+        names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
+        data = data_of(model, train_data, options.batch_size, **{name: getattr(options, name) for name in names})
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
-            raise ValueError(
-                f"{error} The third argument of fit is evaluation data, but it has as many rows as the second; if they are x "
-                "and y, pass them as a pair: fit(model, (x, y))"
-            ) from None
+            third = "The third argument of fit is evaluation data; if they are x and y, pass them as a pair: fit(model, (x, y))"
+            raise ValueError(f"{error} {third}") from None
         raise
     set_timeout(data, options.data_timeout)
     data, held_back = split_rows(data, options.validation_split)
@@ -310,20 +300,17 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         settings: with metrics, policy and regularizers.
         **more: other arguments of `train_step`.
     """
+    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce")
+    same = {name: getattr(options, name) for name in names}
     return train_step(
         model,
         chosen.optimizer,
         metrics=on_devices(settings.metrics),
         schedule=chosen.schedule,
-        frozen=options.frozen,
-        micro_batches=options.micro_batches,
-        clip_norm=options.clip_norm,
-        clip_value=options.clip_value,
         policy=settings.policy,
-        sync_batch_stats=options.sync_batch_stats,
         regularizers=settings.regularizers,
-        reduce=get_reduce(options.reduce),
         skip_nonfinite=options.nan == "skip",
+        **same,
         **more,
     )
 

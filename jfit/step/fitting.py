@@ -131,10 +131,7 @@ def _check_logged(metrics: Sequence[Any], model: Model) -> None:
     """Raise a ValueError if the loss logs a value under the name of a metric."""
     for metric in metrics:
         if metric.name in model.logged and not (isinstance(metric, OutputMetric) and metric.name.endswith("_loss")):
-            raise ValueError(
-                f"loss returned the value {metric.name!r} to log, which is also the name of a metric; choose another name, or "
-                "leave out the metric (eval_metric=)"
-            )
+            raise ValueError(f"loss returned the value {metric.name!r} to log, which is also the name of a metric; rename it")
 
 
 def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -206,10 +203,7 @@ def _replaced(metrics: Sequence[Any], targets: Sequence[Target]) -> tuple[list[A
 def _check_names(metrics: Sequence[Any]) -> None:
     for metric in metrics:
         if isinstance(metric, OutputMetric):
-            raise ValueError(
-                f"eval_metric is a dict with {metric.output!r}, but the model is a graph, whose metrics are of all its heads; "
-                "a dict of metrics by output name is for models of functions"
-            )
+            raise ValueError(f"eval_metric is a dict with {metric.output!r}, but the metrics of a graph are of all its heads")
 
 
 def _for_graph(model: Model, inputs: Mapping[str, Any]) -> Any:

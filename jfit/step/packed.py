@@ -13,12 +13,11 @@ A sum is computed in one of two ways, whichever sends fewer bytes:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from jfit.ops.axis import axis_size
@@ -198,14 +197,26 @@ def _sum(tree: Any, axis_name: str) -> Any:
     if jax.process_count() == 1 or jax.default_backend() != "cpu":
         return lax.psum(tree, axis_name)
     leaves, structure = jax.tree.flatten(tree)
-    leaves = [jnp.asarray(x) for x in leaves]
-    for dtype in dict.fromkeys(x.dtype for x in leaves):
-        at = [i for i, x in enumerate(leaves) if x.dtype == dtype]
-        total = lax.psum(jnp.concatenate([leaves[i].reshape(-1) for i in at]), axis_name)
-        parts = jnp.split(total, np.cumsum([leaves[i].size for i in at])[:-1])
-        for i, part in zip(at, parts, strict=True):
-            leaves[i] = part.reshape(leaves[i].shape)
-    return structure.unflatten(leaves)
+    sums = on_vectors(lambda x: lax.psum(x, axis_name), {str(i): jnp.asarray(x) for i, x in enumerate(leaves)})
+    return structure.unflatten(sums.values())
+
+
+def on_vectors(call: Callable[[Array], Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Call a function of vectors (n,) -> (n,) once per dtype, with all arrays of that dtype, and cut the results again."""
+    results = joined_call(lambda x: call(x[0])[None], {k: x.reshape(1, -1) for k, x in arrays.items()})
+    return {k: results[k].reshape(x.shape) for k, x in arrays.items()}
+
+
+def joined_call(call: Callable[[Array], Array], parts: Mapping[str, Array]) -> dict[str, Array]:
+    """Concatenate arrays (n, chunk) of equal dtype along axis 1, call a function (n, m) -> (k, m) once, and cut again."""
+    result: dict[str, Array] = {}
+    for dtype in dict.fromkeys(x.dtype for x in parts.values()):
+        group = {k: x for k, x in parts.items() if x.dtype == dtype}
+        whole, at = call(jnp.concatenate(list(group.values()), axis=1)), 0
+        for name, part in group.items():
+            result[name] = whole[:, at : at + part.shape[1]]
+            at += part.shape[1]
+    return result
 
 
 def _to_words(values: Array) -> Array:

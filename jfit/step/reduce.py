@@ -15,7 +15,6 @@ Loss and metric sums are always summed over devices.  docs/scaling.md has a tabl
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +24,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
-from jfit.step.packed import added, pack, psum, sum_bfloat16, sum_signs, unpack
+from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
 from jfit.step.sharded import is_split, reduce_scattered
 
 
@@ -117,8 +116,8 @@ def bfloat16() -> Reduce:
         if axis_name is not None:
             rows = {k: g.gathered(axis_name) for k, g in gradients.items() if isinstance(g, SparseRows)}
             whole = cast(dict[str, Array], {k: g for k, g in gradients.items() if k not in rows})
-            values = sum_bfloat16(_flat({k: g.astype(jnp.float32) for k, g in whole.items()}), axis_name)
-            gradients = cast(Params, {**_unflat(values, whole), **rows})
+            sums_of = on_vectors(lambda x: sum_bfloat16(x, axis_name), {k: g.astype(jnp.float32) for k, g in whole.items()})
+            gradients = cast(Params, {**{k: sums_of[k].astype(g.dtype) for k, g in whole.items()}, **rows})
         return gradients, psum(sums, axis_name), local
 
     return Reduce(lambda gradients: None, apply)
@@ -164,7 +163,8 @@ def two_bit(threshold: float = 0.5) -> Reduce:
             signs[name], bad[name] = jnp.sign(sent), 1 - jnp.all(finite).astype(jnp.float32)
         (sums, bad), counts = psum((sums, bad), axis_name), signs
         if axis_name is not None:
-            counts = _unflat(sum_signs(_flat({k: s.astype(jnp.int8) for k, s in signs.items()}), axis_name), signs)
+            counts = on_vectors(lambda x: sum_signs(x, axis_name), {k: s.astype(jnp.int8) for k, s in signs.items()})
+        counts = {k: c.astype(signs[k].dtype) for k, c in counts.items()}
         result = {k: jnp.where(bad[k] > 0, jnp.nan, c * jnp.asarray(threshold, c.dtype)) for k, c in counts.items()}
         return cast(Params, result), sums, residuals
 
@@ -229,19 +229,6 @@ def _dense(gradients: Params, local: Any) -> dict[str, Array]:
     return {k: g.dense(len(local[k])) if isinstance(g, SparseRows) else g for k, g in gradients.items()}
 
 
-def _flat(arrays: dict[str, Array]) -> Array:
-    """Concatenate arrays to one vector, so that there is one collective for all of them."""
-    return jnp.concatenate([x.reshape(-1) for x in arrays.values()]) if arrays else jnp.zeros(0)
-
-
-def _unflat(flat: Array, like: dict[str, Array]) -> dict[str, Array]:
-    """Split a vector of `_flat` into arrays of the shapes and dtypes of `like`."""
-    ends = itertools.accumulate(x.size for x in like.values())
-    return {
-        k: flat[end - x.size : end].reshape(x.shape).astype(x.dtype) for (k, x), end in zip(like.items(), ends, strict=True)
-    }
-
-
 def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tuple[Array, Array]:
     """Quantize gradient + residual to -threshold, 0 or threshold.
 
@@ -285,10 +272,7 @@ def ordered(slices: int = 8) -> Reduce:
         raise ValueError(f"ordered has slices={slices}; expected a power of 2, because slices are added in pairs")
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-        raise ValueError(
-            "a step with reduce='ordered' consists of several programs, so it cannot run inside jit or pmap; call it through "
-            "jfit.data_parallel(step, devices), or train with jfit.fit(..., reduce='ordered')"
-        )
+        raise ValueError("a step with reduce='ordered' consists of several programs; call it through jfit.data_parallel(step)")
 
     return Reduce(lambda gradients: None, apply, slices=slices)
 

@@ -108,17 +108,13 @@ def regularized(
     found: dict[str, tuple[Regularizer, ...]] = {}
     for pattern, function in regularizers.items():
         if not callable(function):
-            raise TypeError(
-                f"regularizers[{pattern!r}] is {function!r}; expected a function of one parameter that returns a scalar, such "
-                "as jfit.regularizers.l2(1e-4)"
-            )
+            expected = "a function of one parameter that returns a scalar, such as jfit.regularizers.l2(1e-4)"
+            raise TypeError(f"regularizers[{pattern!r}] is {function!r}; expected {expected}")
         problem = f"regularizers has {pattern!r}, which matches no trainable parameter"
         for name in matching(pattern, list(names), problem):
             if name in tables:
-                raise ValueError(
-                    f"regularizers has {pattern!r}, which matches the embedding table {name}: its gradients are row-sparse, "
-                    "but a penalty has a gradient in every row; use sparse_grad=False, or a pattern without this table"
-                )
+                problem = "its gradients are row-sparse, but a penalty has one in every row; use sparse_grad=False"
+                raise ValueError(f"regularizers has {pattern!r}, which matches the embedding table {name}: {problem}")
             found[name] = (*found.get(name, ()), function)
     return found
 

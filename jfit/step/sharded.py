@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -24,7 +24,7 @@ from jax import Array, lax
 
 from jfit.optim.core import wide
 from jfit.optim.rows import SparseRows
-from jfit.step.packed import psum
+from jfit.step.packed import joined_call, psum
 
 State = TypeVar("State")  # a TrainState; its file imports this one
 
@@ -111,21 +111,9 @@ def reduce_scattered(gradients: Mapping[str, Any], sums: Any, axis_name: str) ->
     scalars = {k: g for k, g in gradients.items() if k not in split and k not in rows}
     scalars, sums = psum((scalars, sums), axis_name)
     parts = {k: rows_of_chunks(g, count) for k, g in split.items()}
-    chunks = _joined_call(lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)[None], parts)
+    chunks = joined_call(lambda x: lax.psum_scatter(x, axis_name, scatter_dimension=0)[None], parts)
     chunks = {k: chunk.reshape(chunk_shape(split[k].shape, count)) for k, chunk in chunks.items()}
     return {k: (chunks | rows | scalars)[k] for k in gradients}, sums
-
-
-def _joined_call(call: Callable[[Array], Array], parts: Mapping[str, Array]) -> dict[str, Array]:
-    """Concatenate arrays (n, chunk) of equal dtype along axis 1, call a function (n, m) -> (k, m) once, and cut again."""
-    result: dict[str, Array] = {}
-    for dtype in dict.fromkeys(x.dtype for x in parts.values()):
-        group = {k: x for k, x in parts.items() if x.dtype == dtype}
-        whole, at = call(jnp.concatenate(list(group.values()), axis=1)), 0
-        for name, part in group.items():
-            result[name] = whole[:, at : at + part.shape[1]]
-            at += part.shape[1]
-    return result
 
 
 class Split(NamedTuple):
@@ -165,7 +153,7 @@ class Split(NamedTuple):
     def gathered(self, tree: Mapping[str, Array]) -> dict[str, Array]:
         """Inverse of `cut`: one all-gather per dtype."""
         parts = {k: x.reshape(1, -1) for k, x in tree.items() if k in self.shapes}
-        rows = _joined_call(lambda x: lax.all_gather(x[0], self.axis_name), parts)
+        rows = joined_call(lambda x: lax.all_gather(x[0], self.axis_name), parts)
         return {k: from_chunks(rows[k], self.shapes[k]) if k in rows else x for k, x in tree.items()}
 
     def check_params(self, names: Collection[str]) -> None:

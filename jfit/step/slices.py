@@ -85,12 +85,10 @@ def shard_of(model: Model, batch: Any, axis_name: Axis) -> BatchShard:
     rows = num_rows(model, inputs)
     if rows == 0:
         raise ValueError("the batch has no rows, so its mean loss and its gradient are undefined; leave such batches out")
-    of_positions = "" if model.symbol is not None else f"; pass weights of positions as the input {LABEL_WEIGHT!r} of the batch"
     for name, array in {"weight": weight, "metric_weight": metric_weight}.items():
         if array is not None and array.shape != (rows,):
-            raise ValueError(
-                f"{name} has shape {array.shape}, but the batch has {rows} rows; expected shape ({rows},)" + of_positions
-            )
+            others = "" if model.symbol is not None else f"; weights of positions are the input {LABEL_WEIGHT!r} of the batch"
+            raise ValueError(f"{name} has shape {array.shape}, but the batch has {rows} rows; expected shape ({rows},){others}")
     device = 0 if axis_name is None else axis_index(axis_name)
     return BatchShard(inputs, weight, metric_weight, jnp.arange(rows) + device * rows)
 
@@ -367,8 +365,8 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
     model, count, rows = settings.model, settings.micro_batches, len(shard.row_ids)
     if rows % count:
         raise ValueError(
-            f"micro_batches={count} does not divide the {rows} rows of the batch on each device; "
-            "choose a divisor, or use jfit.data_parallel or jfit.fit, which pad the batch"
+            f"micro_batches={count} does not divide the {rows} rows of the batch on each device; use jfit.data_parallel or "
+            "jfit.fit, which pad the batch"
         )
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -143,8 +143,9 @@ def init_state(
     init_key, run_key = _split_keys(seed)
     inputs = flat_inputs(inputs or {})
     specs = specs_of(inputs)
-    if model.symbol is not None:
-        initializer = _skipping({*(params or ()), *(aux or ())}, initializer)
+    if model.symbol is not None and (params or aux):
+        start = default() if initializer is None else get_initializer(initializer)
+        initializer = _Skipping(frozenset({*(params or ()), *(aux or ())}), start)
     drawn, drawn_aux = model.init(init_key, specs, initializer)
     if model.structure is not None:  # the values may be the user's trees
         params, aux = (None if tree is None else flatten_names(tree)[0] for tree in (params, aux))
@@ -153,7 +154,7 @@ def init_state(
     drawn = _replaced("params", drawn, ones)
     _check_multipliers(optimizer, model, drawn)
     trainable, _ = split_params(model, drawn, frozen)
-    rate, bound = _base_rate(optimizer, learning_rate), model.bound(inputs) if inputs else model
+    base_lr, bound = _base_lr(optimizer, learning_rate), model.bound(inputs) if inputs else model
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=drawn,
@@ -161,7 +162,7 @@ def init_state(
         # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
         metrics=zero_totals(metrics, bound.logged, bound.num_losses),
-        base_lr=None if rate is None else jnp.array(rate, jnp.float32),  # a copy, because the state is donated
+        base_lr=None if base_lr is None else jnp.array(base_lr, jnp.float32),  # a copy, because the state is donated
         key=run_key,
     )
 
@@ -176,12 +177,11 @@ def averaged(state: TrainState) -> TrainState:
         The state with the averages of the parameters if the optimizer is a result of `jfit.optim.ema`, and with parameters
         gathered that are split over the devices; else the state itself.
     """
+    is_averaged = isinstance(state.opt_state, EmaState)
     if not is_sharded(state):
-        return (
-            state._replace(params=ema_params(state.params, state.opt_state)) if isinstance(state.opt_state, EmaState) else state
-        )
+        return state._replace(params=ema_params(state.params, state.opt_state)) if is_averaged else state
     params = whole_params(state)
-    if isinstance(state.opt_state, EmaState):
+    if is_averaged:
         averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
         # computed where the chunks are, then placed as the parameters are
         params = {k: jax.device_put(x, state.step.sharding) for k, x in ema_params(params, averages).items()}
@@ -216,21 +216,20 @@ def _key_of(seed: Any) -> Array:
     return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
 
 
-def _base_rate(optimizer: Optimizer, learning_rate: Any) -> Any:
+def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:
     """Return the initial `state.base_lr`: `learning_rate`, or the default of the optimizer if it is None.
 
     Returns None if the optimizer is an optax instance with its own learning rate.
     """
-    if learning_rate is not None:
-        at_least_0(learning_rate=learning_rate)
-    if optimizer.takes_rate:
-        return optimizer.learning_rate if learning_rate is None else learning_rate
-    if learning_rate is not None:
+    if learning_rate is None:
+        return optimizer.learning_rate if optimizer.takes_rate else None
+    at_least_0(learning_rate=learning_rate)
+    if not optimizer.takes_rate:
         raise ValueError(
-            f"got learning_rate={learning_rate}, but {optimizer.name} is an optax instance with its own learning rate; "
-            "pass it to the constructor of the optimizer, or pass the optimizer by name"
+            f"learning_rate is {learning_rate}, but the optimizer is an optax instance with its own learning rate; pass it to "
+            "the constructor of the optimizer, or pass the optimizer by name"
         )
-    return None
+    return learning_rate
 
 
 def _check_multipliers(optimizer: Optimizer, model: Model, params: Params) -> None:
@@ -245,18 +244,13 @@ def _check_multipliers(optimizer: Optimizer, model: Model, params: Params) -> No
                 raise ValueError(f"{kind} has {name!r}, which is no parameter of the model; {what_to_do}")
 
 
-def _skipping(names: Collection[str], initializer: Any) -> Any:
-    """Wrap an initializer so that parameters in `names` are zeros; the caller replaces them by the values of the user.
+@dataclass(frozen=True)
+class _Skipping:
+    """An initializer of which parameters in `names` are zeros; the caller replaces them by the values of the user.
 
     The initializer that a graph file names for such a parameter is not called, because it may not exist in jfit.
     """
-    if not names:
-        return initializer
-    return _Skipping(frozenset(names), default() if initializer is None else get_initializer(initializer))
 
-
-@dataclass(frozen=True)
-class _Skipping:
     names: frozenset[str]
     start: Any
 
@@ -280,10 +274,8 @@ def _replaced(kind: str, drawn: dict[str, Array], values: Mapping[str, Any] | No
         if name not in drawn:
             raise ValueError(f"{kind} has {name!r}, which the model does not have; {name_hint(name, drawn)}")
         if np.shape(value) != drawn[name].shape:
-            raise ValueError(
-                f"{kind}[{name!r}] has shape {np.shape(value)}, but the model needs {drawn[name].shape} for these inputs; "
-                "pass a value of that shape, or matching inputs"
-            )
+            needed = f"but the model needs {drawn[name].shape} for these inputs"
+            raise ValueError(f"{kind}[{name!r}] has shape {np.shape(value)}, {needed}")
         same = isinstance(value, np.ndarray) and value.dtype == drawn[name].dtype
         # jnp.array compiles a program for each shape, even without a conversion.
         result[name] = own_buffer(value) if same else jnp.array(value, drawn[name].dtype)

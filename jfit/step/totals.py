@@ -192,16 +192,11 @@ def batch_metrics(metrics: Sequence[Metric], stats: Sequence[Any]) -> dict[str, 
     return _scalars(metrics, [m.update(m.init(), merged(m, part)) for m, part in zip(metrics, stats, strict=True)])
 
 
-def batch_metric_names(metrics: Sequence[Metric]) -> tuple[str, ...]:
-    """Names of the scalars that `batch_metrics` returns for these metrics, in order."""
+def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
+    """Names of the values of a step that are recorded: "loss", "lr" and the scalar metrics, as `batch_metrics` returns them."""
     names: list[str] = []
     jax.eval_shape(lambda: names.extend(_scalars(metrics, [m.init() for m in metrics])))  # dicts of results are sorted by name
-    return tuple(names)
-
-
-def step_names(metrics: Sequence[Any]) -> tuple[str, ...]:
-    """Names of the values of a step that are recorded: "loss", "lr" and the scalar metrics."""
-    return ("loss", "lr", *batch_metric_names(metrics))
+    return ("loss", "lr", *names)
 
 
 def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]:
@@ -211,8 +206,8 @@ def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]
             computed = metric.compute(total)
         except jax.errors.JAXTypeError as error:
             raise ValueError(
-                f"metric {metric.name!r} cannot be computed for single steps, because its function `compute` cannot be traced "
-                f"by JAX ({type(error).__name__}); write `compute` with jax.numpy, or leave log_every= and step_log events out"
+                f"metric {metric.name!r} cannot be computed for single steps, because JAX cannot trace its function `compute` "
+                f"({type(error).__name__}); write it with jax.numpy, or leave log_every= and step_log events out"
             ) from error
         results = joined(results, {name: value for name, value in computed.items() if not jnp.ndim(value)})
     return results
