@@ -54,6 +54,7 @@ class Settings:
         metrics: metrics of training and evaluation.
         policy: mixed-precision policy, or None for float32.
         num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
+        eval_every: number of epochs between two evaluations.
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
@@ -71,6 +72,7 @@ class Settings:
     metrics: tuple[Any, ...]
     policy: Policy | None
     num_epoch: int = 0
+    eval_every: int = 1
     directory: str | None = None
     checkpoint: str | None = None
     metric_choice: str = ""

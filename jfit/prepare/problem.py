@@ -233,7 +233,8 @@ def run_settings(options: FitOptions) -> Settings:
         label=options.label,
     )
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
-    return replace(settings, num_epoch=options.num_epoch, directory=directory, checkpoint=checkpoint)
+    epochs = {"num_epoch": options.num_epoch, "eval_every": options.eval_every}
+    return replace(settings, **epochs, directory=directory, checkpoint=checkpoint)
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
