@@ -145,6 +145,7 @@ def data_of(
     label: Any = None,
     sample_weight: Any = None,
     steps_per_epoch: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayData | StreamData:
     """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
 
@@ -159,6 +160,7 @@ def data_of(
         label: names of the label columns, or the `Columns` of the training data.
         sample_weight: row weights of arrays, or None.
         steps_per_epoch: number of batches per epoch, or None.
+        timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
     """
     names = set(column_names(data))
     arguments = model.inputs if model.structure is None else model.structure.arguments
@@ -179,6 +181,8 @@ def data_of(
     if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
         for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:
             del converted.arrays[name]  # the outputs of a function do not depend on labels
+    if timeout is not None and isinstance(converted, StreamData):
+        converted.timeout = timeout
     return converted
 
 
