@@ -150,7 +150,7 @@ def test_the_last_batch_is_short_and_a_batch_may_exceed_the_data():
     assert arrays.num_batches(4) == 3 and arrays.num_batches(100) == 1
     assert [len(b.inputs["data"]) for b in arrays.batches(0, 100)] == [10]
     assert arrays.nbytes == X.nbytes + Y.nbytes
-    with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="batch_size is 0; expected an integer of at least 1"):
         arrays.num_batches(0)
 
 
@@ -485,7 +485,7 @@ def test_ndarrayiter_casts_everything_except_device_arrays_to_float32():
     [
         (
             lambda: NDArrayIter(X, last_batch_handle="keep"),
-            "last_batch_handle is 'keep', expected one of pad, discard, roll_over",
+            "last_batch_handle is 'keep'; expected one of 'pad', 'discard', 'roll_over'",
         ),
         (lambda: NDArrayIter(X, Y[:3]), "arrays have unequal numbers of rows: {'data': 10, 'softmax_label': 3}"),
         (lambda: NDArrayIter(X[:0]), "empty data"),
@@ -608,7 +608,7 @@ def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
 
 
 def test_prefetch_size_must_be_positive():
-    with pytest.raises(ValueError, match="prefetch size is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="size is 0; expected an integer of at least 1"):
         prefetch([], size=0)
 
 

@@ -196,7 +196,7 @@ def test_draft_decoding_and_antialiasing_give_similar_images():
     ("fields", "says"),
     [
         ({"data_shape": (3, 8)}, "data_shape is"),
-        ({"dtype": "float16"}, "dtype is 'float16', expected one of float32"),
+        ({"dtype": "float16"}, "dtype is 'float16'; expected one of 'float32'"),
         ({"inter_method": 7}, "inter_method is 7"),
         ({"resize": 0}, "resize is 0"),
         ({"min_random_area": 0.0}, "min_random_area is 0.0"),

@@ -223,7 +223,7 @@ def test_invalid_positions_and_epochs_raise():
     for shape, dtype in (([10**30], "<f4"), ([1], "f4,,")):
         with pytest.raises(ValueError, match="a saved position is damaged"):
             decode_position({"__array__": dtype, "shape": shape, "data": "eJw="})
-    with pytest.raises(ValueError, match="size of a ResizeIter is -1"):
+    with pytest.raises(ValueError, match="size is -1"):
         ResizeIter(NDArrayIter(np.arange(4.0), batch_size=2), -1)
 
 

@@ -119,8 +119,8 @@ class Scorer:
         state = evaluated_state(state, self.devices)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics, self.model.logged, self.model.num_losses), self.devices)
-        values, own = (state.params, state.aux), own_slices_of(self.devices)
-        options: dict[str, Any] = {"values": values, "weights": True, "sizes": self._sizes, "own": own}
+        options: dict[str, Any] = {"values": (state.params, state.aux), "weights": True, "sizes": self._sizes}
+        options["own"] = own_slices_of(self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         checks = DataChecks(self.model, self.devices, batches=batches)
         with batches.read(epoch, in_order=True) as stream:

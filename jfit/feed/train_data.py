@@ -143,8 +143,8 @@ def data_meta(loop: Any) -> dict[str, Any]:
 
     Returns:
         dict with "data", the position that the stream, in a job those of all processes, had at the start of the epoch, and
-        "batch_sizes", the `BatchSizes` before the current batch.  None for arrays, and "data" for iterators without a state that
-        can be saved: a resumed run finds its batch by the numbers of epoch and batch.
+        "batch_sizes", the `BatchSizes` before the current batch.  They are None for arrays, and "data" for iterators without a
+        state that can be saved: a resumed run finds its batch by the numbers of epoch and batch.
     """
     if loop is None or not isinstance(loop.dispatcher.data, StreamData):
         return {"data": None, "batch_sizes": None}

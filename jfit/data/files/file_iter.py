@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import positive_integer
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
@@ -21,8 +22,7 @@ class Positioned(WholeBatches):
     """
 
     def __init__(self, batch_size: int, provide_data: list[DataDesc], provide_label: list[DataDesc]):
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
+        positive_integer(batch_size=batch_size)
         super().__init__(batch_size)
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
