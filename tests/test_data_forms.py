@@ -143,13 +143,6 @@ def test_a_run_remembers_its_columns_and_their_order(trained, caplog):
     np.testing.assert_array_equal(jfit.predict(linear, FRAME, params=run.params, label="y"), run.predict(X))
 
 
-def test_a_saved_run_remembers_its_columns(tmp_path):
-    run = fit(FRAME, label="y", num_epoch=1)
-    run.save(tmp_path)
-    loaded = jfit.Run.load(tmp_path, from_function(linear, loss="cross_entropy", params=PARAMS))
-    np.testing.assert_array_equal(loaded.predict(FRAME[["c", "y", "b", "a"]]), run.predict(X))
-
-
 def test_columns_of_several_axes_are_the_dict_that_a_function_takes(trained):
     def of_parts(params, parts):
         return jnp.concatenate([parts["left"], parts["right"]], 1) @ params["w"] + params["b"]
@@ -602,12 +595,6 @@ def test_class_weights_multiply_the_weights_of_rows():
         fit(Pairs(), class_weight=WEIGHTS, num_epoch=1),
     ):
         assert same(run, other)
-
-
-def test_class_weights_multiply_row_weights_on_the_host_and_on_devices():
-    weights, labels, rows = ClassWeights({0: 2.0, 1: 3.0}, "y"), np.array([0, 1, 1]), np.array([1.0, 0.5, 0.0], "float32")
-    np.testing.assert_array_equal(weights.of_rows(labels, rows), [2.0, 1.5, 0.0])
-    np.testing.assert_array_equal(weights.of_rows(jnp.asarray(labels), rows), [2.0, 1.5, 0.0])
 
 
 @pytest.mark.slow
