@@ -592,7 +592,7 @@ def test_positions_hold_bytes_and_the_tensors_of_torchs_generators(monkeypatch):
     assert decode(kept)["loader"] == b"\x00\xff" and decode(kept)["generator"].tolist() == [0, 1, 2]
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert isinstance(decode(kept)["generator"], Tensor) and decode(kept)["generator"].numpy().tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="a saved position is damaged: a bytes value"):
+    with pytest.raises(ValueError, match="a saved position is damaged: an array or bytes value"):
         decode({"__bytes__": "?"})
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfit.checks import positive_integer
-from jfit.data.batch import Batch, check_weights
+from jfit.data.batch import Batch, check_weights, equal_rows
 from jfit.data.masked import unmasked
 from jfit.data.shuffle import block_permutation, permutation
 
@@ -405,19 +405,11 @@ def narrow_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:
-    first, count = "", None
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ValueError(f"input {name!r} is the scalar {array}, expected an array with one entry per row.")
-        if count is None:
-            first, count = name, len(array)
-        elif len(array) != count:
-            raise ValueError(
-                f"input {first!r} has {count} rows, input {name!r} has {len(array)}; "
-                "all inputs need the same number of rows (axis 0)."
-            )
+    count = equal_rows({name: len(array) for name, array in arrays.items()})
     if not count:
-        raise ValueError(
-            f"empty data: {f'input {first!r} has 0 rows' if arrays else 'there are no arrays'}; expected at least one row."
-        )
+        first = f"input {next(iter(arrays))!r} has 0 rows" if arrays else "there are no arrays"
+        raise ValueError(f"empty data: {first}; expected at least one row.")
     return count

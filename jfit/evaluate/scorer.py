@@ -570,8 +570,8 @@ class InferenceModel:
         model: as for `score`.
         params: dict of all parameters by name.  None: those of a model returned by `jfit.load`.
         aux: dict of auxiliary states by name.  None: none, or those of a model returned by `jfit.load`.
-        loss: function `loss(output, label)` that returns the loss of each row, if `model` is a function; otherwise None.
-        options: other arguments of `settings_of`, such as `batch_size` and `devices`.
+        options: `loss` of a function, `loss(output, label)` that returns the loss of each row, `loss_weights`, `loss_per_batch`
+            and `gather_outputs`, as for `jfit.fit`; and arguments of `settings_of`, such as `batch_size` and `devices`.
 
     Raises:
         ValueError: `params` is None and the model has no parameters.
@@ -582,17 +582,13 @@ class InferenceModel:
         model: Any,
         params: Any,
         aux: Any,
-        *,
-        loss: Any = None,
-        loss_weights: Any = None,
-        loss_per_batch: bool = False,
-        gather_outputs: bool = False,
         **options: Any,
     ) -> None:
         check_entry("jfit.score or jfit.predict", several=True)
         model, params, aux = split_trained(model, params, aux)
-        of_loss = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
-        self.model = as_model(model, loss=loss, params=params, aux=aux, predict=True, **of_loss)
+        names = ("loss", "loss_weights", "loss_per_batch", "gather_outputs")
+        of_loss = {name: options.pop(name) for name in names if name in options}
+        self.model = as_model(model, params=params, aux=aux, predict=True, **of_loss)
         if self.model.module is not None:  # a module contains its values
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:

@@ -11,7 +11,7 @@ from jfit.checks import positive_integer
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import checks_position
+from jfit.data.positions import Exhausted, checks_position
 
 
 class Positioned(WholeBatches):
@@ -65,10 +65,7 @@ class Positioned(WholeBatches):
         self.reset()
         self.skip(batch)
         if self.batches_read < batch:
-            raise ValueError(
-                f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read} batches; it must "
-                "yield the same batches as when the position was saved."
-            )
+            raise Exhausted(batch, self.batches_read, None)
 
 
 class FileIter(Positioned):
