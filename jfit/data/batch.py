@@ -185,7 +185,8 @@ def equal_rows(counts: Mapping[str, int], where: str = "") -> int | None:
     for name, count in others:
         if count != expected:
             raise ValueError(
-                f"{where}input {first!r} has {expected} rows, input {name!r} has {count}; all inputs need the same number of rows."
+                f"{where}input {first!r} has {expected} rows, input {name!r} has {count}; all inputs need the same number of "
+                "rows."
             )
     return expected
 
