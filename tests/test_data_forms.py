@@ -387,32 +387,34 @@ def test_an_endless_stream_resumes_exactly(tmp_path, stop, caplog):
     assert same(part(batches(), resume=True), whole)
 
 
-class Positioned:
-    """An endless iterator with a state, like grain's."""
+class Numbers:
+    """An iterator with a state, like those of grain."""
 
-    def __init__(self):
-        self.number, self.read = 0, 0
+    def __init__(self, count):
+        self.number, self.count, self.read = 0, count, 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
+        if self.number >= self.count:
+            raise StopIteration
         self.number, self.read = self.number + 1, self.read + 1
         return next(batches(self.number - 1))
 
-    def state_dict(self):
+    def get_state(self):
         return {"number": self.number}
 
-    def load_state_dict(self, state):
+    def set_state(self, state):
         self.number = state["number"]
 
 
 def test_an_endless_stream_with_a_state_resumes_without_reading_earlier_epochs(tmp_path):
-    whole = fit(Positioned(), steps_per_epoch=5, num_epoch=3)
+    whole = fit(Numbers(10**6), steps_per_epoch=5, num_epoch=3)
     assert same(whole, fit(batches(), steps_per_epoch=5, num_epoch=3))
     part = functools.partial(fit, steps_per_epoch=5, num_epoch=3, checkpoint=tmp_path)
-    part(Positioned(), checkpoint_every=1, callbacks=[lambda e: e.step == 12 and e.run.stop()])
-    source = Positioned()
+    part(Numbers(10**6), checkpoint_every=1, callbacks=[lambda e: e.step == 12 and e.run.stop()])
+    source = Numbers(10**6)
     assert same(part(source, resume=True), whole) and source.read == 1 + 5  # the first batch is read for its shapes
 
 
@@ -441,28 +443,6 @@ class Stateful:
         while self.batch < self.length:
             self.batch += 1
             yield next(batches(7 * self.number + self.batch))
-
-
-class Numbers:
-    """An iterator with a state, like those of grain."""
-
-    def __init__(self, count):
-        self.number, self.count = 0, count
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        if self.number > self.count:
-            raise StopIteration
-        return next(batches(self.number))
-
-    def get_state(self):
-        return {"number": self.number}
-
-    def set_state(self, state):
-        self.number = state["number"]
 
 
 class Iterators:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jfit.data import ArrayData, Batch, NDArrayIter, pad_rows, prefetch, rows
+from jfit.data import ArrayData, Batch, NDArrayIter, pad_rows, rows
 
 SIZES = st.integers(1, 60)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
@@ -23,18 +23,6 @@ def test_an_epoch_contains_every_row_once(n, batch_size, seed, epoch, shuffle):
     assert sorted(row for b in batches for row in b) == list(range(n))
     assert len(batches) == arrays.num_batches(batch_size)
     assert all(len(b) == batch_size for b in batches[:-1])
-
-
-@QUICK
-@given(n=st.integers(20, 60), seed=SEEDS, epoch=st.integers(0, 1000))
-def test_orders_are_repeatable_and_differ_by_epoch_and_seed(n, seed, epoch):
-    def make(s):
-        return ArrayData({"data": np.arange(n)}, seed=s)
-
-    order = make(seed).order(epoch)
-    assert (order == make(seed).order(epoch)).all()
-    assert (order != make(seed).order(epoch + 1)).any()
-    assert (order != make(seed + 1).order(epoch)).any()
 
 
 @QUICK
@@ -68,10 +56,3 @@ def test_rows_that_roll_over_are_never_lost_or_repeated(n, batch_size, seed):
     counts = np.bincount(seen, minlength=n)
     left = 4 * n - len(seen)
     assert left < batch_size and counts.sum() == len(seen) and counts.max(initial=0) <= 4
-
-
-@QUICK
-@given(items=st.lists(st.integers(), max_size=30), size=st.integers(1, 5), stop=st.integers(0, 30))
-def test_prefetch_yields_the_items_of_the_source(items, size, stop):
-    with prefetch(items, size) as ahead:
-        assert [v for v, _ in zip(ahead, range(stop), strict=False)] == items[:stop]

@@ -95,12 +95,6 @@ def test_a_last_batch_that_cannot_be_padded_runs_in_its_own_shape():
     assert run.predict(x, batch_size=20).shape == (20, 3)
 
 
-def test_a_last_batch_that_cannot_be_padded_is_split_over_devices_if_divisible():
-    x, y = blobs(20)
-    run = train(rowmixer(), (x, y), num_epoch=1, devices=2)
-    assert np.isfinite(run.history.column("loss")).all()
-
-
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
 def test_rows_that_can_neither_be_padded_nor_divided_raise(resident):
     with pytest.raises(ValueError, match=r"a batch of 5 rows does not divide into 2 equal parts.*mixes the rows"):

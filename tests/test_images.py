@@ -3,7 +3,6 @@
 import io
 import random
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,7 +195,7 @@ def test_draft_decoding_and_antialiasing_give_similar_images():
     ("fields", "says"),
     [
         ({"data_shape": (3, 8)}, "data_shape is"),
-        ({"dtype": "float16"}, "dtype is 'float16', expected one of float32"),
+        ({"dtype": "float16"}, "dtype is 'float16'; expected one of 'float32'"),
         ({"inter_method": 7}, "inter_method is 7"),
         ({"resize": 0}, "resize is 0"),
         ({"min_random_area": 0.0}, "min_random_area is 0.0"),
@@ -272,8 +271,3 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch):
         decode(PHOTO)
     with pytest.raises(ImportError, match=r"jfit.image."):
         mx.io.ImageRecordIter(path_imgrec=str(FOLDER / "images.rec"), data_shape=(3, 8, 8), batch_size=2)
-
-
-def test_the_photo_is_the_recorded_one():
-    assert np.abs(decode(PHOTO).astype(float) - recorded.photo()).mean() < 8
-    assert Path(FOLDER / "photo.jpg").stat().st_size < 4000

@@ -43,16 +43,6 @@ def test_resize_iter_wraps_around_and_can_keep_its_position():
     assert labels(it) == [second]
 
 
-def test_prefetching_yields_the_same_batches_every_epoch():
-    it = mx.io.PrefetchingIter(base())
-    for _ in range(2):
-        assert labels(it) == labels(base())
-        it.reset()
-    it.next()
-    it.reset()
-    assert labels(it) == labels(base())
-
-
 def test_prefetching_iter_renames_the_data_of_several_iterators():
     it = mx.io.PrefetchingIter(
         [base(), base(2)],

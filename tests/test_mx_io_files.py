@@ -169,7 +169,7 @@ def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder)
         ({"round_batch": False}, "always padded with rows from the start"),
         ({"num_parts": 2, "part_index": 2}, "expected 0 <= part_index < num_parts"),
         ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "only a file with its labels can"),
-        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; expected an integer of at least 1"),
     ],
 )
 def test_malformed_files_raise(given, message, folder):

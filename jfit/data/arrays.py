@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.data.batch import Batch, check_weights
+from jfit.checks import positive_integer
+from jfit.data.batch import Batch, check_weights, equal_rows
 from jfit.data.masked import unmasked
 from jfit.data.shuffle import block_permutation, permutation
 
@@ -252,7 +253,8 @@ class ArrayData:
 
     def num_batches(self, batch_size: int) -> int:
         """Number of batches per epoch, a short last batch included."""
-        count = -(-self.num_rows // _positive(batch_size))
+        positive_integer(batch_size=batch_size)
+        count = -(-self.num_rows // batch_size)
         if self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(
                 f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows; "
@@ -306,7 +308,7 @@ class ArrayData:
             >>> [b.inputs["data"].tolist() for b in data.batches(0, 4, start=1)]
             [[4.0, 5.0]]
         """
-        end, read = self.epoch_rows(_positive(batch_size)), self.reader(epoch)
+        end, read = self.epoch_rows(batch_size), self.reader(epoch)
         for low in range(start * batch_size, end, batch_size):
             yield read(slice(low, min(low + batch_size, end)))
 
@@ -395,25 +397,11 @@ def narrow_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:
-    first, count = "", None
     for name, array in arrays.items():
         if array.ndim == 0:
             raise ValueError(f"input {name!r} is the scalar {array}, expected an array with one entry per row.")
-        if count is None:
-            first, count = name, len(array)
-        elif len(array) != count:
-            raise ValueError(
-                f"input {first!r} has {count} rows, input {name!r} has {len(array)}; "
-                "all inputs need the same number of rows (axis 0)."
-            )
+    count = equal_rows({name: len(array) for name, array in arrays.items()})
     if not count:
-        raise ValueError(
-            f"empty data: {f'input {first!r} has 0 rows' if arrays else 'there are no arrays'}; expected at least one row."
-        )
+        first = f"input {next(iter(arrays))!r} has 0 rows" if arrays else "there are no arrays"
+        raise ValueError(f"empty data: {first}; expected at least one row.")
     return count
-
-
-def _positive(batch_size: int) -> int:
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
-    return batch_size

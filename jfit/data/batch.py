@@ -175,6 +175,20 @@ def check_weights(weight: Any, name: str, where: str = "") -> None:
     check_values(weight, valid_weights(name), where)
 
 
+def equal_rows(counts: Mapping[str, int], where: str = "") -> int | None:
+    """Return the number of rows of all inputs, None without inputs; raise an error that names two inputs if they differ."""
+    if not counts:
+        return None
+    (first, expected), *others = counts.items()
+    for name, count in others:
+        if count != expected:
+            raise ValueError(
+                f"{where}input {first!r} has {expected} rows, input {name!r} has {count}; all inputs need the same number of "
+                "rows."
+            )
+    return expected
+
+
 def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batch:
     """Check that the inputs and weights of a batch have the same number of rows and that all weights are valid.
 
@@ -195,21 +209,15 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         >>> check_batch(Batch({"data": np.ones((3, 2)), "label": np.ones(2)}))
         Traceback (most recent call last):
         ...
-        ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs of a batch need the same number of rows.
+        ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
         raise ValueError(
             f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {type(batch.inputs).__name__}."
         )
-    first, count = "", None
-    for name in batch.inputs:
-        if row_axis(name, axes) is None:
-            continue
-        size = rows(Batch({name: batch.inputs[name]}), axes)
-        if count is None:
-            first, count = name, size
-        elif size != count:
-            raise ValueError(f"{where}input {first!r} has {count} rows, input {name!r} has {size}; pass equal numbers")
+    count = equal_rows(
+        {name: rows(Batch({name: x}), axes) for name, x in batch.inputs.items() if row_axis(name, axes) is not None}, where
+    )
     for name, weight in (("weight", batch.weight), ("metric_weight", batch.metric_weight)):
         if weight is None:
             continue

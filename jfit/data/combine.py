@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from jfit.checks import positive_integer
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.data.positions import checks_position
 
@@ -43,8 +44,7 @@ class ResizeIter(WholeBatches):
     """
 
     def __init__(self, data_iter: Any, size: int, reset_internal: bool = True) -> None:
-        if size < 1:
-            raise ValueError(f"size of a ResizeIter is {size}, expected at least 1 batch per epoch.")
+        positive_integer(size=size)
         super().__init__(data_iter.batch_size)
         self.data_iter, self.size, self.reset_internal = data_iter, size, reset_internal
         self.cur = 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.batch import Axes, Batch, Names, check_batch, is_array, quoted, rows, to_named
+from jfit.data.batch import Batch, Names, check_batch, is_array, quoted, rows, to_named
 from jfit.data.trees import split_weight
 
 
@@ -63,12 +63,10 @@ def to_batch(
     except ValueError as error:
         error.add_note("jfit: if each element of the data is a single row instead of a batch, pass jfit.data.Rows(data)")
         raise
-    return _mark_pad(batch, pad, train_pad, names.axes) if pad else batch
-
-
-def _mark_pad(batch: Batch, pad: int, train_pad: bool, axes: Axes | None) -> Batch:
-    real = np.ones(rows(batch, axes), np.float32)  # (rows,)
-    real[len(real) - pad :] = 0.0
+    if not pad:
+        return batch
+    count = rows(batch, names.axes)
+    real = (np.arange(count) < count - pad).astype(np.float32)  # (rows,)
     return batch._replace(weight=batch.weight if train_pad else real, metric_weight=real)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import one_of, positive_integer
 from jfit.data.arrays import to_array
 from jfit.data.csr import as_csr, take_rows
 from jfit.data.positions import checks_position
@@ -214,10 +215,8 @@ class NDArrayIter(DataIter):
         seed: int | None = None,
     ):
         super().__init__(batch_size)
-        if last_batch_handle not in HANDLES:
-            raise ValueError(f"last_batch_handle is {last_batch_handle!r}, expected one of {', '.join(HANDLES)}.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
+        one_of(HANDLES, last_batch_handle=last_batch_handle)
+        positive_integer(batch_size=batch_size)
         self.data, self.label = _named(data, data_name), _named(label, label_name)
         self.num_data = _count(self.data + self.label)
         self.shuffle, self.last_batch_handle, self.layout = (shuffle, last_batch_handle, layout)

@@ -124,6 +124,8 @@ def decode(value: Any) -> Any:
         return _decoded(value)
     except RecursionError:
         raise ValueError(f"a saved position is damaged: {_DEEP}") from None
+    except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"a saved position is damaged: an array or bytes value cannot be decoded ({error}).") from error
 
 
 def _decoded(value: Any) -> Any:
@@ -131,29 +133,19 @@ def _decoded(value: Any) -> Any:
         array, torch = _array(value), sys.modules.get("torch")
         return torch.from_numpy(array) if torch is not None and value.get("tensor") else array
     if isinstance(value, Mapping) and set(value) == {_BYTES}:
-        return _bytes(value[_BYTES])
+        return base64.b64decode(value[_BYTES], validate=True)
     if isinstance(value, Mapping):
         return {key: _decoded(inner) for key, inner in value.items()}
     return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _bytes(text: Any) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"a saved position is damaged: a bytes value cannot be decoded ({error}).") from error
-
-
 def _array(value: Mapping[str, Any]) -> np.ndarray:
-    try:
-        dtype, shape = np.dtype(value[_ARRAY]), tuple(int(size) for size in value["shape"])
-        size = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "biuf" or min(shape, default=0) < 0:
-            raise ValueError(f"dtype {dtype}, shape {shape}")
-        # Bound the output by the size in `shape`: a small damaged text could decompress to any size.
-        data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
-        if len(data) != size:
-            raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
-    except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"a saved position is damaged: an array cannot be decoded ({error}).") from error
+    dtype, shape = np.dtype(value[_ARRAY]), tuple(int(size) for size in value["shape"])
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.kind not in "biuf" or min(shape, default=0) < 0:
+        raise ValueError(f"dtype {dtype}, shape {shape}")
+    # Bound the output by the size in `shape`: a small damaged text could decompress to any size.
+    data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jfit import activity, interrupts
+from jfit.checks import positive_integer
 
 _JOIN_SECONDS = 5.0  # after this, `close` stops waiting for a source that blocks; its thread is a daemon
 _STOP_SECONDS = 0.5  # the same after Ctrl-C or SIGTERM
@@ -268,6 +269,5 @@ def prefetch(
         ...     list(squares)
         [0, 1, 4, 9]
     """
-    if size < 1:
-        raise ValueError(f"prefetch size is {size}, expected at least 1; to read without a thread, iterate directly.")
+    positive_integer(size=size)
     return Prefetch(iterable, size, transform, patience)

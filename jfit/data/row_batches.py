@@ -97,12 +97,13 @@ class RowBatches:
         return collate([self.source[i] for i in indices], self.keys)
 
 
-def collate(elements: Sequence[Any], keys: set[str] | None = None) -> Any:
+def collate(elements: Sequence[Any], keys: set[str] | None = None, where: str = "") -> Any:
     """Stack rows to a batch: tuples, lists and dicts field by field, numbers and arrays along a new axis 0.
 
     Args:
         elements: the rows, all of the same structure.
         keys: keys of dicts to keep.  None: all.
+        where: place of the elements in the rows, for messages; "": they are the rows.
 
     Returns:
         A batch of the structure of a row; jax arrays stay on their device, all others become NumPy arrays.
@@ -114,18 +115,14 @@ def collate(elements: Sequence[Any], keys: set[str] | None = None) -> Any:
         >>> collate([{"x": [1.0, 2.0], "y": 0}, {"x": [3.0, 4.0], "y": 1}])["x"].shape
         (2, 2)
     """
-    return _collated(elements, keys, "")
-
-
-def _collated(elements: Sequence[Any], keys: set[str] | None, where: str) -> Any:
     first = elements[0]
     if isinstance(first, Mapping):
         names = [k for k in first if keys is None or k in keys]
         _require(all(isinstance(e, Mapping) and all(k in e for k in names) for e in elements), first, elements)
-        return {k: _collated([e[k] for e in elements], keys, k) for k in names}
+        return {k: collate([e[k] for e in elements], keys, k) for k in names}
     if isinstance(first, (tuple, list)) and (not where or any(is_array(value) for value in first)):
         _require(all(isinstance(e, (tuple, list)) and len(e) == len(first) for e in elements), first, elements)
-        fields = [_collated([e[i] for e in elements], keys, f"{where}[{i}]") for i in range(len(first))]
+        fields = [collate([e[i] for e in elements], keys, f"{where}[{i}]") for i in range(len(first))]
         if hasattr(first, "_fields"):
             return type(first)(*fields)
         return fields if where else tuple(fields)

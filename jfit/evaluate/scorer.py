@@ -86,7 +86,7 @@ class Scorer:
         self.model, self.devices, self.batch_size, self.policy = model, devices, batch_size, policy
         self.regularizers = regularizers
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
-        self._program: Any = None
+        self._programs: dict[Any, Any] = {}  # by what they look for in batches; empty before the first call
         self._sizes = BatchSizes()  # of the batches of earlier calls
 
     @functools.cached_property
@@ -114,12 +114,12 @@ class Scorer:
         Returns:
             dict of floats (some metrics: arrays) by metric name.
         """
-        self._compile(data)
+        if not self._programs:
+            self._choose_metrics(data)
         state = evaluated_state(state, self.devices)
         host = HostMetrics(self.host, len(self.devices)) if self.host else None
         totals = place(zero_totals(self.metrics, self.model.logged, self.model.num_losses), self.devices)
-        constants = (state.params, state.aux)
-        options: dict[str, Any] = {"values": constants, "weights": True, "sizes": self._sizes}
+        options: dict[str, Any] = {"values": (state.params, state.aux), "weights": True, "sizes": self._sizes}
         options["own"] = own_slices_of(self.devices)
         batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
         checks = DataChecks(self.model, self.devices, batches=batches)
@@ -128,9 +128,9 @@ class Scorer:
                 interrupts.check_step()
                 arguments = state.params, state.aux, totals, batch, np.int32(number)
                 if checks.apply_to(batch):
-                    result, checks.fault = self._checked_program(checks.valid)(*arguments, checks.fault)
+                    result, checks.fault = self._program(checks.valid)(*arguments, checks.fault)
                 else:
-                    result = self._program(*arguments)
+                    result = self._program(None)(*arguments)
                 totals = result if host is None else host.push(result)
                 if host is not None and number % IN_FLIGHT == IN_FLIGHT - 1:
                     host.update(counters.read(host.pop(IN_FLIGHT)))  # sync: all batches but the last 8, still in flight
@@ -147,29 +147,22 @@ class Scorer:
         host.update(rest)
         return joined(values(self.metrics, totals), host.values())
 
-    def _compile(self, data: ArrayData | StreamData) -> None:
-        if self._program is not None:
-            return
+    def _choose_metrics(self, data: ArrayData | StreamData) -> None:
         # avoid reading ahead in a stream if no metric needs the shapes
         needs_batch = isinstance(data, ArrayData) or needs_inputs((*self.metrics, *self.host), self.model)
         first = first_batch(self.model, data, self.batch_size) if needs_batch else {}
         metrics, _ = choose_metrics((*self.metrics, *self.host), self.model, first, labels_of(self.model, data))
         self.metrics, self.host = on_devices(metrics), on_host(metrics)
-        step = self._step_with_outputs() if self.host else self.step
-        self._program = compile_spmd(step, self.devices, _EVAL_AXES, self._out_axes, donate=(2,), name="eval")
-        self._checked_programs: dict[Any, Any] = {}
 
-    @property
-    def _out_axes(self) -> Any:
-        return (None, GATHERED) if self.host else None
-
-    def _checked_program(self, valid: Any) -> Any:
-        """The program that also looks for invalid values in its batch, with an additional argument and result for them."""
-        if valid not in self._checked_programs:
-            step = functools.partial(_checked, self._step_with_outputs() if self.host else self.step, valid)
-            axes, out = (*_EVAL_AXES, None), (self._out_axes, None)
-            self._checked_programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
-        return self._checked_programs[valid]
+    def _program(self, valid: Any) -> Any:
+        """The program for a batch.  With `valid`, it also looks for invalid values, with an additional argument and result."""
+        if valid not in self._programs:
+            step: Any = self._step_with_outputs() if self.host else self.step
+            axes, out = (None, None, None, 0, None), (None, GATHERED) if self.host else None
+            if valid is not None:
+                step, axes, out = functools.partial(_checked, step, valid), (*axes, None), (out, None)
+            self._programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
+        return self._programs[valid]
 
     def _step_with_outputs(self) -> Callable[..., Any]:
         """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
@@ -180,9 +173,6 @@ class Scorer:
             return totals, metric_inputs(self.model, outputs, batch, axis_name)
 
         return step
-
-
-_EVAL_AXES = (None, None, None, 0, None)  # of the arguments of an evaluation step
 
 
 def _checked(
@@ -321,7 +311,7 @@ class Predictor:
         if isinstance(data, ArrayData) and 0 < data.num_rows <= self.batch_size:
             parts = [self._one_batch(state, data)]
         else:
-            parts = list(self._outputs(state, data))
+            parts = [part for part in self._outputs(state, data) if part]
         if not parts:
             raise ValueError("predict got no batch: the data is empty")
         return tuple(_concatenate([p[i] for p in parts]) for i in range(len(parts[0])))
@@ -332,39 +322,42 @@ class Predictor:
         The rows are padded to a power of two, so that `batch_size` bounds the number of programs by its logarithm.
         """
         state = evaluated_state(state, self.devices)
-        size = min(self.batch_size, 1 << (data.num_rows - 1).bit_length())
-        options: Any = {"values": (state.params, state.aux), "weights": False, "plans": self._plans, "sizes": self._sizes}
-        batches = HostBatches(self.model, data, len(self.devices), size, own=self._own, **options)
+        batches = self._read(state, data, min(self.batch_size, 1 << (data.num_rows - 1).bit_length()))
         batch, count = batches.whole()
         self._sizes = batches.sizes
         return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
 
     def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield the outputs of each batch, a tuple of NumPy arrays without padding rows; up to 8 batches are computed ahead."""
-        for part in self._outputs(state, data):
+        for part in filter(None, self._outputs(state, data)):
             yield tuple(_concatenate([output]) for output in part)
 
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
         state = evaluated_state(state, self.devices)
-        constants = (state.params, state.aux)
-        options: dict[str, Any] = {"values": constants, "weights": False, "sizes": self._sizes, "own": self._own}
-        batches = HostBatches(self.model, data, len(self.devices), self.batch_size, **options)
+        batches = self._read(state, data, self.batch_size)
         program = self._program if isinstance(data, ArrayData) else self._program_of_own
         with batches.read(in_order=True) as stream:
             for number, (batch, count) in enumerate(stream):
                 interrupts.check_step()
                 in_flight.append((program(state.params, state.aux, batch, np.int32(number)), count, batch))
                 if len(in_flight) == IN_FLIGHT:
-                    yield from self._with_rows(*in_flight.popleft())
+                    yield self._unpad(*in_flight.popleft())
             interrupts.check_step()
         self._sizes = batches.sizes
         while in_flight:
-            yield from self._with_rows(*in_flight.popleft())
+            yield self._unpad(*in_flight.popleft())
 
-    def _with_rows(self, outputs: Any, count: int, batch: Batch) -> Iterator[list[_BatchOutput]]:
-        if count:  # otherwise the stream of this process has ended, and those of others have not
-            yield self._unpad(outputs, count, batch)
+    def _read(self, state: TrainState, data: ArrayData | StreamData, batch_size: int) -> HostBatches:
+        values, devices = (state.params, state.aux), len(self.devices)
+        more: dict[str, Any] = {
+            "values": values,
+            "weights": False,
+            "plans": self._plans,
+            "sizes": self._sizes,
+            "own": self._own,
+        }
+        return HostBatches(self.model, data, devices, batch_size, **more)
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
         """Copy the outputs of a batch to the host and remove its padding rows.
@@ -375,8 +368,10 @@ class Predictor:
             batch: the padded batch, split over the devices.
 
         Returns:
-            One entry per output of the model.
+            One entry per output of the model; none for a batch without rows, of a process whose stream has ended.
         """
+        if not count:
+            return []
         split = len(self.devices) > 1
         inputs = {k: v[0] if split else v for k, v in batch.inputs.items()}
         plan = self._plan({k: v for k, v in inputs.items() if k in self.model.evaluation_inputs})
@@ -575,8 +570,8 @@ class InferenceModel:
         model: as for `score`.
         params: dict of all parameters by name.  None: those of a model returned by `jfit.load`.
         aux: dict of auxiliary states by name.  None: none, or those of a model returned by `jfit.load`.
-        loss: function `loss(output, label)` that returns the loss of each row, if `model` is a function; otherwise None.
-        options: other arguments of `settings_of`, such as `batch_size` and `devices`.
+        options: `loss` of a function, `loss(output, label)` that returns the loss of each row, `loss_weights`, `loss_per_batch`
+            and `gather_outputs`, as for `jfit.fit`; and arguments of `settings_of`, such as `batch_size` and `devices`.
 
     Raises:
         ValueError: `params` is None and the model has no parameters.
@@ -587,17 +582,13 @@ class InferenceModel:
         model: Any,
         params: Any,
         aux: Any,
-        *,
-        loss: Any = None,
-        loss_weights: Any = None,
-        loss_per_batch: bool = False,
-        gather_outputs: bool = False,
         **options: Any,
     ) -> None:
         check_entry("jfit.score or jfit.predict", several=True)
         model, params, aux = split_trained(model, params, aux)
-        of_loss = {"loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
-        self.model = as_model(model, loss=loss, params=params, aux=aux, predict=True, **of_loss)
+        names = ("loss", "loss_weights", "loss_per_batch", "gather_outputs")
+        of_loss = {name: options.pop(name) for name in names if name in options}
+        self.model = as_model(model, params=params, aux=aux, predict=True, **of_loss)
         if self.model.module is not None:  # a module contains its values
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:

@@ -8,8 +8,7 @@ of a batch affect each other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -126,18 +125,6 @@ def announce_varying(sizes: BatchSizes, use: str, obstacle: str | None) -> None:
         else f"; they are not padded, because {obstacle or MIXED_ROWS}"
     )
     logging.getLogger("jfit").warning("%s%s%s", seen, done, _REMEDY)
-
-
-def saved_sizes(dispatcher: Any, epoch: int, batch: int) -> list[Any] | None:
-    """Return the sizes of the batches of a run before a position, for a checkpoint; None if no batch was read from a stream."""
-    sizes = dispatcher.batches.sizes_at(epoch, batch) if hasattr(dispatcher.batches, "sizes_at") else BatchSizes()
-    return list(sizes) if sizes.counts else None
-
-
-def restore_sizes(dispatcher: Any, saved: Sequence[Any] | None) -> None:
-    """Continue with the sizes of a checkpoint, so that a resumed run pads its batches as the run that was interrupted."""
-    if saved and hasattr(dispatcher.batches, "sizes_at"):
-        dispatcher.batches.continue_with(BatchSizes(tuple(saved[0]), tuple(saved[1]), saved[2]))
 
 
 def announce_size(model: Model, count: int, size: int, reason: str) -> None:

@@ -54,6 +54,7 @@ class Settings:
         metrics: metrics of training and evaluation.
         policy: mixed-precision policy, or None for float32.
         num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
+        eval_every: number of epochs between two evaluations.
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
@@ -71,6 +72,7 @@ class Settings:
     metrics: tuple[Any, ...]
     policy: Policy | None
     num_epoch: int = 0
+    eval_every: int = 1
     directory: str | None = None
     checkpoint: str | None = None
     metric_choice: str = ""
@@ -143,6 +145,7 @@ def data_of(
     label: Any = None,
     sample_weight: Any = None,
     steps_per_epoch: int | None = None,
+    timeout: float | None = None,
 ) -> ArrayData | StreamData:
     """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
 
@@ -157,6 +160,7 @@ def data_of(
         label: names of the label columns, or the `Columns` of the training data.
         sample_weight: row weights of arrays, or None.
         steps_per_epoch: number of batches per epoch, or None.
+        timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
     """
     names = set(column_names(data))
     arguments = model.inputs if model.structure is None else model.structure.arguments
@@ -177,6 +181,8 @@ def data_of(
     if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
         for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:
             del converted.arrays[name]  # the outputs of a function do not depend on labels
+    if timeout is not None and isinstance(converted, StreamData):
+        converted.timeout = timeout
     return converted
 
 

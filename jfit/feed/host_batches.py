@@ -166,7 +166,8 @@ class HostBatches:
         self._position = epoch, number + 1
         batch, count = (self._of_arrays if isinstance(self.data, ArrayData) else self._of_stream)(item, position)
         every = None if self._own is None else slice(None)  # in a job, arrays have an axis of devices also for one device
-        return split_batch(batch, self._slices, self.model.batch_axes, self.micro_batches, own=every), count
+        batch = split_batch(batch, self._slices, self.model.batch_axes, self.micro_batches, own=every)
+        return Batch(batch.inputs) if self.weights is False else batch, count  # predictions need no weights of padding rows
 
     def _of_arrays(self, item: Any, position: tuple[int, int]) -> tuple[Batch, int]:
         """Read the rows of this process of a global batch, which is padded by row number."""
@@ -202,9 +203,7 @@ class HostBatches:
         self._check_size(count, position)
         if self.paddable:
             batch = self._padded(batch, count)
-        if self.weights is False:
-            return Batch(batch.inputs), part.own - part.filled * self._rows_separable
-        return batch, part.count
+        return batch, part.count if self.weights is not False else part.own - part.filled * self._rows_separable
 
     def _used(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that the model reads: predictions need no labels."""

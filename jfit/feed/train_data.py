@@ -13,17 +13,11 @@ from jfit.checkpoints.fingerprint import sample
 from jfit.data import ArrayData, StreamData
 from jfit.data.weights import ClassWeights
 from jfit.distributed import exchange, num_processes, rank
-from jfit.feed.batch_sizes import restore_sizes, saved_sizes
+from jfit.feed.batch_sizes import BatchSizes
 from jfit.lowering.model import Model
 
 _BY_RANK = "__by_rank__"  # key of a position: the positions of the streams of all processes of a job
 COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
-
-
-def set_timeout(data: ArrayData | StreamData, seconds: float | None) -> None:
-    """Limit the time to wait for a batch of a stream; arrays do not wait.  None: no limit."""
-    if isinstance(data, StreamData):
-        data.timeout = seconds
 
 
 def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[ArrayData | StreamData, ArrayData | None]:
@@ -148,59 +142,46 @@ def data_meta(loop: Any) -> dict[str, Any]:
     """Return what the meta of a checkpoint says about the data of a `Loop`, or of no loop (None).
 
     Returns:
-        dict with "data", see `data_position`, and "batch_sizes", see `jfit.feed.batch_sizes.saved_sizes`.
+        dict with "data", the position that the stream, in a job those of all processes, had at the start of the epoch, and
+        "batch_sizes", the `BatchSizes` before the current batch.  They are None for arrays, and "data" for iterators without a
+        state that can be saved: a resumed run finds its batch by the numbers of epoch and batch.
     """
-    if loop is None:
+    if loop is None or not isinstance(loop.dispatcher.data, StreamData):
         return {"data": None, "batch_sizes": None}
-    sizes = saved_sizes(loop.dispatcher, loop.epoch, loop.batch)
-    position = data_position(loop.dispatcher, loop.epoch)
-    if num_processes() > 1 and isinstance(loop.dispatcher.data, StreamData):  # each process has a stream of its own
+    sizes = loop.dispatcher.batches.sizes_at(loop.epoch, loop.batch)
+    position = loop.dispatcher.data.epoch_start(loop.epoch)
+    if num_processes() > 1:  # each process has a stream of its own
         positions = exchange(position, "the positions of the streams")
         position = None if all(p is None for p in positions) else {_BY_RANK: positions}
-    return {"data": position, "batch_sizes": sizes}
+    return {"data": position, "batch_sizes": list(sizes) if sizes.counts else None}
 
 
 def restore_data(dispatcher: Any, epoch: int, batch: int, meta: Mapping[str, Any]) -> None:
-    """Restore what `data_meta` returned for a checkpoint at a position; arguments as in `set_data_position`."""
-    set_data_position(dispatcher, epoch, batch, meta["data"])
-    restore_sizes(dispatcher, meta["batch_sizes"])
+    """Move the stream of a resumed run to the position that it had at the start of the epoch.
 
-
-def data_position(dispatcher: Any, epoch: int) -> Any | None:
-    """Return the position that the data iterator had at the start of an epoch, for a checkpoint.
-
-    Args:
-        dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
-        epoch: number of the current epoch.
-
-    Returns:
-        JSON-serializable values.  None for arrays and for iterators without a state that can be saved; a resumed run then finds
-        its batch by the numbers of epoch and batch.
-    """
-    return dispatcher.data.epoch_start(epoch) if isinstance(dispatcher.data, StreamData) else None
-
-
-def set_data_position(dispatcher: Any, epoch: int, batch: int, position: Any | None) -> None:
-    """Move the data iterator of a resumed run to the position that it had at the start of epoch `epoch`.
+    If it has no position, and may yield other batches than before, one line is logged.
 
     Args:
         dispatcher: `ResidentDispatcher` or `StreamDispatcher`, which has the data.
         epoch: number of the epoch that is resumed.
         batch: number of the batch at which it is resumed.
-        position: result of `data_position` for this epoch, from the checkpoint.  None: the iterator is not moved, and if it may
-            yield other batches than before, one line is logged.
+        meta: what `data_meta` returned for the checkpoint.
     """
-    if not isinstance(dispatcher.data, StreamData):
+    data = dispatcher.data
+    if not isinstance(data, StreamData):
         return
-    position = _own_position(position, batch)
+    if meta["batch_sizes"]:
+        counts, sizes, largest = meta["batch_sizes"]
+        dispatcher.batches.continue_with(BatchSizes(tuple(counts), tuple(sizes), largest))
+    position = _own_position(meta["data"], batch)
     if position is not None:
-        dispatcher.data.start_epoch(epoch, position)
-    elif dispatcher.data.resumes_by_counting and (batch or not dispatcher.data.repeats_passes):
+        data.start_epoch(epoch, position)
+    elif data.resumes_by_counting and (batch or not data.repeats_passes):
         logging.getLogger("jfit").warning(
             "resume: a %s has no position that a checkpoint can save, so epoch %d reads it again and skips the batches that "
             "were used; the results are those of an uninterrupted run only if it yields the same batches again (a shuffling "
             "loader may not; one with state_dict and load_state_dict resumes exactly)",
-            type(dispatcher.data.source).__name__,
+            type(data.source).__name__,
             epoch,
         )
 

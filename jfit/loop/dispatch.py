@@ -135,12 +135,13 @@ def one_step(spec: DispatchSpec, state: TrainState, batch: Batch, axis_name: str
     return state, (result, step_values(out, spec.step_names)) if spec.step_names else result
 
 
-def checked_step(
-    spec: DispatchSpec, valid: tuple[Valid, ...], state: TrainState, batch: Batch, fault: Array, axis_name: str | None
-) -> tuple[tuple[TrainState, Any], Array]:
-    """Run one training step, and look for invalid values in its batch: (result of `one_step`, result of `first_fault`)."""
-    found = first_fault(valid, batch, state.step, fault, axis_name)
-    return one_step(spec, state, batch, axis_name), found
+def single_step(
+    spec: DispatchSpec, valid: tuple[Valid, ...] | None, state: TrainState, batch: Batch, *rest: Any, axis_name: Any
+) -> Any:
+    """Run one training step inside a program; arguments and result as those of `stacked_steps`, for one batch."""
+    found = None if valid is None else first_fault(valid, batch, state.step, rest[0], axis_name)
+    result = one_step(spec, state, batch, axis_name)
+    return result if valid is None else (result, found)
 
 
 def repeat_steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jfit.data import ArrayData, Batch, StreamData
 from jfit.feed.data_checks import DataChecks
 from jfit.feed.host_batches import HostBatches
 from jfit.feed.job_batches import num_batches_of
-from jfit.loop.dispatch import Dispatch, DispatchSpec, checked_step, one_step, ordered_steps, stacked_steps
+from jfit.loop.dispatch import Dispatch, DispatchSpec, ordered_steps, single_step, stacked_steps
 from jfit.parallel.contexts import own_slices_of
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import process_slices, slices_of
@@ -35,7 +35,6 @@ class StreamDispatcher:
     def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
         self.data, self.spec = data, spec
         slices = slices_of(spec.step)
-        self._one_step = functools.partial(one_step, spec)
         self._ordered = None if slices is None else ordered_steps(spec)
         # an ordered step cuts batches into slices itself; in a job, each process reads the rows of its own slices only
         parts, multiple, own = len(spec.devices), 1, own_slices_of(spec.devices)
@@ -86,39 +85,32 @@ class StreamDispatcher:
                 self.checks.look(batch, number)
                 yield Dispatch(functools.partial(self._ordered, batch), 1, count)
             return
-        most, like_first = self.spec.steps_per_call, self._is_like_first(group[0][0])
-        if most == 1 or not like_first:
-            name = "train" if most == 1 else "train_tail"
+        most, shapes = self.spec.steps_per_call, _shapes(group[0][0])
+        self._first_shapes = self._first_shapes or shapes
+        if most == 1 or shapes != self._first_shapes:
             for batch, count in group:
-                checked = self.checks.apply_to(batch)
-                fn = functools.partial(checked_step, self.spec, self.checks.valid or ()) if checked else self._one_step
-                yield Dispatch(self._run_of(self._program(name, fn, checked=checked), checked, batch), 1, count)
+                yield Dispatch(self._run_of("train" if most == 1 else "train_tail", single_step, [batch], batch), 1, count)
             return
         batches = [batch for batch, _ in group]
         # The repeated batches are not trained: they fix the length of the stack, so that one program is enough.
         batches += batches[-1:] * (most - len(batches))
-        checked = any(self.checks.apply_to(batch) for batch in batches)
         axis = 1 if len(self.spec.devices) > 1 else 0
         stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
-        fn = functools.partial(stacked_steps, self.spec, self.checks.valid if checked else None)
-        program = self._program("train", fn, (None,), checked=checked)
-        run = self._run_of(program, checked, stack, np.int32(len(group)))
+        run = self._run_of("train", stacked_steps, batches, stack, np.int32(len(group)))
         yield Dispatch(run, len(group), sum(count for _, count in group))
 
-    def _run_of(self, program: Any, checked: bool, *arguments: Any) -> Callable[[TrainState], Any]:
-        return self.checks.run_of(program, *arguments) if checked else lambda state: program(state, *arguments)
-
-    def _is_like_first(self, batch: Batch) -> bool:
-        shapes = _shapes(batch)
-        self._first_shapes = self._first_shapes or shapes
-        return shapes == self._first_shapes
-
-    def _program(self, name: str, fn: Callable[..., Any], extra_axes: tuple[Any, ...] = (), *, checked: bool = False) -> Any:
+    def _run_of(
+        self, name: str, steps: Callable[..., Any], batches: Sequence[Batch], *arguments: Any
+    ) -> Callable[[TrainState], Any]:
+        """Make `run(state)` of a program, which also looks for invalid values if a batch is on the devices."""
+        checked = any(self.checks.apply_to(batch) for batch in batches)
         if (name, checked) not in self._programs:
-            axes, out = (STATE_AXES, 0, *extra_axes, *(None,) * checked), self.spec.out_axes
+            fn = functools.partial(steps, self.spec, self.checks.valid if checked else None)
+            axes, out = (STATE_AXES, 0, *(None,) * (len(arguments) - 1 + checked)), self.spec.out_axes
             out = (out, None) if checked else out
             self._programs[name, checked] = compile_spmd(fn, self.spec.devices, axes, out, donate=(0,), name=name)
-        return self._programs[name, checked]
+        program = self._programs[name, checked]
+        return self.checks.run_of(program, *arguments) if checked else lambda state: program(state, *arguments)
 
 
 def _shapes(batch: Batch) -> Any:

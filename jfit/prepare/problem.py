@@ -28,7 +28,7 @@ from jfit.feed.auto_devices import batch_sizes, is_auto, training_devices
 from jfit.feed.batch_sizes import unpaddable_message
 from jfit.feed.batches import Settings, data_of, first_batch, labels_of, settings_of
 from jfit.feed.job_batches import agreed_plan, check_alike, num_batches_of
-from jfit.feed.train_data import add_class_weights, set_timeout, split_rows
+from jfit.feed.train_data import add_class_weights, split_rows
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import warn_per_device
@@ -233,7 +233,8 @@ def run_settings(options: FitOptions) -> Settings:
         label=options.label,
     )
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
-    return replace(settings, num_epoch=options.num_epoch, directory=directory, checkpoint=checkpoint)
+    epochs = {"num_epoch": options.num_epoch, "eval_every": options.eval_every}
+    return replace(settings, **epochs, directory=directory, checkpoint=checkpoint)
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
@@ -251,13 +252,13 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
-        data = data_of(model, train_data, options.batch_size, **{name: getattr(options, name) for name in names})
+        of_data = {name: getattr(options, name) for name in names}
+        data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout)
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
             third = "The third argument of fit is evaluation data; if they are x and y, pass them as a pair: fit(model, (x, y))"
             raise ValueError(f"{error} {third}") from None
         raise
-    set_timeout(data, options.data_timeout)
     data, held_back = split_rows(data, options.validation_split)
     check_alike(data)
     probe = first_batch(model, data, options.batch_size)
@@ -267,8 +268,8 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     columns = data.columns or Columns.of(options.label)
     evaluated = eval_data if held_back is None else held_back
     if evaluated is not None:
-        evaluated = data_of(model, evaluated, options.eval_batch_size or options.batch_size, label=columns)
-        set_timeout(evaluated, options.data_timeout)
+        size = options.eval_batch_size or options.batch_size
+        evaluated = data_of(model, evaluated, size, label=columns, timeout=options.data_timeout)
         check_alike(evaluated, "evaluation data")
     return Task(model, params, aux, data, unweighted, evaluated, probe, metrics, choice, columns)
 

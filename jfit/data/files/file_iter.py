@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import positive_integer
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import checks_position
+from jfit.data.positions import Exhausted, checks_position
 
 
 class Positioned(WholeBatches):
@@ -21,8 +22,7 @@ class Positioned(WholeBatches):
     """
 
     def __init__(self, batch_size: int, provide_data: list[DataDesc], provide_label: list[DataDesc]):
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1.")
+        positive_integer(batch_size=batch_size)
         super().__init__(batch_size)
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
@@ -65,10 +65,7 @@ class Positioned(WholeBatches):
         self.reset()
         self.skip(batch)
         if self.batches_read < batch:
-            raise ValueError(
-                f"cannot continue at batch {batch}: the {type(self).__name__} ended after {self.batches_read} batches; it must "
-                "yield the same batches as when the position was saved."
-            )
+            raise Exhausted(batch, self.batches_read, None)
 
 
 class FileIter(Positioned):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import at_least_0, one_of, positive_integer
 from jfit.data.images.codec import pillow
 from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe, check_recipe
@@ -94,18 +95,10 @@ class ImageRecords(WholeBatches):
     ) -> None:
         super().__init__(batch_size)
         pillow()
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("label_width", label_width, 1),
-            ("workers", workers, 0),
-            ("ahead", ahead, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}, expected at least {least}.")
-        if layout not in ("NCHW", "NHWC") or last_batch_handle not in _HANDLES:
-            raise ValueError(
-                f"layout is {layout!r}, expected NCHW or NHWC; last_batch_handle is {last_batch_handle!r}, expected {_HANDLES}."
-            )
+        positive_integer(batch_size=batch_size, label_width=label_width, ahead=ahead)
+        at_least_0(workers=workers)
+        one_of(("NCHW", "NHWC"), layout=layout)
+        one_of(_HANDLES, last_batch_handle=last_batch_handle)
         recipe = check_recipe(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
         self.job = Job(
             os.fspath(path),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jfit.checks import one_of
 from jfit.data.images import colour
 from jfit.data.images.codec import INTERPOLATIONS, open_image, pillow, pixels, to_image
 from jfit.data.images.crops import Box, area_box, interpolation, short_size
@@ -106,8 +107,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     shape = tuple(recipe.data_shape)
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise ValueError(f"data_shape is {shape}, expected (channels, height, width) with 1 or 3 channels")
-    if recipe.dtype not in DTYPES:
-        raise ValueError(f"dtype is {recipe.dtype!r}, expected one of {', '.join(DTYPES)}.")
+    one_of(DTYPES, dtype=recipe.dtype)
     if recipe.inter_method not in (*INTERPOLATIONS, 9, 10):
         raise ValueError(f"inter_method is {recipe.inter_method}, expected 0 to 4, 9 (by size) or 10 (random).")
     if recipe.resize != -1 and recipe.resize < 1:
