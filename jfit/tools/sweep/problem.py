@@ -247,8 +247,6 @@ def prepare(given: MemberSettings, shared: Shared) -> Trial:
     trainable, _ = split_params(task.model, state.params, options.frozen)
     settings = with_task(shared.settings, task, chosen)
     settings = replace(settings, regularizers=by_exact_name(options.regularizers, task.model, trainable))
-    if settings.learning_rate is None:
-        settings = replace(settings, learning_rate=chosen.resolved.learning_rate)
     step = make_step(options, task.model, chosen, settings)
     constants, layout = tuple(read_function(step, True)[1]), shared.train.of_fold(given.fold)[1]
     state = counters.read(state)  # sync: before training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from jfit import counters
 from jfit.checks import positive_integer
 from jfit.feed.batches import RESIDENT_SHARE, BatchLayout
-from jfit.interrupts import Stopped
+from jfit.interrupts import StopFlag, Stopped
 from jfit.loop.dispatch import auto_steps_per_call
 from jfit.loop.report import reported_lr
 from jfit.parallel.devices import place
@@ -22,6 +22,7 @@ from jfit.step import eval_step, unrolls
 from jfit.step.totals import values
 from jfit.tools.sweep.problem import RowSet, Trial
 from jfit.tools.sweep.stacked import Spec, Stacking, evaluation_step, keep_better, run_batches, training_step
+from jfit.tools.sweep.watch import Watch
 
 MAX_MEMBERS = 256  # of a device: with more, a program does not get faster
 
@@ -47,21 +48,14 @@ class Group:
         self.order_axis, self.eval_axis = None if shares_order else 0, None if self.shared.folds is None else 0
         self._programs: dict[Any, Any] = {}
 
-    def train(self, end: int, stopped: Callable[[], bool], record: Callable[..., Sequence[bool]], ahead: Any) -> None:
-        """Train the members that have not ended, until they have done `end` epochs.
-
-        Args:
-            end: number of epochs.
-            stopped: called between dispatches; if it returns True, training ends.
-            record: function (members, values of an epoch for each) that returns which of them have a new best state.
-            ahead: function of `jfit.loop.ahead.compiling_ahead`.
-        """
+    def train(self, end: int, watch: Watch) -> None:
+        """Train the members that have not ended, until they have done `end` epochs or `watch` ends them."""
         active = [trial for trial in self.trials if trial.trains and len(trial.history) < end]
         parts = max(-(-len(active) // (self.most * len(self.devices))), 1)
         size = max(-(-len(active) // parts), 1)  # parts of equal length: one program serves all
         for low in range(0, len(active), size):
-            if not stopped():
-                Part(self, active[low : low + size], -(-size // len(self.devices))).train(end, stopped, record, ahead)
+            if not watch.stop:
+                Part(self, active[low : low + size], -(-size // len(self.devices))).train(end, watch)
 
     def program(self, name: str, batched: bool) -> Any:
         """Return the program "train", "train_tail" (for an incomplete last batch), "eval" or "best"; compiled once."""
@@ -106,15 +100,15 @@ class Part:
     def _place(self, name: str) -> Any:
         return self.stacking.place([getattr(trial, name) for trial in self.slots])
 
-    def train(self, end: int, stopped: Callable[[], bool], record: Callable[..., Sequence[bool]], ahead: Any) -> None:
+    def train(self, end: int, watch: Watch) -> None:
         """Train the members as `Group.train` does, and copy their states to the host."""
         with contextlib.suppress(Stopped):
-            self._train(end, stopped, record, ahead)
+            self._train(end, watch)
         for name, stack in (("state", self.stack), ("best_state", self.best)):
             for trial, state in zip(self.trials, () if stack is None else self.stacking.read(stack), strict=False):
                 setattr(trial, name, state)
 
-    def _train(self, end: int, stopped: Callable[[], bool], record: Callable[..., Sequence[bool]], ahead: Any) -> None:
+    def _train(self, end: int, watch: Watch) -> None:
         group, options, rows = self.group, self.trials[0].given.options, self.group.shared.evaluation
         assert group.shared.train is not None
         layout = group.layout
@@ -124,21 +118,20 @@ class Part:
             data = self._data(group.shared.train, lambda trial, epoch=epoch: trial.order(epoch), group.order_axis)
             if epoch == 0:  # other threads compile what is traced here
                 programs = (("train", data), *([] if evaluation is None else [("eval", evaluation)]))
-                ahead(self.stack, [(self._program(name), (self.numbers, x, np.int32(0), np.int32(1))) for name, x in programs])
-            self.stack = self.stack._replace(metrics=self.stacking.place([group.zeros] * len(self.slots)))
-            report: Any = None
-            for name, batches in (("train", range(whole)), ("train_tail", range(whole, layout.num_batches))):
-                if batches and not stopped():
-                    report = self._run(name, data, batches, stopped)
-            if stopped():
+                watch.ahead(
+                    self.stack, [(self._program(name), (self.numbers, x, np.int32(0), np.int32(1))) for name, x in programs]
+                )
+            report = self._run("train", data, range(whole), watch.stop)
+            if whole < layout.num_batches and not watch.stop:
+                report = self._run("train_tail", data, range(whole, layout.num_batches), watch.stop)
+            if watch.stop:
                 return
             sums, eval_sums = self.stack.metrics, None
             if evaluation is not None and ((epoch + 1) % options.eval_every == 0 or epoch + 1 == options.num_epoch):
-                self.stack = self.stack._replace(metrics=self.stacking.place([group.zeros] * len(self.slots)))
-                self._run("eval", evaluation, range(evaluation["order"].shape[-2]), lambda: False)
+                self._run("eval", evaluation, range(evaluation["order"].shape[-2]))
                 eval_sums, self.stack = self.stack.metrics, self.stack._replace(metrics=sums)
             read = self.stacking.read((sums, report, eval_sums))  # sync: once per epoch
-            better = record(self.trials, [self._logs(*parts) for parts in read[: len(self.trials)]])
+            better = watch.record(self.trials, [self._logs(*parts) for parts in read[: len(self.trials)]])
             if group.keeps_best and any(better):
                 mask = self.stacking.place([np.asarray(better[i % len(better)]) for i in range(len(self.slots))])
                 self.best = self._program("best")(mask, self.best, self.stack)
@@ -148,15 +141,17 @@ class Part:
     def _program(self, name: str) -> Any:
         return self.group.program(name, self.stacking.size > 1)
 
-    def _run(self, name: str, data: Any, batches: range, stopped: Callable[[], bool]) -> Any:
-        """Call a program for some batches, and return the reports of the last one."""
+    def _run(self, name: str, data: Any, batches: range, stop: StopFlag | None = None) -> Any:
+        """Call a program for some batches, the first of which clears the running sums; return the reports of the last one."""
         program, most, report, window = self._program(name), self._batches_per_call(name), None, Window()
+        if not batches.start:
+            self.stack = self.stack._replace(metrics=self.stacking.place([self.group.zeros] * len(self.slots)))
         for first in batches[::most]:
             count = np.int32(min(most, batches.stop - first))
             self.stack, report = program(self.stack, self.numbers, data, np.int32(first), count)
             if (fence := window.push(report)) is not None:
                 counters.wait(fence)  # sync: at most 16 dispatches are queued
-            if stopped():
+            if stop:
                 break
         return report
 
