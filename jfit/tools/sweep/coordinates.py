@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jfit.history.plots import is_score, new_axes, save_figure
+from jfit.history.plots import new_axes, save_figure
+from jfit.tools.sweep.rules import ranking
 
 _LOG_RATIO = 30  # numbers are on a logarithmic axis if the largest one is so many times the smallest one
 
@@ -31,12 +32,11 @@ def draw_coordinates(
     figure, (axis, *_) = new_axes("sweep", 1, path, None)
     figure.set_size_inches(max(4.5, 1.6 * (len(names) + 1)), 3.6)
     columns = [_heights([s.get(name) for s in settings]) for name in names] + [_heights(list(scores))]
-    worst_first = sorted(range(len(scores)), key=lambda i: _rank(scores[i], monitor))
-    for position, i in enumerate(worst_first):
-        heights = [column[0][i] for column in columns]
+    for position, i in enumerate(reversed(ranking(scores, monitor))):  # the best one is drawn last, in the darkest color
         share = position / max(len(scores) - 1, 1)
         finite = math.isfinite(scores[i])
         color = (0.85 - 0.75 * share, 0.85 - 0.5 * share, 0.9) if finite else "tomato"
+        heights = [column[0][i] for column in columns]
         axis.plot(range(len(columns)), heights, color=color, linewidth=1.2, linestyle="-" if finite else ":")
     for x, (_, ticks) in enumerate(columns):
         axis.axvline(x, color="0.3", linewidth=0.8)
@@ -49,23 +49,17 @@ def draw_coordinates(
     return figure
 
 
-def _rank(score: float, monitor: str) -> float:
-    return -math.inf if math.isnan(score) else score if is_score(monitor) else -score
-
-
 def _heights(values: list[Any]) -> tuple[list[float], list[tuple[float, str]]]:
     """Return (height of each value from 0 to 1, ticks as (height, text))."""
-    numbers = [float(v) for v in values if _is_number(v) and math.isfinite(v)]
-    if numbers and all(_is_number(v) or v is None for v in values):
-        low, high = min(numbers), max(numbers)
+    finite = sorted({float(v) for v in values if _is_number(v) and math.isfinite(v)})
+    if finite and all(_is_number(v) or v is None for v in values):
+        low, high = finite[0], finite[-1]
         log = low > 0 and high / low >= _LOG_RATIO
-        scale = math.log if log else float
-        span = scale(high) - scale(low) or 1.0
-        height = lambda v: (scale(v) - scale(low)) / span  # noqa: E731
-        heights = [height(float(v)) if _is_number(v) and math.isfinite(v) else math.nan for v in values]
-        distinct = sorted(set(numbers))
-        shown = distinct if len(distinct) <= 6 else (np.geomspace if log else np.linspace)(low, high, 5).tolist()
-        return heights, [(min(max(height(v), 0.0), 1.0), f"{v:.3g}") for v in shown]
+        shown = finite if len(finite) <= 6 else (np.geomspace if log else np.linspace)(low, high, 5).tolist()
+        at, scale = np.array([math.nan if v is None else v for v in values], float), np.log if log else np.asarray
+        place = lambda x: np.clip((scale(x) - scale(low)) / (scale(high) - scale(low) or 1.0), 0, 1)  # noqa: E731
+        heights = place(np.where(np.isfinite(at), at, math.nan)).tolist()
+        return heights, [(float(place(x)), f"{x:.3g}") for x in shown]
     texts = list(dict.fromkeys(str(v) for v in values))
     places = {text: i / max(len(texts) - 1, 1) for i, text in enumerate(texts)}
     return [places[str(v)] for v in values], [(height, text[:20]) for text, height in places.items()]

@@ -14,7 +14,6 @@ from jfit.graph import html
 from jfit.history.table import History
 from jfit.parallel import place
 from jfit.run import Run
-from jfit.step.state import TrainState
 from jfit.tools.sweep.coordinates import draw_coordinates
 from jfit.tools.sweep.rules import ranking
 
@@ -41,7 +40,7 @@ class Member:
     """
 
     def __init__(
-        self, number: int, settings: dict[str, Any], score: float, status: str, history: History, state: TrainState, make: Any
+        self, number: int, settings: dict[str, Any], score: float, status: str, history: History, state: Any, make: Any
     ) -> None:
         self.number, self.settings, self.score, self.status, self.history = number, settings, score, status, history
         self._state, self._make, self._run = state, make, None
@@ -68,27 +67,21 @@ class Member:
         return int(bad[0]) if bad else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _not_pickled("Member")
+        raise TypeError(
+            "members of a sweep cannot be pickled or copied deeply, because of the compiled programs of the model; pickle "
+            "result.table, and write members with member.run.save(folder), which jfit.Run.load(folder, model) reads"
+        )
 
     def row(self) -> dict[str, Any]:
         """The row of the table."""
         last = self.history.epochs[-1] if len(self.history) else {}
-        logs = {k: v for k, v in last.items() if k not in ("epoch", "step", "first_bad_step", "lr") and not isinstance(v, list)}
+        hidden = {"epoch", "step", "first_bad_step", "lr", *self.settings}
+        logs = {name: value for name, value in last.items() if name not in hidden and not isinstance(value, list)}
         done = {"score": self.score, "status": self.status, "epochs": len(self.history), "first_bad_step": self.first_bad_step}
-        clashes = {name: value for name, value in logs.items() if name not in self.settings}
-        return {"member": self.number, **self.settings, **done, **clashes}
+        return {"member": self.number, **self.settings, **done, **logs}
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={_short(value)}" for name, value in self.settings.items())
-        return f"<Member {self.number}: {settings}; score {self.score:.4g}, {self.status}>"
-
-
-def _not_pickled(what: str) -> TypeError:
-    return TypeError(
-        f"a {what} cannot be pickled or copied deeply: it has the states of its members on their devices, and compiled "
-        "programs of the model; pickle result.table (dicts of numbers), and write members with member.run.save(folder), which "
-        "jfit.Run.load(folder, model) reads"
-    )
+        return f"<Member {self.number}: {named(self.settings)}; score {self.score:.4g}, {self.status}>"
 
 
 class Sweep(Sequence[Member]):
@@ -118,12 +111,6 @@ class Sweep(Sequence[Member]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _not_pickled("Sweep")
-
-    def __copy__(self) -> Sweep:
-        return Sweep(self._members, self.monitor, self.interrupted)
-
     def __getitem__(self, at: Any) -> Any:
         return self._members[at]
 
@@ -138,26 +125,24 @@ class Sweep(Sequence[Member]):
     @property
     def ranked(self) -> list[Member]:
         """The members, the best first; with folds ordered by the mean score of their settings, then by their own."""
-        means = [row["score"] for row in self.summary for _ in row["members"]]
-        order = [i for row in self.summary for i in row["members"]]
-        scores = dict(zip(order, means, strict=True))
+        means = {number: row["score"] for row in self.summary for number in row["members"]}
         first = ranking([m.score for m in self], self.monitor)
-        by_mean = ranking([scores[i] for i in first], self.monitor)
+        by_mean = ranking([means[self._members[i].number] for i in first], self.monitor)
         return [self._members[first[i]] for i in by_mean]
 
     @property
     def summary(self) -> list[dict[str, Any]]:
         """A dict per combination of settings: mean "score" and standard deviation "std" over folds, numbers of "members"."""
-        groups: dict[str, list[Member]] = {}
+        groups: dict[Any, tuple[dict[str, Any], list[Member]]] = {}
         for member in self:
             settings = {name: value for name, value in member.settings.items() if name != "fold"}
-            groups.setdefault(f"{member.number if 'fold' not in member.settings else settings}", []).append(member)
+            key = str(settings) if "fold" in member.settings else member.number
+            groups.setdefault(key, (settings, []))[1].append(member)
         rows = []
-        for members in groups.values():
+        for settings, members in groups.values():
             scores = np.array([m.score for m in members])
-            settings = {name: value for name, value in members[0].settings.items() if name != "fold"}
-            numbers = [m.number for m in members]
-            rows.append({**settings, "score": float(scores.mean()), "std": float(scores.std()), "members": numbers})
+            done = {"score": float(scores.mean()), "std": float(scores.std()), "members": [m.number for m in members]}
+            rows.append({**settings, **done})
         return rows
 
     @property
@@ -230,15 +215,14 @@ class Sweep(Sequence[Member]):
             return [m for m in self if not math.isnan(m.score)]
         if isinstance(members, int | np.integer) and not isinstance(members, bool) and members >= 0:
             return [m for m in self.ranked if not math.isnan(m.score)][:members]
-        chosen = list(members) if isinstance(members, Iterable) and not isinstance(members, str) else [members]
-        for member in chosen:
-            number = member.number if isinstance(member, Member) else member
-            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < len(self):
-                raise ValueError(
-                    f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or "
-                    f"of their numbers, from 0 to {len(self) - 1}"
-                )
-        return [m if isinstance(m, Member) else self._members[int(m)] for m in chosen]
+        chosen = members if isinstance(members, Iterable) and not isinstance(members, str) else [members]
+        numbers = [m.number if isinstance(m, Member) else m for m in chosen]
+        if any(isinstance(number, bool) or number not in range(len(self)) for number in numbers):
+            raise ValueError(
+                f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or of "
+                f"their numbers, from 0 to {len(self) - 1}"
+            )
+        return [self._members[int(number)] for number in numbers]
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, which needs pandas.
@@ -286,7 +270,7 @@ class Sweep(Sequence[Member]):
 
     def __repr__(self) -> str:
         scores = [m.score for m in self if not math.isnan(m.score)]
-        best = f", best {self.monitor} {self.best.score:.4g} ({_named(self.best.settings)})" if scores else ""
+        best = f", best {self.monitor} {self.best.score:.4g} ({named(self.best.settings)})" if scores else ""
         return f"<Sweep: {len(self)} members{best}>"
 
     def _repr_html_(self) -> str:
@@ -294,7 +278,8 @@ class Sweep(Sequence[Member]):
         return html.title(repr(self)) + html.table(rows, names, strong=[0] if rows else [])
 
 
-def _named(settings: dict[str, Any]) -> str:
+def named(settings: dict[str, Any]) -> str:
+    """The settings of a member in one line."""
     return ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from jfit.checks import positive_integer
 
 MAX_MEMBERS_TOTAL = 100_000  # of a sweep: each takes tens of kilobytes of Python objects and milliseconds of preparation
 
@@ -44,7 +45,7 @@ class Distribution:
             >>> 1e-4 <= log_uniform(1e-4, 1e-1).draw(np.random.default_rng(0)) < 1e-1
             True
         """
-        if self.name == "choice":
+        if self.name in ("choice", "list"):
             return self.values[int(generator.integers(len(self.values)))]
         low, high = self.values
         part = float(generator.random())
@@ -141,25 +142,25 @@ def combinations(over: Any, n: int | None, seed: int) -> list[dict[str, Any]]:
         >>> combinations({"a": [1, 2], "b": [3]}, None, 0)
         [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
     """
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1):
-        raise ValueError(f"sweep: n is {n!r}; expected the number of random combinations, at least 1")
-    check_count(n or 0, f"n={n}")
+    if n is not None:
+        positive_integer(n=n)
+        check_count(n, f"n={n}")
     if isinstance(over, Mapping):
         result = _of_dict(over, n, seed)
     elif isinstance(over, Iterable) and not isinstance(over, str):
         result = _listed("sweep: over", over)
-        check_count(len(result), "over")
         if n is not None:
             raise ValueError(f"sweep: over is a list of {len(result)} settings and n is {n}; n is for a dict, leave it out")
         if wrong := [s for s in result if not isinstance(s, Mapping)]:
             raise TypeError(f"sweep: over has the item {wrong[0]!r}; expected dicts such as {{'learning_rate': 0.1}}")
-        result = [dict(s) for s in result]
-        _check_names(name for settings in result for name in settings)
+        check_count(len(result), "over")
     else:
         raise TypeError(f"sweep: over is {over!r}; expected a dict name -> values, or a list of dicts")
     if not result:
         raise ValueError("sweep: over has no settings to try; expected a dict name -> values, or a list of dicts")
-    return result
+    if wrong := [name for settings in result for name in settings if not isinstance(name, str)]:
+        raise TypeError(f"sweep: over has the name {wrong[0]!r}; expected names of settings, such as 'learning_rate'")
+    return [dict(settings) for settings in result]
 
 
 def check_count(count: int, source: str) -> None:
@@ -180,46 +181,28 @@ def _listed(name: str, values: Iterable[Any]) -> Sequence[Any]:
     """Return an iterable as a sequence; a range, which may have any length, as it is."""
     if isinstance(values, range):
         return values
-    result = tuple(values if isinstance(values, Sized) else itertools.islice(values, MAX_MEMBERS_TOTAL + 1))
-    if not isinstance(values, Sized) and len(result) > MAX_MEMBERS_TOTAL:
-        raise ValueError(
-            f"{name} is an iterator of more than {MAX_MEMBERS_TOTAL:,} values; pass a list of fewer values, or a range"
-        )
+    result = list(itertools.islice(values, MAX_MEMBERS_TOTAL + 1))
+    if len(result) > MAX_MEMBERS_TOTAL:
+        raise ValueError(f"{name} has more than {MAX_MEMBERS_TOTAL:,} values; pass fewer, a range, or a distribution with n=")
     return result
 
 
-def _length(values: Sequence[Any]) -> int:
-    try:
-        return len(values)
-    except OverflowError:  # of a range
-        return sys.maxsize
-
-
-def _check_names(names: Iterable[Any]) -> None:
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"sweep: over has the name {name!r}; expected names of settings, such as 'learning_rate'")
-
-
 def _of_dict(over: Mapping[str, Any], n: int | None, seed: int) -> list[dict[str, Any]]:
-    _check_names(over)
     columns: dict[str, Distribution] = {}
     for name, values in over.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable | Distribution):
             raise TypeError(f"sweep: over[{name!r}] is {values!r}; expected a list of values, or a distribution")
-        if not isinstance(values, Distribution):
-            values = Distribution("list", _listed(f"sweep: over[{name!r}]", values))
-        columns[name] = values
+        is_listed = not isinstance(values, Distribution)
+        columns[name] = Distribution("list", _listed(f"sweep: over[{name!r}]", values)) if is_listed else values
         if not columns[name].values:
             raise ValueError(f"sweep: over[{name!r}] has no values; expected at least one")
-    if n is None:
-        if random := [name for name, d in columns.items() if d.name != "list"]:
-            raise ValueError(
-                f"sweep: over[{random[0]!r}] is a distribution, so the number of members is unknown; pass n=, the number of "
-                "random combinations, or a list of values"
-            )
-        check_count(math.prod(_length(d.values) for d in columns.values()), "over, all combinations of its values,")
-        return [dict(zip(columns, row, strict=True)) for row in itertools.product(*(d.values for d in columns.values()))]
-    generators = {name: np.random.default_rng([seed, zlib.crc32(name.encode())]) for name in columns}
-    draws = {name: Distribution("choice", d.values) if d.name == "list" else d for name, d in columns.items()}
-    return [{name: d.draw(generators[name]) for name, d in draws.items()} for _ in range(n)]
+    if n is not None:
+        generators = {name: np.random.default_rng([seed, zlib.crc32(str(name).encode())]) for name in columns}
+        return [{name: d.draw(generators[name]) for name, d in columns.items()} for _ in range(n)]
+    if random := [name for name, d in columns.items() if d.name != "list"]:
+        raise ValueError(
+            f"sweep: over[{random[0]!r}] is a distribution, so the number of members is unknown; pass n=, the number of "
+            "random combinations, or a list of values"
+        )
+    check_count(math.prod(len(d.values) for d in columns.values()), "over, all combinations of its values,")
+    return [dict(zip(columns, row, strict=True)) for row in itertools.product(*(d.values for d in columns.values()))]
