@@ -398,7 +398,7 @@ def test_reduce_on_plateau_reduces_the_rate_of_a_run_and_is_resumed(tmp_path):
         train(**settings(1), optimizer=optax.sgd(0.1), optimizer_params=None)
     with pytest.raises(ValueError, match="would have no effect; pass a function"):
         train(**settings(1), schedule=optax.constant_schedule(0.1))
-    with pytest.raises(ValueError, match="factor is 1.0; expected a number from 0 to below 1"):
+    with pytest.raises(ValueError, match=r"factor is 1.0; expected a number from 0 to below 1"):
         jfit.callbacks.reduce_on_plateau(factor=1.0)
 
 
