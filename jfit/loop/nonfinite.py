@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,13 +28,6 @@ class NonFiniteLoss(UserWarning):
     """Warning that the loss is nan or infinite; the message contains the first step where it is."""
 
 
-class Kept(NamedTuple):
-    """A state without nan and infinities, on the host, and its position (epoch, batch, step) in the training."""
-
-    state: TrainState
-    position: dict[str, int]
-
-
 class NanPolicy:
     """Reacts to bad steps as `nan=` of `fit` says.
 
@@ -48,7 +41,7 @@ class NanPolicy:
 
     def __init__(self, name: str = "warn") -> None:
         self.name, self.stopped, self.reached = name, False, 0
-        self._kept: Kept | None = None
+        self._kept: Start | None = None
         self._handled = 0  # bad steps with smaller numbers have been reported
         self._rollbacks = 0  # number of times that training went back to `_kept`
         self._restored_at = -1  # number of steps done when it last went back
@@ -65,13 +58,13 @@ class NanPolicy:
             position: its epoch, batch and step.
         """
         if self.keeps and is_finite(state):
-            self._kept = Kept(state, dict(position))
+            self._kept = Start(state, dict(position))
             if position["step"] != self._restored_at:  # otherwise it is the state that was restored, without a step since
                 self._rollbacks = 0
         return self.keeps
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> Start | None:
         """The state to which this policy goes back; None if there is none."""
         return self._kept
 
@@ -125,14 +118,14 @@ class NanPolicy:
         return f"training stops{tried}, and {done}"
 
 
-def _cause(loop: Any, kept: Kept | None, step: int) -> str:
+def _cause(loop: Any, kept: Start | None, step: int) -> str:
     """Return ": node ... is the first that is not finite", from a replay of the step; "" if it cannot be replayed."""
     with contextlib.suppress(Exception):  # an explanation must not end a training
         return _explained(loop, kept, step)
     return ""
 
 
-def _explained(loop: Any, kept: Kept | None, step: int) -> str:
+def _explained(loop: Any, kept: Start | None, step: int) -> str:
     data, spec = loop.dispatcher.data, loop.dispatcher.spec
     if not isinstance(data, ArrayData):
         return ""
@@ -149,12 +142,13 @@ def _explained(loop: Any, kept: Kept | None, step: int) -> str:
     if kept is None:
         state, item = loop.run.snapshot()._replace(step=np.asarray(step, np.int32)), replayer.batch(loop.epoch, number)
     else:
-        state, _, item, _ = replayer.through(Start(*kept), step)
+        state, _, item, _ = replayer.through(kept, step)
     if not is_finite(state.params):
         return f": the parameters {_names(state.params)} were not before it"
-    bad, gradients = replayer.explain(state, item)
+    _, parameters, bad = replayer.explain(state, item)
     if bad is None:
         return ""
+    gradients = [p.name for p in parameters if p.gradient_nonfinite]
     of_gradients = f"the gradients of {_listed(gradients)} are not; " if bad.what == "backward" else ""
     return f": {of_gradients}{bad}"
 

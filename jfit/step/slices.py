@@ -341,12 +341,7 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
 
-    def cut(x: Array, axis: int = 0) -> Array:
-        shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-    inputs = {k: cut(v, model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
-    slices = BatchShard(inputs, *(None if w is None else cut(w) for w in shard[1:]))
+    slices = cut_shard(model, shard, count)
     gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
     add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
 
@@ -364,6 +359,17 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
         carry, _ = lax.scan(body, carry, (jnp.arange(1, count), jax.tree.map(lambda x: x[1:], slices)))
     gradients, aux, rows, shared = carry
     return gradients, aux, sums._replace(rows=rows, shared=shared)
+
+
+def cut_shard(model: Model, shard: BatchShard, count: int) -> BatchShard:
+    """Cut the rows of a shard into micro-batches: arrays have a leading axis of `count`."""
+
+    def cut(x: Array, axis: int = 0) -> Array:
+        shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    inputs = {k: cut(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
+    return BatchShard(inputs, *(None if w is None else cut(w) for w in shard[1:]))
 
 
 def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = ()) -> Any:
