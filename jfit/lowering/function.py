@@ -104,17 +104,13 @@ def from_function(
         raise ValueError("a model from a function needs its parameters: pass either params= (a pytree) or init= (key, *specs)")
     call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
     terms = LossTerms(loss, loss_weights, loss_per_batch, label)
-    adapter = _Adapter(apply, terms, params, aux, init, label, call)
-    adapter.gather = gather_outputs
-    if (
-        jax.tree.leaves(aux)
-        and "aux" not in inspect.signature(apply).parameters
-        and not any("aux" in t.form.extras for t in adapter.terms.terms)
-    ):
+    in_loss = any("aux" in term.form.extras for term in terms.terms)
+    if jax.tree.leaves(aux) and "aux" not in inspect.signature(apply).parameters and not in_loss:
         raise ValueError(
             "aux= is passed, but the function has no parameter aux, so that it would not be used; add the keyword aux to its "
             "signature and return (output, new aux), or leave out aux="
         )
+    adapter = _Adapter(apply, terms, params, aux, init, label, call, gather_outputs)
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     return _model_of(adapter)
@@ -123,11 +119,9 @@ def from_function(
 def from_adapted(
     apply: Callable[..., Any],
     call: Arguments,
-    *,
+    values: Mapping[str, Any],
     loss: Any,
-    params: Any = None,
-    aux: Any = None,
-    init: Callable[..., Any] | None = None,
+    *,
     label: str = "label",
     loss_weights: Any = None,
     loss_per_batch: bool = False,
@@ -139,15 +133,14 @@ def from_adapted(
         apply: `apply(params, *values, ...)` with a value for each input and optional input of the module, None if a batch does
             not have it.
         call: the arguments of the module.
-        loss, params, aux, label, loss_weights, loss_per_batch, gather_outputs: as for `from_function`.
-        init: as for `from_function`, with specs as `values` above.
+        values: "params", "aux" and "init", as for `from_function`, but `init` gets specs as `apply` gets values.
+        loss, label, loss_weights, loss_per_batch, gather_outputs: as for `from_function`.
 
     Returns:
         The `Model`.
     """
-    adapter = _Adapter(apply, LossTerms(loss, loss_weights, loss_per_batch, label), params, aux, init, label, call)
-    adapter.gather, adapter.of_module = gather_outputs, True
-    return _model_of(adapter)
+    terms = LossTerms(loss, loss_weights, loss_per_batch, label)
+    return _model_of(_Adapter(apply, terms, **values, label=label, call=call, gather=gather_outputs, of_module=True))
 
 
 def _model_of(adapter: _Adapter) -> Model:
@@ -171,14 +164,14 @@ def _model_of(adapter: _Adapter) -> Model:
 class _Adapter:
     """Adapts a user's function on pytrees to the flat dicts of `Model`; keeps their structure."""
 
-    def __init__(self, fn, terms, params, aux, init_fn, label, call) -> None:
-        self.fn, self.terms, self.init_fn, self.names, self.label, self.call = fn, terms, init_fn, call.inputs, label, call
+    def __init__(self, fn, terms, params, aux, init, label, call, gather, of_module=False) -> None:
+        self.fn, self.terms, self.init_fn, self.names, self.label, self.call = fn, terms, init, call.inputs, label, call
         names = self.names
         keywords = self.keywords = frozenset(inspect.signature(fn).parameters) - set(names)
-        self.of_module = False  # whether `fn` takes None for optional inputs that a batch does not have
+        self.of_module = of_module  # whether `fn` takes None for optional inputs that a batch does not have
         self.initial = (params, aux)
         self.weights = weight_keywords(fn) & keywords
-        self.gather = False  # whether losses are computed from the rows of all devices
+        self.gather = gather  # whether losses are computed from the rows of all devices
         self.structure = Structure(names, label)
         self.structure.optional, self.structure.by_position, self.structure.reserved = (
             call.optional,
@@ -188,7 +181,7 @@ class _Adapter:
         # Names and shapes of the rows of a batch -> whether its loss is joint, names of the logged values.  Not the model: it
         # refers to this object, and a cycle would keep the parameters in memory until garbage collection.
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
-        if init_fn is None:
+        if init is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
@@ -201,7 +194,19 @@ class _Adapter:
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
         return _copied("params", params), _copied("aux", aux)
 
-    def apply(
+    def apply(self, params: Params, aux: Aux, inputs: Inputs, **options: Any) -> tuple[tuple[Array, ...], Aux]:
+        """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
+        tree, new_aux = self._call(params, aux, inputs, **options)
+        outputs, treedef = jax.tree.flatten(tree)
+        expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
+        if treedef != expected.treedef:
+            raise ValueError(
+                f"apply returned the outputs {list(_output_tree(tree).names)} with train={options.get('train', False)}, and "
+                f"{list(expected.names)} before; return the same pytree for every batch, in training and in evaluation"
+            )
+        return tuple(_float32(jnp.asarray(x), options.get("policy")) for x in outputs), new_aux
+
+    def _call(
         self,
         params: Params,
         aux: Aux,
@@ -215,20 +220,7 @@ class _Adapter:
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
         micro_batch: Any = None,
-    ) -> tuple[tuple[Array, ...], Aux]:
-        """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
-        options = (key, train, weight, axis_name, policy, sync_batch_stats, row_ids)
-        tree, new_aux = self._call(params, aux, inputs, *options)
-        outputs, treedef = jax.tree.flatten(tree)
-        expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
-        if treedef != expected.treedef:
-            raise ValueError(
-                f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, and {list(expected.names)} "
-                "before; return the same pytree for every batch, in training and in evaluation"
-            )
-        return tuple(_float32(jnp.asarray(x), policy) for x in outputs), new_aux
-
-    def _call(self, params, aux, inputs, key, train, weight, axis_name, policy, sync, row_ids=None) -> tuple[Any, Aux]:
+    ) -> tuple[Any, Aux]:
         """Return (pytree of outputs, new auxiliary states by name)."""
         if self.structure.params is None:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
@@ -243,8 +235,8 @@ class _Adapter:
         if "key" in self.keywords:
             extra["key"] = key
         if "axis_name" in self.keywords:
-            extra["axis_name"] = axis_name if sync else None
-        elif sync:
+            extra["axis_name"] = axis_name if sync_batch_stats else None
+        elif sync_batch_stats:
             raise ValueError(
                 "sync_batch_stats=True needs a function that takes axis_name=, the name of the device axis over which it "
                 "averages its batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not; add the keyword "
@@ -351,46 +343,31 @@ class _Adapter:
         inputs, rows = {k: jnp.asarray(v) for k, v in inputs.items()}, self.rows(inputs)
         if not self.terms.has_labels(self._batch(inputs)):
             return None
-        if not self.gather or axis_name is None:
-            return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else axis_name, separate)
+        if self.gather and axis_name is not None:
+            # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents
+            # of all devices, so that a row gets the gradient of the losses of all rows.
+            devices = device_axis(axis_name, "gather_outputs=True")
+            gather = lambda x: jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x  # noqa: E731
+            outputs, inputs, weight = jax.tree.map(gather, (tuple(outputs), inputs, weight))
 
-        devices = device_axis(axis_name, "gather_outputs=True")
-
-        def all_rows(x: Array) -> Array:
-            return jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x
-
-        # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents of
-        # all devices, so that a row gets the gradient of the losses of all rows.
-        outputs, inputs, weight = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
-        first = axis_index(axis_name) * rows
-        losses = self._joint_loss(outputs, inputs, weight, params, aux)
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
-
-    def _joint_loss(
-        self,
-        outputs: Sequence[Array],
-        inputs: Inputs,
-        weight: Array | None,
-        params: Params,
-        aux: Aux,
-        axis_name: Axis = None,
-        separate: bool = False,
-    ) -> RowLosses:
         def total(values: Array) -> Array:
             summed = jnp.sum(weighted(values, weight))
-            return summed if axis_name is None else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
+            return summed if axis_name is None or self.gather else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
 
-        batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
         assert tree is not None
         values = LossInputs(
             jax.tree.unflatten(tree.treedef, outputs),
-            batch,
+            self._batch(inputs),
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
         )
-        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT), None if separate else total)
+        of_positions, totals = inputs.get(LABEL_WEIGHT), None if separate else total
+        losses = self.terms.row_losses(values, weight, self.rows(inputs), of_positions, totals)
+        if axis_name is None or not self.gather:
+            return losses
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, axis_index(axis_name) * rows, rows), losses)
 
     def output(self, term: Term, name: str = "output") -> Output:
         """The `Output` of a loss of one output and its label."""
@@ -423,8 +400,7 @@ class _Adapter:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
-        options = (jax.random.key(0), False, None, None, None, False)
-        tree, _ = jax.eval_shape(lambda p, a, d: self._call(p, a, d, *options), params, aux, data)
+        tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):

@@ -111,8 +111,8 @@ def from_module(
             "from_module takes no init=, because a module has its own initial values; pass params= and aux= for other values"
         )
     adapted = adapt(module, params, aux, inputs)
-    values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
-    model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
+    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
+    model = from_adapted(adapted.apply, adapted.call, values, no_loss if loss is None else loss, **options)
     return model._replace(module=adapted)
 
 
