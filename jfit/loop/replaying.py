@@ -28,6 +28,7 @@ from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.parallel.whole import host_state
+from jfit.step.slices import GradientSettings
 from jfit.step.state import TrainState
 from jfit.step.totals import cleared
 from jfit.step.watch import STATISTICS, Statistics, Watch, Watched
@@ -117,12 +118,13 @@ class Replayer:
             for dispatch in self._dispatcher.dispatches(epoch, number, at, lambda done: max(step - done, 1)):
                 yield dispatch, None
 
-    def batch(self, epoch: int, number: int) -> StepBatch:
-        """Read a batch of arrays."""
-        spec, paddable = self._spec, paddable_of(self._dispatcher)
-        options = {"micro_batches": spec.micro_batches, "paddable": paddable}
-        batches = HostBatches(spec.model, self._dispatcher.data, len(self._devices), spec.batch_size, **options)
-        with batches.read(epoch, number) as stream:
+    def batch(self, epoch: int, number: int, parts: int | None = None) -> StepBatch:
+        """Read a batch of arrays, split over the devices, or over another number of them."""
+        spec, batches = self._spec, self._dispatcher.batches
+        paddable = batches.paddable if isinstance(batches, HostBatches) else batches.layout.paddable
+        options = {"micro_batches": spec.micro_batches, "paddable": bool(paddable)}
+        reader = HostBatches(spec.model, self._dispatcher.data, parts or len(self._devices), spec.batch_size, **options)
+        with reader.read(epoch, number) as stream:
             return StepBatch(*next(iter(stream)), epoch, number)
 
     def _whole(self, state: TrainState) -> TrainState:
@@ -173,23 +175,11 @@ class Replayer:
     @functools.cached_property
     def _watching(self) -> tuple[Watch, Any]:
         """`Watch` of the training step, and its compiled program."""
-        step, settings = self._spec.step, self._loop.run.settings
-        watch = Watch(
-            self._spec.model,
-            frozen=step.frozen,
-            micro_batches=self._spec.micro_batches,
-            policy=settings.policy,
-            sync_batch_stats=step.sync_batch_stats,
-            regularizers=settings.regularizers,
-        )
+        spec, settings, step = self._spec, self._loop.run.settings, self._spec.step
+        gradients = GradientSettings(spec.model, (), spec.micro_batches, settings.policy, step.sync_batch_stats)
+        watch = Watch(gradients, step.frozen, settings.regularizers)
         out_axes: Any = Watched(0, None, None, 0)  # type: ignore[arg-type]
         return watch, compile_spmd(watch, self._devices, (STATE_AXES, 0), out_axes, name="replay")
-
-
-def paddable_of(dispatcher: Any) -> bool:
-    """Return whether batches of a `ResidentDispatcher` or `StreamDispatcher` are padded."""
-    batches = dispatcher.batches
-    return bool(batches.paddable if isinstance(batches, HostBatches) else batches.layout.paddable)
 
 
 def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False) -> Replay:

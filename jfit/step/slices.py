@@ -175,11 +175,11 @@ class GradientSettings(NamedTuple):
     """The arguments of `train_step` that affect the gradients; `keep_outputs` is its argument `outputs`."""
 
     model: Model
-    metrics: tuple[Metric, ...]
-    micro_batches: int
-    policy: Policy | None
-    sync_batch_stats: bool
-    keep_outputs: bool
+    metrics: tuple[Metric, ...] = ()
+    micro_batches: int = 1
+    policy: Policy | None = None
+    sync_batch_stats: bool = False
+    keep_outputs: bool = False
 
 
 class Sums(NamedTuple):

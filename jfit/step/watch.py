@@ -15,12 +15,12 @@ from jax import Array, lax
 
 from jfit.data.batch import parts_of
 from jfit.lowering.interpret import entry_name
-from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
+from jfit.lowering.model import Aux, Model, Params, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.lowering.taps import Point, run_tapped
 from jfit.ops.axis import Axis
 from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.step.regularizers import penalty_and_gradients
-from jfit.step.slices import BatchShard, cut_shard, fill_padding, mask_padding, part_key, shard_of
+from jfit.step.slices import BatchShard, GradientSettings, cut_shard, fill_padding, mask_padding, part_key, shard_of
 from jfit.step.state import TrainState, split_params
 
 STATISTICS = ("minimum", "maximum", "sum", "norm", "zeros", "nans", "infinities", "count")  # the first four of finite values
@@ -61,12 +61,8 @@ class Watch:
     """A program that computes the statistics of one training step, without an update.
 
     Args:
-        model: the `Model`.
-        frozen: names or glob patterns of parameters that are not trained.
-        micro_batches: number of micro-batches of a batch.
-        policy: mixed-precision policy, or None.
-        sync_batch_stats: compute batch statistics over all devices.
-        regularizers: as for `train_step`.
+        settings: model, micro-batches, precision and batch statistics of the training step.
+        frozen, regularizers: as for `train_step`.
 
     Attributes:
         points: names and kinds of the arrays, in the order in which they are computed; known after the first trace.
@@ -75,7 +71,7 @@ class Watch:
         >>> import jax, jfit, numpy as np
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
         >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
-        >>> watch = Watch(model)
+        >>> watch = Watch(GradientSettings(model))
         >>> watched = jax.jit(watch)(jfit.init_state(model, "sgd", batch), batch)
         >>> [p.name for p in watch.points if p.kind == "node"], watched.nodes[0].values[0, 0].item()
         (['fullyconnected0', 'softmax'], 1.0)
@@ -83,16 +79,11 @@ class Watch:
 
     def __init__(
         self,
-        model: Model,
-        *,
+        settings: GradientSettings,
         frozen: Sequence[str] = (),
-        micro_batches: int = 1,
-        policy: Policy | None = None,
-        sync_batch_stats: bool = False,
         regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
-        self.model, self.frozen, self.micro_batches, self.policy = model, frozen, micro_batches, policy
-        self.sync_batch_stats, self.regularizers = sync_batch_stats, regularizers
+        self.settings, self.model, self.frozen, self.regularizers = settings, settings.model, frozen, regularizers
         self.points: list[Point] = []
 
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> Watched:
@@ -106,7 +97,7 @@ class Watch:
             key = part_key(state.key, state.step, number)
             return self._part(model, trainable, others, aux, shard, key, axis_name)
 
-        parts = jnp.arange(self.micro_batches), cut_shard(model, shard, self.micro_batches)
+        parts = jnp.arange(self.settings.micro_batches), cut_shard(model, shard, self.settings.micro_batches)
         aux, (gradients, totals, nodes) = lax.scan(part, state.aux, parts)
         gradients, total = jax.tree.map(lambda x: x.sum(0), (gradients, totals))
         if axis_name is not None:
@@ -123,7 +114,7 @@ class Watch:
     ) -> Any:
         """Return (new auxiliary states, (gradients summed over rows, sum of the row weights, statistics)) of a micro-batch."""
         options = {"key": key, "train": True, "weight": shard.weight, "axis_name": axis_name, "row_ids": shard.row_ids}
-        options |= {"policy": self.policy, "sync_batch_stats": self.sync_batch_stats}
+        options |= {"policy": self.settings.policy, "sync_batch_stats": self.settings.sync_batch_stats}
         inputs, rows = fill_padding(model, shard), shard.row_ids.shape[0]
 
         def run(trainable: Params, sinks: Mapping[str, Array]) -> Any:
