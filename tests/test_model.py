@@ -1,4 +1,4 @@
-"""Models from JAX functions: parameter names, auxiliary state, random keys, precision, Flax NNX and Equinox."""
+"""Models from JAX functions: parameter names, auxiliary state, random keys, precision."""
 
 import jax
 import jax.numpy as jnp
@@ -114,84 +114,6 @@ def test_a_policy_computes_in_its_dtype_and_returns_float32():
 def test_further_axes_of_the_loss_are_averaged():
     losses, counts = model_of().outputs[0].loss(jnp.ones((2, 4)), {"label": jnp.zeros((2, 4))})
     np.testing.assert_allclose((losses, counts), ([0.5, 0.5], [1, 1]))
-
-
-def test_a_weight_multiplies_the_gradient_of_its_rows_loss():
-    model, x = model_of(lambda p, x: x * p["w"]), {"x": jnp.array([1.0, 2.0, jnp.nan]), "label": jnp.zeros(3)}
-
-    def total(w):
-        params, weight = {"w": w}, jnp.array([0.5, 3.0, 0.0])
-        outputs, _ = model.apply(params, {}, x)
-        return jfit.lowering.model.objective(model, outputs, x, weight)
-
-    assert float(total(1.0)) == 0.5 * 0.5 + 3 * 2
-
-
-def test_each_device_draws_different_random_numbers():
-    model = model_of(lambda params, x, *, key: x * jax.random.normal(key, x.shape), params={"w": jnp.ones(())})
-    params, aux = model.init(KEY, {})
-    drawn = jax.vmap(lambda x: model.apply(params, aux, {"x": x}, key=KEY, axis_name="devices")[0][0], axis_name="devices")
-    one, other = drawn(jnp.ones((2, 4)))
-    assert not np.array_equal(one, other)
-
-
-def test_frozen_leaves_are_unchanged_and_others_are_trained(line):
-    def apply(params, x):
-        return x @ params["z"] + params["a"]
-
-    model = model_of(apply, params={"a": jnp.zeros(()), "z": jnp.zeros(3)})
-    run = jfit.fit(model, line, num_epoch=20, batch_size=8, eval_metric="mse", frozen=["a"], progress=False,
-                   optimizer_params={"learning_rate": 0.1})  # fmt: skip
-    assert float(run.params["a"]) == 0
-    np.testing.assert_allclose(run.params["z"], [1, -2, 0.5], atol=0.05)
-
-
-def blobs(rng):
-    y = rng.integers(0, 3, 120)
-    return (np.eye(3, 6)[y] * 3 + rng.normal(size=(120, 6))).astype("float32"), y
-
-
-@pytest.mark.slow
-def test_a_flax_model_trains(rng):
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first = nnx.Linear(6, 16, rngs=rngs)
-            self.norm = nnx.BatchNorm(16, rngs=rngs)
-            self.last = nnx.Linear(16, 3, rngs=rngs)
-
-        def __call__(self, x):
-            return self.last(nnx.relu(self.norm(self.first(x))))
-
-    graph, params, rest = nnx.split(Net(nnx.Rngs(0)), nnx.Param, ...)
-
-    def apply(params, x, *, aux, train):
-        net = nnx.merge(graph, params, aux)
-        net.train() if train else net.eval()
-        return net(x), nnx.split(net, nnx.Param, ...)[2]
-
-    model = jfit.Model.from_function(apply, loss=optax.softmax_cross_entropy_with_integer_labels, params=params, aux=rest)
-    x, y = blobs(rng)
-    run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer="adam",
-                   optimizer_params={"learning_rate": 0.01}, progress=False)  # fmt: skip
-    assert run.history.epochs[-1]["accuracy"] > 0.9
-    assert any("first" in k and "kernel" in k for k in run.named_params)
-
-
-def test_an_equinox_model_trains(rng):
-    eqx = pytest.importorskip("equinox")
-    net = eqx.nn.MLP(6, 3, 16, 1, key=jax.random.key(0))
-    params, static = eqx.partition(net, eqx.is_array)
-
-    def apply(params, x):
-        return jax.vmap(eqx.combine(params, static))(x)
-
-    model = jfit.Model.from_function(apply, loss=optax.softmax_cross_entropy_with_integer_labels, params=params)
-    x, y = blobs(rng)
-    run = jfit.fit(model, {"x": x, "label": y}, num_epoch=8, batch_size=30, optimizer=optax.adam(0.01), progress=False)
-    assert run.history.epochs[-1]["accuracy"] > 0.9
-    assert "layers/0/weight" in run.named_params
 
 
 def test_weights_of_rows_that_occur_several_times_follow_the_order_of_the_output():
