@@ -21,7 +21,7 @@ import warnings
 import zlib
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
@@ -30,14 +30,8 @@ MAX_BYTES = 1 << 30  # size of the folder above which the programs that were not
 _OFF, _ON = ("0", "false", "off", "no"), ("", "1", "true", "on", "yes")  # values of JFIT_CACHE that are no folders
 
 
-class _Active(NamedTuple):
-    """The cache that jfit switched on: its folder, and the maximum size of the folder in bytes."""
-
-    folder: Path
-    max_bytes: int
-
-
-_active: list[_Active] = []  # at most one
+# At most one: the folder of the cache that jfit switched on, and its maximum size in bytes.
+_active: list[tuple[Path, int]] = []
 
 
 def compile_cache(folder: bool | str | os.PathLike[str] = True, *, max_bytes: int = MAX_BYTES) -> Path | None:
@@ -91,7 +85,7 @@ def _use(folder: bool | str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> P
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         # JAX's default is 1 second, but the dozens of small programs of a run take seconds together.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    _active.append(_Active(path.parent, max_bytes))
+    _active.append((path.parent, max_bytes))
     return path
 
 

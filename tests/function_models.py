@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import flax.linen as linen
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,6 @@ class Case:
         inputs: arrays by name, in the order of the arguments of `apply`.
         label: labels, a pytree of arrays whose axis 0 is the rows.
         labelled: whether `label` is part of the data; else it is only for `sums` and `metrics`.
-        model: the argument of `jfit.fit`, a module of a framework that has its values.  Default: `apply`.
         loss: the argument of `jfit.fit`.
         sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`.  Default: from `loss`, which is
             then a function of the user or of optax.
@@ -70,7 +68,6 @@ class Case:
     coupled: bool = False
     evaluated: bool = True
     labelled: bool = True
-    model: Any = None
 
     @property
     def rows(self) -> int:
@@ -129,11 +126,9 @@ def case(name: str, *, coupled: bool = False, random: bool = False) -> Callable[
 def by_fit(one: Case, **options: Any) -> jfit.Run:
     """Train with `jfit.fit`, and evaluate on the same rows after each epoch."""
     settings = {"optimizer": one.optimizer, "batch_size": BATCH, "num_epoch": EPOCHS, "shuffle": False, "progress": False}
-    settings |= {"loss": one.loss}
-    if one.model is None:
-        settings |= {"params": one.params, "aux": one.aux}
-    settings |= {"eval_data": one.data if one.evaluated else None, **one.fit, **options}
-    return jfit.fit(one.apply if one.model is None else one.model, settings.pop("train_data", one.data), **settings)
+    settings |= {"loss": one.loss, "params": one.params, "aux": one.aux, "eval_data": one.data if one.evaluated else None}
+    settings |= {**one.fit, **options}
+    return jfit.fit(one.apply, settings.pop("train_data", one.data), **settings)
 
 
 def result_of(run: jfit.Run) -> Result:
@@ -313,22 +308,40 @@ def squared_error(output, label):
 
 ACCURACY = {"accuracy": argmax_accuracy}
 MSE = {"mse": squared_error}
+ONE_HOT_ACCURACY = {"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))}
+
+
+def perceptron(rng, x, y, outputs, **options):
+    """A network with a hidden layer."""
+    return Case(**{"apply": mlp, "params": layers(rng, FEATURES, 6, outputs), "inputs": {"x": x}, "label": y, **options})
+
+
+def classifier(rng, **options):
+    x, y = blobs(rng)
+    return perceptron(
+        rng, x, options.pop("label", lambda y: y)(y), CLASSES, **{"loss": INTEGER, "metrics": ACCURACY, **options}
+    )
+
+
+def trained_only(rng, **options):
+    return classifier(rng, metrics={}, evaluated=False, **{**options, "fit": {"eval_metric": None, **options.get("fit", {})}})
 
 
 # ------------------------------------------------------------------------------------------------ regression
 @case("regression (n,), loss by name")
 def _(rng):
+    x, options = floats(rng, ROWS, FEATURES), {"learning_rate": 0.1, "momentum": 0.9}
+    fit = {"optimizer": "sgd", "optimizer_params": options}
+    squares = lambda o, y, w: ((o - y) ** 2 @ w, w.sum())  # noqa: E731
+    one = perceptron(rng, x, np.sin(x.sum(1)), 1, loss="mse", sums=squares, fit=fit, metrics=MSE)
+    return replace(one, apply=lambda p, x: mlp(p, x)[:, 0])
+
+
+@case("regression (n, 1)")
+def _(rng):
     x = floats(rng, ROWS, FEATURES)
-    return Case(
-        apply=lambda p, x: mlp(p, x)[:, 0],
-        params=layers(rng, FEATURES, 6, 1),
-        inputs={"x": x},
-        label=np.sin(x.sum(1)),
-        loss="mse",
-        sums=lambda o, y, w: ((o - y) ** 2 @ w, w.sum()),
-        fit={"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}},
-        metrics=MSE,
-    )
+    y = np.sin(x.sum(1, keepdims=True))
+    return perceptron(rng, x, y, 1, loss=optax.l2_loss, optimizer=optax.adam(0.02), metrics=MSE)
 
 
 @case("regression, several outputs")
@@ -339,16 +352,9 @@ def _(rng):
         "mae": lambda o, y: sk.mean_absolute_error(y, o),
         "rmse": lambda o, y: sk.mean_squared_error(y, o) ** 0.5,
     }
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 6, 2),
-        inputs={"x": x},
-        label=np.stack([np.sin(x.sum(1)), x[:, 0] * x[:, 1]], 1),
-        loss=optax.huber_loss,
-        optimizer=optax.rmsprop(0.01),
-        fit={"eval_metric": jfit.metrics.get(list(metrics), average="micro")},
-        metrics=metrics,
-    )
+    y = np.stack([np.sin(x.sum(1)), x[:, 0] * x[:, 1]], 1)
+    fit = {"eval_metric": jfit.metrics.get(list(metrics), average="micro")}
+    return perceptron(rng, x, y, 2, loss=optax.huber_loss, optimizer=optax.rmsprop(0.01), fit=fit, metrics=metrics)
 
 
 # ------------------------------------------------------------------------------------------------ classification
@@ -359,7 +365,6 @@ class Dense(NamedTuple):
 
 @case("integer labels, NamedTuple parameters")
 def _(rng):
-    x, y = blobs(rng)
     probabilities = lambda o: softmax(o.astype("float64"), -1)  # noqa: E731
     metrics = {
         "accuracy": argmax_accuracy,
@@ -367,96 +372,51 @@ def _(rng):
         "recall": lambda o, y: sk.recall_score(y, o.argmax(1), average="macro", labels=range(CLASSES), zero_division=0),
         "pcc": lambda o, y: sk.matthews_corrcoef(y, o.argmax(1)),
     }
-    return Case(
-        apply=lambda p, x: jnp.tanh(x @ p[0].w + p[0].b) @ p[1].w + p[1].b,
-        params=tuple(Dense(**layer) for layer in layers(rng, FEATURES, 6, CLASSES)),
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        fit={"eval_metric": [*jfit.metrics.get(["acc", "ce", "pcc"]), *jfit.metrics.get("recall", average="macro")]},
-        metrics=metrics,
-    )
+    named = [*jfit.metrics.get(["acc", "ce", "pcc"]), *jfit.metrics.get("recall", average="macro")]
+    one = classifier(rng, fit={"eval_metric": named}, metrics=metrics)
+    apply = lambda p, x: jnp.tanh(x @ p[0].w + p[0].b) @ p[1].w + p[1].b  # noqa: E731
+    return replace(one, apply=apply, params=tuple(Dense(**layer) for layer in one.params))
 
 
 @case("one-hot labels")
 def _(rng):
-    x, y = blobs(rng)
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 6, CLASSES),
-        inputs={"x": x},
-        label=one_hot(y),
-        loss=SOFTMAX,
-        metrics={"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))},
-    )
+    return classifier(rng, label=one_hot, loss=SOFTMAX, metrics=ONE_HOT_ACCURACY)
 
 
-def binary(rng):
+def binary(rng, activation=lambda o: o, **options):
     x = floats(rng, ROWS, FEATURES)
-    return x, (x[:, 0] + floats(rng, ROWS) > 0).astype("float32")
+    y = (x[:, 0] + floats(rng, ROWS) > 0).astype("float32")
+    return replace(perceptron(rng, x, y, 1, **options), apply=lambda p, x: activation(mlp(p, x)[:, 0]))
 
 
 @case("binary probabilities")
 def _(rng):
-    x, y = binary(rng)
-    return Case(
-        apply=lambda p, x: jax.nn.sigmoid(mlp(p, x)[:, 0]),
-        params=layers(rng, FEATURES, 6, 1),
-        inputs={"x": x},
-        label=y,
-        loss=lambda o, y: -(y * jnp.log(o) + (1 - y) * jnp.log(1 - o)),
-        metrics={"accuracy": binary_accuracy(0.5)},
-    )
+    loss = lambda o, y: -(y * jnp.log(o) + (1 - y) * jnp.log(1 - o))  # noqa: E731
+    return binary(rng, jax.nn.sigmoid, loss=loss, metrics={"accuracy": binary_accuracy(0.5)})
 
 
 @case("binary logits")
 def _(rng):
-    x, y = binary(rng)
     metrics = {
         "accuracy": binary_accuracy(0),
         "cross-entropy": lambda o, y: sk.log_loss(y, expit(o.astype("float64"))),
-        "roc_auc": sk_area,
+        "roc_auc": lambda o, y: sk.roc_auc_score(y, o),
     }
-    return Case(
-        apply=lambda p, x: mlp(p, x)[:, 0],
-        params=layers(rng, FEATURES, 6, 1),
-        inputs={"x": x},
-        label=y,
-        loss=SIGMOID,
-        fit={"eval_metric": [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=None)]},
-        metrics=metrics,
-    )
-
-
-def sk_area(output, label):
-    return sk.roc_auc_score(label, output)
+    named = [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=None)]
+    return binary(rng, loss=SIGMOID, fit={"eval_metric": named}, metrics=metrics)
 
 
 @case("several labels per row")
 def _(rng):
     x = floats(rng, ROWS, FEATURES)
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 6, 3),
-        inputs={"x": x},
-        label=(x[:, :3] + floats(rng, ROWS, 3) > 0).astype("float32"),
-        loss=SIGMOID,
-        metrics={"accuracy": binary_accuracy(0)},
-    )
+    params, y = layers(rng, FEATURES, 6, 3), (x[:, :3] + floats(rng, ROWS, 3) > 0).astype("float32")
+    return perceptron(rng, x, y, 3, params=params, loss=SIGMOID, metrics={"accuracy": binary_accuracy(0)})
 
 
 @case("row weights")
 def _(rng):
-    x, y = blobs(rng)
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 6, CLASSES),
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        weight=rng.choice([0.0, 0.5, 1.0, 2.0], ROWS).astype("float32"),
-        metrics=ACCURACY,
-    )
+    one = classifier(rng)
+    return replace(one, weight=rng.choice([0.0, 0.5, 1.0, 2.0], ROWS).astype("float32"))
 
 
 # ------------------------------------------------------------------------------------------------ sequences
@@ -568,21 +528,6 @@ def _(rng):
 
 
 # ------------------------------------------------------------------------------------------------ representation learning
-@case("autoencoder")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    return Case(
-        apply=mlp,
-        params=layers(rng, FEATURES, 2, FEATURES),
-        inputs={"x": x},
-        label=x,
-        loss=lambda o, y: optax.log_cosh(o, y).sum(-1),
-        optimizer=optax.adam(0.02),
-        fit={"eval_metric": jfit.metrics.get("mse", average="micro")},
-        metrics=MSE,
-    )
-
-
 @case("variational autoencoder", random=True)
 def _(rng):
     """Several outputs, a loss without labels, and values that it logs."""
@@ -764,19 +709,18 @@ def _(rng):
 
 @case("dropout, one key per step", random=True)
 def _(rng):
-    x, y = blobs(rng)
-
     def apply(p, x, *, key, train):
         h = jnp.tanh(x @ p[0]["w"] + p[0]["b"])
         if train:
             h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h * 2, 0)
         return h @ p[1]["w"] + p[1]["b"]
 
-    params = layers(rng, FEATURES, 6, CLASSES)
-    return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+    return classifier(rng, apply=apply)
 
 
 # ------------------------------------------------------------------------------------------------ trees and optimizers
+def mean_of(loss):
+    return lambda output, label, weight: ((loss(output, label) * weight).sum(), weight.sum())
 
 
 @case("integer and float inputs")
@@ -797,16 +741,25 @@ def _(rng):
     return Case(apply=apply, params=params, inputs=inputs, label=y, loss=INTEGER, optimizer=optax.adam(0.02), metrics=ACCURACY)
 
 
-def classifier(rng, **options):
-    x, y = blobs(rng)
-    values = {"apply": mlp, "params": layers(rng, FEATURES, 6, CLASSES), "inputs": {"x": x}, "label": y, "loss": INTEGER}
-    return Case(**{**values, "evaluated": False, **options, "fit": {"eval_metric": None, **options.get("fit", {})}})
+def matrices(params):
+    return jax.tree.map(lambda p: p.shape[0] > 1, params)
+
+
+@case("mask of weight decay")
+def _(rng):
+    return trained_only(rng, optimizer=optax.adamw(0.02, weight_decay=0.5, mask=matrices))
+
+
+@case("multi_transform")
+def _(rng):
+    groups = {True: optax.adam(0.02), False: optax.sgd(0.05)}
+    return trained_only(rng, optimizer=optax.multi_transform(groups, matrices))
 
 
 @case("clipping of gradients")
 def _(rng):
     by_hand = optax.chain(optax.clip_by_global_norm(0.3), optax.adam(0.02))
-    return classifier(rng, optimizer=by_hand, fit={"optimizer": optax.adam(0.02), "clip_norm": 0.3})
+    return trained_only(rng, optimizer=by_hand, fit={"optimizer": optax.adam(0.02), "clip_norm": 0.3})
 
 
 @case("schedule")
@@ -815,7 +768,7 @@ def _(rng):
     fit = {"optimizer": "sgd", "optimizer_params": {"momentum": 0.9}, "schedule": schedule}
     # as in MXNet, the momentum of jfit's sgd contains the learning rates of earlier steps; that of optax.sgd does not
     by_hand = optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))
-    return classifier(rng, optimizer=by_hand, fit=fit)
+    return trained_only(rng, optimizer=by_hand, fit=fit)
 
 
 @case("frozen parameters")
@@ -823,81 +776,49 @@ def _(rng):
     labels = [{"w": "frozen", "b": "frozen"}, {"w": "trained", "b": "trained"}]
     groups = {"frozen": optax.set_to_zero(), "trained": optax.adam(0.02)}
     fit = {"optimizer": optax.adam(0.02), "frozen": ["0/*"]}
-    return classifier(rng, optimizer=optax.multi_transform(groups, labels), fit=fit)
+    return trained_only(rng, optimizer=optax.multi_transform(groups, labels), fit=fit)
 
 
 @case("micro-batches")
 def _(rng):
-    return classifier(rng, optimizer=optax.lion(0.01), fit={"optimizer": optax.lion(0.01), "micro_batches": 2})
+    return trained_only(rng, optimizer=optax.lion(0.01), fit={"optimizer": optax.lion(0.01), "micro_batches": 2})
 
 
 # ------------------------------------------------------------------------------------------------ modules as functions
 class NnxNet(nnx.Module):
-    def __init__(self, rngs, norm=False, dropout=False):
-        self.first = nnx.Linear(FEATURES, 6, use_bias=not norm, rngs=rngs)  # its gradient would be pure rounding
-        self.norm = nnx.BatchNorm(6, rngs=rngs) if norm else None
-        self.dropout = nnx.Dropout(0.5, rngs=rngs) if dropout else None
-        self.last = nnx.Linear(6, CLASSES, rngs=rngs)
+    def __init__(self, rngs):
+        self.first = nnx.Linear(FEATURES, 6, use_bias=False, rngs=rngs)  # the gradient of a bias would be pure rounding
+        self.norm, self.last = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, CLASSES, rngs=rngs)
 
     def __call__(self, x):
-        h = self.first(x)
-        for layer in (self.norm, self.dropout):
-            h = h if layer is None else layer(h)
-        return self.last(nnx.relu(h))
+        return self.last(nnx.relu(self.norm(self.first(x))))
 
 
-def nnx_case(rng, **options):
-    x, y = blobs(rng)
-    net = NnxNet(nnx.Rngs(0), **options)
-    graph, params, rest = nnx.split(net, nnx.Param, ...)
+@case("Flax nnx, batch normalization", coupled=True)
+def _(rng):
+    graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0)), nnx.Param, ...)
 
     def apply(params, x, *, aux, train):
         net = nnx.merge(graph, params, aux)
         net.train() if train else net.eval()
         return net(x), nnx.split(net, nnx.Param, ...)[2]
 
-    return Case(apply=apply, params=params, aux=rest, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+    return classifier(rng, apply=apply, params=params, aux=rest)
 
 
-@case("Flax nnx, batch normalization", coupled=True)
+@case("Equinox")
 def _(rng):
-    return nnx_case(rng, norm=True)
-
-
-@case("Flax nnx, dropout", random=True)
-def _(rng):
-    return nnx_case(rng, dropout=True)
-
-
-class LinenNet(linen.Module):
-    @linen.compact
-    def __call__(self, x, train):
-        x = linen.Dense(6, use_bias=False)(x)
-        x = linen.BatchNorm(use_running_average=not train)(x)
-        x = linen.Dropout(0.5, deterministic=not train)(linen.relu(x))
-        return linen.Dense(CLASSES)(x)
-
-
-@case("Flax linen, batch normalization and dropout, module", coupled=True, random=True)
-def _(rng):
-    x, y = blobs(rng)
-    variables = LinenNet().init(jax.random.key(0), x[:1], False)
-
-    def apply(params, x, *, aux, key, train):
-        if not train:
-            return LinenNet().apply({"params": params, **aux}, x, False), aux
-        return LinenNet().apply({"params": params, **aux}, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
-
+    x = floats(rng, ROWS, FEATURES)
+    params, static = eqx.partition(eqx.nn.MLP(FEATURES, 1, 6, 1, jnp.tanh, key=jax.random.key(1)), eqx.is_array)
     return Case(
-        apply=apply,
-        params=variables["params"],
-        aux={"batch_stats": variables["batch_stats"]},
-        model=LinenNet(),
+        apply=lambda p, x: jax.vmap(eqx.combine(p, static))(x)[:, 0],
+        params=params,
         inputs={"x": x},
-        label=one_hot(y),
-        loss=SOFTMAX,
-        fit={"params": variables},
-        metrics={"accuracy": lambda o, y: sk.accuracy_score(y.argmax(1), o.argmax(1))},
+        label=(x[:, 0] > 0).astype("float32"),
+        loss="binary_cross_entropy",
+        sums=mean_of(SIGMOID),
+        optimizer=optax.adam(0.02),
+        metrics={"accuracy": binary_accuracy(0)},
     )
 
 
@@ -920,21 +841,13 @@ def _(rng):
 
 @case("Haiku, dropout", random=True)
 def _(rng):
-    x, y = blobs(rng)
-
     def network(x, train):
         h = jnp.tanh(hk.Linear(6)(x))
         return hk.Linear(CLASSES)(hk.dropout(hk.next_rng_key(), 0.5, h) if train else h)
 
     net = hk.transform(network)
-    return Case(
-        apply=lambda p, x, *, key, train: net.apply(p, key if train else None, x, train),
-        params=net.init(jax.random.key(0), x[:1], False),
-        inputs={"x": x},
-        label=y,
-        loss=INTEGER,
-        metrics=ACCURACY,
-    )
+    params = net.init(jax.random.key(0), np.zeros((1, FEATURES), "float32"), False)
+    return classifier(rng, apply=lambda p, x, *, key, train: net.apply(p, key if train else None, x, train), params=params)
 
 
 # ------------------------------------------------------------------------------------------------ a loop of two steps

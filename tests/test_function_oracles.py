@@ -172,7 +172,7 @@ def test_eight_devices_change_nothing(name):
 @pytest.mark.slow
 @pytest.mark.repetitions(slow=4)
 @pytest.mark.filterwarnings("ignore:the rows of a batch:UserWarning")
-@pytest.mark.parametrize("name", starting_with("Flax nnx, dropout", [n for n in CASES if n not in EXACT]))
+@pytest.mark.parametrize("name", starting_with("dropout, one key per step", [n for n in CASES if n not in EXACT]))
 def test_batch_statistics_and_random_numbers_are_those_of_each_device(name):
     assert_close(by_fit(CASES[name].build(), devices=2), by_hand(name, devices=2))
 
@@ -187,7 +187,7 @@ def test_a_contrastive_loss_of_gathered_outputs_does_not_depend_on_the_number_of
 
 @pytest.mark.slow
 @pytest.mark.repetitions(slow=4)
-@pytest.mark.parametrize("name", half(CASES, "Flax linen, batch normalization and dropout, module", odd=True))
+@pytest.mark.parametrize("name", half(CASES, "Equinox, dropout with one key per row", odd=True))
 def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
     one = CASES[name].build()
     by_fit(one, callbacks=[checkpointing(tmp_path, every=1, keep=None)])

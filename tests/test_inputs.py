@@ -230,13 +230,6 @@ def test_classes_and_layers_are_refused():
         jfit.fit(keras.layers.Dense(2), (X, Y), **OPTIONS)
 
 
-def test_the_first_difference_of_wrong_parameters_is_named():
-    with pytest.raises(
-        ValueError, match=r"params of the Flax nnx module: 'w/value' of shape \(4, 2\) is missing, found the names \['v'\]"
-    ):
-        jfit.fit(Nnx(), (X, Y), params={"v": W}, **OPTIONS)
-
-
 def test_a_keras_model_that_cannot_be_copied_is_not_written_to():
     import keras
 

@@ -26,16 +26,6 @@ def test_a_third_interrupt_of_a_deferred_block_raises_at_once():
     assert reached == [0, 1]
 
 
-def test_a_second_interrupt_raises_at_once():
-    reached = []
-    with pytest.raises(KeyboardInterrupt), StopFlag().watching():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("after the first")
-        signal.raise_signal(signal.SIGINT)
-        reached.append("after the second")
-    assert reached == ["after the first"]
-
-
 def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
     with pytest.raises(KeyboardInterrupt) as caught, defer_interrupts():
         signal.raise_signal(signal.SIGINT)

@@ -116,14 +116,6 @@ def test_further_axes_of_the_loss_are_averaged():
     np.testing.assert_allclose((losses, counts), ([0.5, 0.5], [1, 1]))
 
 
-def test_each_device_draws_different_random_numbers():
-    model = model_of(lambda params, x, *, key: x * jax.random.normal(key, x.shape), params={"w": jnp.ones(())})
-    params, aux = model.init(KEY, {})
-    drawn = jax.vmap(lambda x: model.apply(params, aux, {"x": x}, key=KEY, axis_name="devices")[0][0], axis_name="devices")
-    one, other = drawn(jnp.ones((2, 4)))
-    assert not np.array_equal(one, other)
-
-
 def test_weights_of_rows_that_occur_several_times_follow_the_order_of_the_output():
     weight = jnp.array([1.0, 2.0])
     within, around = RowLayout(axis=0, before=1, size=2, after=3), RowLayout(axis=0, before=3, size=2, after=1)

@@ -395,7 +395,7 @@ def test_what_a_module_lacks_is_said_before_training():
         train(linear, loss=None)
     with pytest.raises(TypeError, match="needs loss="):
         jfit.score(linear, (X, Y))
-    with pytest.raises(ValueError, match="params= has another structure than the params of the Flax nnx module"):
+    with pytest.raises(ValueError, match="params= has other names than the params of the Flax nnx module: missing"):
         train(linear, params={"w": X})
     with pytest.raises(ValueError, match=r"NoMode has the layer 'Dropout_0' .* takes no argument for the mode"):
         train(NoMode())

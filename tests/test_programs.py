@@ -13,10 +13,9 @@ import optax
 import pytest
 
 import jfit
-from jfit import counters, metrics, optim, programs
+from jfit import counters, optim, programs
 from jfit.parallel import spmd
-from jfit.programs import Program, Recent, constants, key_of, keys, tables
-from jfit.programs.keys import ByIdentity
+from jfit.programs import Program, Recent, constants, key_of, tables
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("float32")
@@ -208,11 +207,6 @@ def test_a_model_of_an_equal_graph_has_the_symbol_and_the_dicts_of_its_caller():
     assert not model.batch_axes and not model.tables and not jfit.lower(net()).batch_axes
     both = jfit.sym.Group([model.symbol, graph])  # of the same nodes: each name occurs once
     assert len(both.nodes()) == len(graph.nodes())
-
-
-def test_inputs_of_lower_may_be_an_iterator():
-    names = ["data", "softmax_label"]
-    assert jfit.lower(net(), inputs=iter(names)).apply is jfit.lower(net(), inputs=names).apply
 
 
 def test_graphs_with_operators_of_the_user_are_not_kept():
@@ -435,15 +429,6 @@ def test_a_value_that_changes_during_the_trace_or_between_shapes_is_not_shared()
     assert scaled([2.0], during=None)(jnp.ones(4)).tolist() == [2] * 4
 
 
-def test_check_shapes_reads_the_key_again_after_the_trace_and_the_shapes_of_specs():
-    shapes = [2]
-    fails = trusted(lambda x: x.reshape(shapes[0]))
-    assert key_of(fails) is not None
-    programs.check_shapes(fails, jax.ShapeDtypeStruct((2,), "float32"))
-    with pytest.raises(TypeError):
-        programs.check_shapes(fails, jax.ShapeDtypeStruct((3,), "float32"))
-
-
 class Scaled(functools.partial):
     """A partial with another call."""
 
@@ -511,25 +496,6 @@ def test_the_text_of_large_constants_is_not_made(monkeypatch):
     nested = jax.jit(lambda x: (x + large).sum())
     for _ in range(2):
         assert float(Program(lambda x: nested(x) + 0, jax.jit)(jnp.float32(1))) == 1 << 20
-
-
-def test_programs_of_one_function_are_bounded():
-    program = multiply(2)
-    for size in range(tables.MAX_SIGNATURES + 3):
-        program._keep(program._read((np.ones(size),)), None)
-    assert len(program._runs) == len(program._by_shape.entries) == tables.MAX_SIGNATURES
-
-
-def test_alternating_dtypes_find_their_programs_by_dtype():
-    program = multiply(2)
-    for _ in range(2):
-        for dtype in ("float32", "float16"):
-            assert program(np.ones(2, dtype)).dtype == dtype
-    read = program._read
-    program._read = lambda args: pytest.fail("a call that was made before is no first call")
-    for dtype in ("float32", "float16"):
-        assert program(np.ones(2, dtype)).dtype == dtype
-    program._read = read
 
 
 def test_calls_look_only_at_arguments_whose_shapes_differ_between_calls(monkeypatch):
@@ -622,28 +588,6 @@ def test_a_sweep_over_injected_numbers_of_optax_compiles_no_training_step():
     same(point(0.3, optax.sgd)[0].params, second.params)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_of_optimizers_are_not_in_the_keys_of_programs(name):
-    numbers = {k: v for k, v in NUMBERS[name].items() if k != "frozen"}
-    changed = {k: v * 1.01 if type(v) is float else v for k, v in numbers.items()}
-    update, other = optim.get(name, **numbers).update, optim.get(name, **changed).update
-    key, other_key = (keys.read_function(fn, True)[0] for fn in (update, other))
-    assert key == other_key is not None
-    assert key_of(update) != key_of(other) or numbers == changed
-
-
-@pytest.mark.slow
-def test_a_sweep_over_momentum_decay_and_limits_compiles_nothing():
-    def point(k):
-        numbers = {"momentum": 0.9 - 0.1 * k, "wd": 0.001 * (k + 1), "clip_gradient": 1.0 / (k + 2), "learning_rate": 0.1 + k}
-        return fitted(optimizer_params=numbers, clip_norm=0.5 + k / 7)
-
-    runs = [point(k) for k in range(3)]
-    assert not any(traces(counts) or counts["compiles"] for _, counts in runs[1:])
-    jfit.clear_programs()
-    same(point(2)[0].params, runs[2][0].params)
-
-
 def test_numbers_made_while_a_program_is_traced_are_not_confused():
     """An optimizer that depends on the order of the graph is made again, and here only when the program is traced."""
     model, batch = jfit.lower(net(dropout=0.0)), {"data": X[:8], "softmax_label": Y[:8]}
@@ -676,11 +620,6 @@ def test_optimizers_have_keys_by_their_parameters_but_not_by_their_learning_rate
         assert key != key_of(get(lr_mult={"w": 3.0})), name
 
 
-@pytest.mark.parametrize("name", ["acc", "ce", "mse", "f1", "perplexity"])
-def test_metrics_by_name_have_keys(name):
-    assert key_of(metrics.get(name)) == key_of(metrics.get(name)) is not None
-
-
 @pytest.mark.parametrize("a, b", [(1, 1.0), (1, True), (0.0, -0.0), ("1", 1), ((1, 2), [1, 2]), (None, "None"), (b"a", "a")])
 def test_values_that_python_compares_equal_have_different_keys(a, b):
     assert key_of(a) != key_of(b)
@@ -692,11 +631,6 @@ def test_values_that_cannot_be_described_have_no_key():
         assert key_of(value) is None
     assert key_of(float("nan")) == key_of(float("nan"))
     assert key_of(np.arange(3)) == key_of(np.arange(3)) != key_of(np.arange(3.0))
-
-
-def test_a_key_by_identity_is_equal_to_itself_only():
-    a, b = Data(), Data()
-    assert ByIdentity(a) == ByIdentity(a) != ByIdentity(b)
 
 
 def test_a_learning_rate_that_is_not_in_the_state_belongs_to_the_program():

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jfit.checkpoints.finite import is_finite
 from jfit.data import ArrayData
-from jfit.feed.host_batches import HostBatches
-from jfit.loop.replaying import Replayer, Start, paddable_of
+from jfit.loop.replaying import Replayer, Start
 from jfit.step.state import TrainState
 
 MAX_ROLLBACKS = 3  # to the same state; then training stops
@@ -26,13 +25,6 @@ _HELP = "Lower the learning rate, clip gradients (clip_norm=1.0), or check the d
 
 class NonFiniteLoss(UserWarning):
     """Warning that the loss is nan or infinite; the message contains the first step where it is."""
-
-
-class Kept(NamedTuple):
-    """A state without nan and infinities, on the host, and its position (epoch, batch, step) in the training."""
-
-    state: TrainState
-    position: dict[str, int]
 
 
 class NanPolicy:
@@ -44,13 +36,14 @@ class NanPolicy:
     Attributes:
         stopped: whether this policy stopped the training since `begin`.
         reached: number of steps done when it last went back to an earlier state; 0: it did not.
+        kept: the finite state to which it goes back; None if there is none.
     """
 
     def __init__(self, name: str = "warn") -> None:
         self.name, self.stopped, self.reached = name, False, 0
-        self._kept: Kept | None = None
+        self.kept: Start | None = None
         self._handled = 0  # bad steps with smaller numbers have been reported
-        self._rollbacks = 0  # number of times that training went back to `_kept`
+        self._rollbacks = 0  # number of times that training went back to `kept`
         self._restored_at = -1  # number of steps done when it last went back
 
     def begin(self) -> None:
@@ -65,15 +58,10 @@ class NanPolicy:
             position: its epoch, batch and step.
         """
         if self.keeps and is_finite(state):
-            self._kept = Kept(state, dict(position))
+            self.kept = Start(state, dict(position))
             if position["step"] != self._restored_at:  # otherwise it is the state that was restored, without a step since
                 self._rollbacks = 0
         return self.keeps
-
-    @property
-    def kept(self) -> Kept | None:
-        """The state to which this policy goes back; None if there is none."""
-        return self._kept
 
     @property
     def keeps(self) -> bool:
@@ -90,7 +78,7 @@ class NanPolicy:
         if step < self._handled:
             return
         self._handled = loop.step
-        cause = _cause(loop, self._kept, step) if self.name != "warn" else ""
+        cause = _cause(loop, self.kept, step) if self.name != "warn" else ""
         if self.name == "warn":
             self._handled = 1 << 62
             text = f"the loss is not finite since step {step} (epoch {loop.epoch}); training continues. {_HELP}"
@@ -102,7 +90,7 @@ class NanPolicy:
 
     def _go_back(self, loop: Any, step: int) -> str:
         """Restore the state that was kept, and return what was done."""
-        kept = self._kept
+        kept = self.kept
         self._rollbacks += 1
         again = self.name == "rollback" and self._rollbacks <= MAX_ROLLBACKS
         if kept is None or not again:
@@ -125,36 +113,34 @@ class NanPolicy:
         return f"training stops{tried}, and {done}"
 
 
-def _cause(loop: Any, kept: Kept | None, step: int) -> str:
+def _cause(loop: Any, kept: Start | None, step: int) -> str:
     """Return ": node ... is the first that is not finite", from a replay of the step; "" if it cannot be replayed."""
     with contextlib.suppress(Exception):  # an explanation must not end a training
         return _explained(loop, kept, step)
     return ""
 
 
-def _explained(loop: Any, kept: Kept | None, step: int) -> str:
+def _explained(loop: Any, kept: Start | None, step: int) -> str:
     data, spec = loop.dispatcher.data, loop.dispatcher.spec
     if not isinstance(data, ArrayData):
         return ""
     number = step - (loop.step - loop.batch)  # of the batch in the epoch
-    batches = HostBatches(spec.model, data, 1, spec.batch_size, paddable=paddable_of(loop.dispatcher))
-    with batches.read(loop.epoch, number) as stream:
-        batch = next(iter(stream))[0]
-    for name, x in batch.inputs.items():
+    replayer = Replayer(loop)
+    for name, x in replayer.batch(loop.epoch, number, parts=1).batch.inputs.items():
         if not is_finite(np.asarray(x)):
             axis = spec.model.batch_axes.get(name, 0)
             rows = np.isfinite(np.moveaxis(np.asarray(x), axis, 0)).reshape(x.shape[axis], -1).all(axis=1)
             return f": input {name!r} of batch {number} is not, in row {int(np.argmin(rows))} of the batch"
-    replayer = Replayer(loop)
     if kept is None:
         state, item = loop.run.snapshot()._replace(step=np.asarray(step, np.int32)), replayer.batch(loop.epoch, number)
     else:
-        state, _, item, _ = replayer.through(Start(*kept), step)
+        state, _, item, _ = replayer.through(kept, step)
     if not is_finite(state.params):
         return f": the parameters {_names(state.params)} were not before it"
-    bad, gradients = replayer.explain(state, item)
+    _, parameters, bad = replayer.explain(state, item)
     if bad is None:
         return ""
+    gradients = [p.name for p in parameters if p.gradient_nonfinite]
     of_gradients = f"the gradients of {_listed(gradients)} are not; " if bad.what == "backward" else ""
     return f": {of_gradients}{bad}"
 

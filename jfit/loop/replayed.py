@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,8 +217,7 @@ class Replay:
         """
         import pandas
 
-        columns = [f.name for f in dataclasses.fields(NodeValues)] + ["nonfinite"]
-        return pandas.DataFrame(self.table, columns=columns).set_index("name")
+        return pandas.DataFrame(self.table).set_index("name")
 
     def __repr__(self) -> str:
         bad = "" if self.first_bad is None else f", the first that is not finite: {self.first_bad.node.name!r}"
@@ -256,12 +255,18 @@ class Replay:
             >>> figure = run.replay(step=7).plot("step7.png")  # doctest: +SKIP
         """
         figure, axes = new_axes("replay", 3, path, None)
-        nodes = self._plotted()
-        figure.set_size_inches(14, max(3.4, 0.22 * max(len(nodes), len(self.parameters[:_PLOTTED]))))
-        _draw_ranges(axes[0], nodes)
-        _bars(axes[1], "gradient norm of nodes", {n.name: (n.gradient_norm or 0.0, n.gradient_nonfinite > 0) for n in nodes})
-        params = self.parameters[:_PLOTTED]
-        _bars(axes[2], "update / weight of parameters", {p.name: (p.ratio, p.gradient_nonfinite > 0) for p in params})
+        nodes, params = self._plotted(), self.parameters[:_PLOTTED]
+        figure.set_size_inches(14, max(3.4, 0.22 * max(len(nodes), len(params))))
+        names, bad = [node.name for node in nodes], [node.gradient_nonfinite > 0 for node in nodes]
+        widths, left = [node.maximum - node.minimum for node in nodes], [node.minimum for node in nodes]
+        _bars(axes[0], "minimum, mean and maximum", names, widths, [node.nonfinite > 0 for node in nodes], left)
+        axes[0].set_xscale("symlog", linthresh=1e-3)
+        for y, node in enumerate(nodes):
+            mean, marker = (node.mean, "o") if math.isfinite(node.mean) else (0.0, "x")
+            axes[0].plot([mean], [y], marker=marker, markersize=3, color="C3" if node.nonfinite else "C0")
+        _bars(axes[1], "gradient norm of nodes", names, [node.gradient_norm or 0.0 for node in nodes], bad)
+        bad = [p.gradient_nonfinite > 0 for p in params]
+        _bars(axes[2], "update / weight of parameters", [p.name for p in params], [p.ratio for p in params], bad)
         save_figure(figure, path)
         return figure
 
@@ -298,29 +303,12 @@ def _aligned(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
 
 
-def _draw_ranges(axis: Any, nodes: Sequence[NodeValues]) -> None:
-    axis.set_title("minimum, mean and maximum")
-    axis.set_xscale("symlog", linthresh=1e-3)
-    for y, node in enumerate(nodes):
-        color = "C3" if node.nonfinite else "C0"
-        if math.isfinite(node.mean):
-            axis.plot([node.minimum, node.maximum], [y, y], color=color, linewidth=3, alpha=0.5)
-            axis.plot([node.mean], [y], marker="o", markersize=3, color=color)
-        else:
-            axis.plot([0], [y], marker="x", color=color)
-    _label(axis, [node.name for node in nodes])
-
-
-def _bars(axis: Any, title: str, values: Mapping[str, tuple[float, bool]]) -> None:
+def _bars(axis: Any, title: str, names: Sequence[str], widths: Sequence[float], bad: Sequence[bool], left: Any = None) -> None:
     axis.set_title(title)
-    widths = [x if math.isfinite(x) else 0.0 for x, _ in values.values()]
-    axis.barh(range(len(values)), widths, color=["C3" if bad else "C0" for _, bad in values.values()])
+    widths = [x if math.isfinite(x) else 0.0 for x in widths]
+    axis.barh(range(len(widths)), widths, left=left, color=["C3" if is_bad else "C0" for is_bad in bad], alpha=0.5)
     if any(widths):
         axis.set_xscale("log")
-    _label(axis, list(values))
-
-
-def _label(axis: Any, names: Sequence[str]) -> None:
     axis.set_yticks(range(len(names)), [name if len(name) <= 30 else f"...{name[-27:]}" for name in names], fontsize=7)
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
@@ -348,50 +336,39 @@ def find_first_bad(
         >>> find_first_bad([log, exp, NodeValues("loss", kind="loss", inputs=("exp",), nans=1)], []).node.name
         'log'
     """
-    search = _Search(nodes)
-    end = next((node for node in nodes if node.kind == "loss" and node.nonfinite), None)
-    if end is not None:
-        return search.from_value(end)
-    if any(p.gradient_nonfinite for p in parameters):
-        return search.from_gradients(parameters)
-    bad = next((p for p in parameters if p.nonfinite), None)
-    if bad is None and aux:
-        return FirstBad("update", NodeValues(aux[0], kind="auxiliary state"))
-    if bad is None:
-        return None
-    size = math.prod(bad.shape)
-    norms = f"before it, the norm is {bad.norm:.4g}, and that of the gradient {bad.gradient_norm:.4g}"
-    return FirstBad("update", NodeValues(bad.name, kind="parameter", size=size, source=norms, nans=bad.nonfinite))
+    by_name = {node.name: node for node in nodes}
+    masks: set[str] = set()  # infinite values that come from constants only
+    for node in nodes:
+        bad = [n for n in node.inputs if n in by_name and by_name[n].nonfinite]
+        is_constant = node.kind == "constant" or (node.kind == "node" and not node.inputs)
+        if node.infinities and not node.nans and (is_constant or (bad and masks.issuperset(bad))):
+            masks.add(node.name)
 
+    def first(what: str, node: NodeValues) -> FirstBad:
+        return FirstBad(what, node, [by_name[n] for n in node.inputs if n in by_name])
 
-class _Search:
-    def __init__(self, nodes: Sequence[NodeValues]) -> None:
-        self.nodes, self.by_name = nodes, {node.name: node for node in nodes}
-        self.order = {node.name: i for i, node in enumerate(nodes)}
-        self.masks: set[str] = set()  # infinite values that come from constants only
-        for node in nodes:
-            bad = [n for n in node.inputs if n in self.by_name and self.by_name[n].nonfinite]
-            is_constant = node.kind == "constant" or (node.kind == "node" and not node.inputs)
-            if node.infinities and not node.nans and (is_constant or (bad and self.masks.issuperset(bad))):
-                self.masks.add(node.name)
+    def from_value(node: NodeValues) -> FirstBad:
+        while earlier := [n for n in nodes if n.name in node.inputs and n.nonfinite and n.name not in masks]:
+            node = earlier[0]
+        return first("forward", node)
 
-    def from_value(self, node: NodeValues) -> FirstBad:
-        while True:
-            bad = [n for n in node.inputs if n in self.by_name and self.by_name[n].nonfinite and n not in self.masks]
-            if not bad:
-                break
-            node = self.by_name[min(bad, key=self.order.__getitem__)]
-        return self._at("forward", node)
-
-    def from_gradients(self, parameters: Sequence[ParameterValues]) -> FirstBad:
-        names = {p.name for p in parameters if p.gradient_nonfinite}
-        bad = [node for node in self.nodes if node.gradient_nonfinite or node.name in names]
+    def from_gradients(names: set[str]) -> FirstBad:
+        bad = [node for node in nodes if node.gradient_nonfinite or node.name in names]
         if not bad:
-            return self._at("backward", NodeValues(min(names), kind="parameter"))
-        last = bad[-1]
-        readers = [node for node in self.nodes if last.name in node.inputs and node.kind == "node"]
-        node = readers[-1] if readers else last
-        return self.from_value(node) if node.nonfinite and node.name not in self.masks else self._at("backward", node)
+            return first("backward", NodeValues(min(names), kind="parameter"))
+        readers = [node for node in nodes if bad[-1].name in node.inputs and node.kind == "node"]
+        node = readers[-1] if readers else bad[-1]
+        return from_value(node) if node.nonfinite and node.name not in masks else first("backward", node)
 
-    def _at(self, what: str, node: NodeValues) -> FirstBad:
-        return FirstBad(what, node, [self.by_name[n] for n in node.inputs if n in self.by_name])
+    losses = [node for node in nodes if node.kind == "loss" and node.nonfinite]
+    gradients = {p.name for p in parameters if p.gradient_nonfinite}
+    updated = [p for p in parameters if p.nonfinite]
+    if losses:
+        return from_value(losses[0])
+    if gradients:
+        return from_gradients(gradients)
+    if updated:
+        p = updated[0]
+        norms = f"before it, the norm is {p.norm:.4g}, and that of the gradient {p.gradient_norm:.4g}"
+        return FirstBad("update", NodeValues(p.name, kind="parameter", size=math.prod(p.shape), source=norms, nans=p.nonfinite))
+    return FirstBad("update", NodeValues(aux[0], kind="auxiliary state")) if aux else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,21 +15,23 @@ import numpy as np
 
 from jfit import counters
 from jfit.checkpoints.checkpoint import resumed
-from jfit.checkpoints.finite import is_finite
-from jfit.checkpoints.saved import Saved, folders_of, read, step_of
+from jfit.checkpoints.saved import folders_of, read, step_of
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.feed.host_batches import HostBatches
 from jfit.formats.atomic import FormatError
 from jfit.loop.replayed import FirstBad, NodeValues, ParameterValues, Replay, find_first_bad
+from jfit.loop.report import reported_lr
+from jfit.lowering.taps import Point
 from jfit.parallel import place
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import Window, compile_spmd
-from jfit.step.sharded import whole_state
-from jfit.step.state import TrainState, split_params
+from jfit.parallel.whole import host_state
+from jfit.step.slices import GradientSettings
+from jfit.step.state import TrainState
 from jfit.step.totals import cleared
-from jfit.step.watch import Statistics, Watch, Watched
+from jfit.step.watch import STATISTICS, Statistics, Watch, Watched
 
 
 class Start(NamedTuple):
@@ -62,9 +65,9 @@ class Replayer:
     """
 
     def __init__(self, loop: Any) -> None:
-        self._loop = loop
-        self._watch: Watch | None = None
-        self._program: Any = None
+        self._loop, self._dispatcher, self._spec = loop, loop.dispatcher, loop.dispatcher.spec
+        alone = isinstance(self._spec.devices, MeshDevices) or slices_of(self._spec.step) is not None
+        self._devices = list(self._spec.devices[:1]) if alone else list(self._spec.devices)
 
     # -------------------------------------------------------------------------------- training up to a step
     def through(self, start: Start, step: int) -> tuple[TrainState, TrainState, StepBatch, Any]:
@@ -89,7 +92,7 @@ class Replayer:
                 state = state._replace(metrics=place(zeros, self._loop.devices))
             with contextlib.closing(self._epoch(epoch, number, at, step)) as dispatches:
                 for dispatch, batch in dispatches:
-                    before = whole(state) if at == step else None
+                    before = self._whole(state) if at == step else None
                     state, report = dispatch.run(state)
                     at, number = at + dispatch.steps, number + dispatch.steps
                     fence = window.push(report)
@@ -106,27 +109,26 @@ class Replayer:
         self, epoch: int, number: int, at: int, step: int
     ) -> Generator[tuple[Any, tuple[Batch, int] | None], None, None]:
         """Yield (dispatch, its batch; None for data on the devices) from batch `number` of an epoch up to `step`."""
-        dispatcher = self._loop.dispatcher
-        if isinstance(dispatcher.batches, HostBatches):  # batches from the host may be readable only once
-            with dispatcher.batches.read(epoch, number) as stream:
+        if isinstance(self._dispatcher.batches, HostBatches):  # batches from the host may be readable only once
+            with self._dispatcher.batches.read(epoch, number) as stream:
                 for item in stream:
-                    for dispatch in dispatcher.group_dispatches([item]):
+                    for dispatch in self._dispatcher.group_dispatches([item]):
                         yield dispatch, item
-            return
-        limit = lambda done: max(step - done, 1)  # noqa: E731
-        with contextlib.closing(dispatcher.dispatches(epoch, number, at, limit)) as dispatches:
-            for dispatch in dispatches:
+        else:
+            for dispatch in self._dispatcher.dispatches(epoch, number, at, lambda done: max(step - done, 1)):
                 yield dispatch, None
 
-    def batch(self, epoch: int, number: int) -> StepBatch:
-        """Read a batch of arrays."""
-        dispatcher = self._loop.dispatcher
-        spec = dispatcher.spec
-        options = {"micro_batches": spec.micro_batches, "paddable": paddable_of(dispatcher)}
-        batches = HostBatches(spec.model, dispatcher.data, len(self._devices()), spec.batch_size, **options)
-        with batches.read(epoch, number) as stream:
-            batch, rows = next(iter(stream))
-        return StepBatch(batch, rows, epoch, number)
+    def batch(self, epoch: int, number: int, parts: int | None = None) -> StepBatch:
+        """Read a batch of arrays, split over the devices, or over another number of them."""
+        spec, batches = self._spec, self._dispatcher.batches
+        paddable = batches.paddable if isinstance(batches, HostBatches) else batches.layout.paddable
+        options = {"micro_batches": spec.micro_batches, "paddable": bool(paddable)}
+        reader = HostBatches(spec.model, self._dispatcher.data, parts or len(self._devices), spec.batch_size, **options)
+        with reader.read(epoch, number) as stream:
+            return StepBatch(*next(iter(stream)), epoch, number)
+
+    def _whole(self, state: TrainState) -> TrainState:
+        return host_state(state, self._loop.devices)
 
     # -------------------------------------------------------------------------------- one step, node by node
     def replay(self, start: Start, step: int) -> Replay:
@@ -140,91 +142,44 @@ class Replayer:
             ValueError: the data ended before this step.
         """
         before, state, batch, report = self.through(start, step)
-        after = whole(state)
-        loss, rate = _numbers(report)
-        nodes, gradients, aux = self.values(before, batch)
-        parameters = self._parameters(before, after, gradients)
-        bad = self._first_bad(nodes, parameters, aux, batch)
-        learning_rate, at = None if math.isnan(rate) else rate, start.position["step"]
-        return Replay(step, batch.epoch, batch.number, at, loss, learning_rate, nodes, parameters, bad)
+        report = counters.read(jax.tree.leaves(report)[0])  # sync: of a replay
+        nodes, parameters, bad = self.explain(before, batch, self._whole(state))
+        rate, at = reported_lr(report).get("lr"), start.position["step"]
+        return Replay(step, batch.epoch, batch.number, at, float(report[0]), rate, nodes, parameters, bad)
 
-    def explain(self, state: TrainState, batch: StepBatch) -> tuple[FirstBad | None, list[str]]:
-        """Return (the first array of a step that is not finite, names of the parameters whose gradients are not).
-
-        Args:
-            state: state before the step, on the host.
-            batch: its batch.
-        """
-        nodes, gradients, aux = self.values(state, batch)
-        parameters = self._parameters(state, state, gradients)
-        names = [p.name for p in parameters if p.gradient_nonfinite]
-        return self._first_bad(nodes, parameters, aux, batch), names
-
-    def values(self, state: TrainState, batch: StepBatch) -> tuple[list[NodeValues], dict[str, Any], list[str]]:
-        """Compute the statistics of a step.
+    def explain(
+        self, before: TrainState, batch: StepBatch, after: TrainState | None = None
+    ) -> tuple[list[NodeValues], list[ParameterValues], FirstBad | None]:
+        """Compute the statistics of a step: (of the nodes, of the trainable parameters, the first that is not finite).
 
         Args:
-            state: state before the step, on the host.
+            before: state before the step, on the host.
             batch: its batch.
-
-        Returns:
-            (statistics of the nodes, name of a parameter -> `GRADIENTS` of its gradient, names of the auxiliary states that are
-            not finite after the step).
+            after: state after the step, on the host; None: that before it, the update is not looked at.
         """
-        devices = self._devices()
-        if self._watch is None:
-            spec, settings = self._loop.dispatcher.spec, self._loop.run.settings
-            step: Any = spec.step
-            options = {"frozen": step.frozen, "micro_batches": spec.micro_batches, "policy": settings.policy}
-            options |= {"sync_batch_stats": step.sync_batch_stats, "regularizers": settings.regularizers}
-            self._watch = Watch(spec.model, **options)
-            out_axes = Watched(0, None, None, 0)  # type: ignore[arg-type]
-            self._program = compile_spmd(self._watch, devices, (STATE_AXES, 0), out_axes, name="replay")
-        small = TrainState(state.step, state.params, state.aux, (), (), None, state.key)
-        watched = counters.read(self._program(place(small, devices), batch.batch))  # sync: of a replay
-        points = self._watch.points
-        total = float(watched.total)
-        values = [_node(p, s, total, batch.rows) for p, s in zip(points, watched.nodes, strict=True)]
-        bad = [name for name, x in watched.aux.items() if np.any(x)]
-        return values, watched.gradients, bad
+        watch, program = self._watching
+        small = TrainState(before.step, before.params, before.aux, (), (), None, before.key)
+        watched = counters.read(program(place(small, self._devices), batch.batch))  # sync: of a replay
+        total = max(float(watched.total), 1e-30)
+        nodes = [_node(p, s, total, batch.rows) for p, s in zip(watch.points, watched.nodes, strict=True)]
+        new = (before if after is None else after).params
+        parameters = [
+            _parameter(k, x, new[k], watched.gradients[k]) for k, x in before.params.items() if k in watched.gradients
+        ]
+        bad = find_first_bad(nodes, parameters, [name for name, finite in watched.aux.items() if not np.all(finite)])
+        if bad is not None and isinstance(self._dispatcher.data, ArrayData):
+            order = self._dispatcher.data.order(batch.epoch)[batch.number * self._spec.batch_size :]
+            bad = replace(bad, data_rows=tuple(int(order[row]) for row in bad.node.rows))
+        return nodes, parameters, bad
 
-    def _devices(self) -> list[Any]:
-        spec = self._loop.dispatcher.spec
-        alone = isinstance(spec.devices, MeshDevices) or slices_of(spec.step) is not None
-        return list(spec.devices[:1]) if alone else list(spec.devices)
-
-    def _parameters(self, before: TrainState, after: TrainState, gradients: Mapping[str, Any]) -> list[ParameterValues]:
-        step: Any = self._loop.dispatcher.spec.step
-        trainable = split_params(self._loop.dispatcher.spec.model, before.params, step.frozen)[0]
-        return [_parameter(name, before.params[name], after.params[name], gradients[name]) for name in trainable]
-
-    def _first_bad(self, nodes: Any, parameters: Any, aux: list[str], batch: StepBatch) -> FirstBad | None:
-        bad = find_first_bad(nodes, parameters, aux)
-        data, size = self._loop.dispatcher.data, self._loop.dispatcher.spec.batch_size
-        if bad is None or not isinstance(data, ArrayData) or not bad.node.rows:
-            return bad
-        order = data.order(batch.epoch)[batch.number * size :]
-        return FirstBad(bad.what, bad.node, bad.inputs, tuple(int(order[r]) for r in bad.node.rows))
-
-
-def paddable_of(dispatcher: Any) -> bool:
-    """Return whether batches of a `ResidentDispatcher` or `StreamDispatcher` are padded."""
-    batches = dispatcher.batches
-    return bool(batches.paddable if isinstance(batches, HostBatches) else batches.layout.paddable)
-
-
-def whole(state: TrainState) -> TrainState:
-    """Return a copy of a state on the devices as whole NumPy arrays."""
-    read = counters.read(state)  # sync: of a replay
-    return whole_state(jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.array(x), read))
-
-
-def _numbers(report: Any) -> tuple[float, float]:
-    """Loss and learning rate in the result of a dispatch."""
-    while isinstance(report, tuple):
-        report = report[0]
-    loss, rate = counters.read(report)  # sync: of a replay
-    return float(loss), float(rate)
+    @functools.cached_property
+    def _watching(self) -> tuple[Watch, Any]:
+        """`Watch` of the training step, and its compiled program."""
+        spec, settings, step = self._spec, self._loop.run.settings, self._spec.step
+        gradients = GradientSettings(spec.model, (), spec.micro_batches, settings.policy, step.sync_batch_stats)
+        watch = Watch(gradients, step.frozen, settings.regularizers)
+        out_axes: Any = Watched(0, None, None, 0)  # type: ignore[arg-type]
+        return watch, compile_spmd(watch, self._devices, (STATE_AXES, 0), out_axes, name="replay")
 
 
 def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False) -> Replay:
@@ -237,125 +192,96 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
         unread: whether the run has read none of its data, so that iterators are allowed; it then starts from its present state.
 
     Raises:
-        ValueError: a run that has read data has not reached the step; or as `nearest_start`.
+        ValueError: a run that has read data has not reached the step, there is no earlier
+            state, or the data is an iterator that cannot be read again.
     """
     loop.thread.check_here("Run.replay", "wait until that training has ended")
-    step, last = _checked_step(step), max(loop.step, loop.nan.reached)
+    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
+        raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
+    last, per_epoch = max(loop.step, loop.nan.reached), loop.dispatcher.num_batches
     if not unread and step > last:
         raise ValueError(
             f"replay: step is {step}, but the run has done {last} step{'s' * (last != 1)}; pass a number from 0 to {last}, "
             "which is the next step, or train the run further"
         )
-    if unread and loop.dispatcher.num_batches is not None:
+    if unread and per_epoch is not None:
         epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`
-        end = loop.step - loop.batch + epochs * loop.dispatcher.num_batches
+        end = loop.step - loop.batch + epochs * per_epoch
         if step >= end:
             raise ValueError(
-                f"replay: step is {step}, but training ends after {end} steps ({loop.dispatcher.num_batches} per epoch); pass "
-                f"a number from 0 to {end - 1}, or a larger num_epoch="
+                f"replay: step is {step}, but training ends after {end} steps ({per_epoch} per epoch); pass a number from 0 to "
+                f"{end - 1}, or a larger num_epoch="
             )
-    if unread and step >= loop.step:
-        return Replayer(loop).replay(Start(loop.run.snapshot(), loop.position), step)
-    present = (loop.run.snapshot, loop.position) if may_start_now else None
-    return Replayer(loop).replay(nearest_start(loop, step, loop.run.settings.checkpoint, present), step)
+    start = Start(loop.run.snapshot(), loop.position) if unread and step >= loop.step else _start(loop, step, may_start_now)
+    return Replayer(loop).replay(start, int(step))
 
 
-def nearest_start(
-    loop: Any, step: int, checkpoint: Any, present: tuple[Callable[[], TrainState], dict[str, int]] | None
-) -> Start:
-    """Return the newest state at or before a step.
-
-    Args:
-        loop: the `Loop` of the run.
-        step: number of the step, from 0.
-        checkpoint: folder of the checkpoints of the run, or None.
-        present: (function that copies the present state to the host, its position); None: it may not be used.
-
-    Raises:
-        ValueError: there is none, or the data is an iterator that cannot be read again.
-    """
-    data = loop.dispatcher.data
+def _start(loop: Any, step: int, may_start_now: bool) -> Start:
+    """Return the newest state at or before a step: of a checkpoint, the present one, or one that `nan=` of `fit` kept."""
+    data, checkpoint = loop.dispatcher.data, loop.run.settings.checkpoint
     if isinstance(data, StreamData) and data.resumes_by_counting:
         raise ValueError(
             f"replay: the training data is a {type(data.source).__name__}, which this run reads itself, so it cannot be read "
             "again from an earlier batch; use jfit.replay(folder, train_data, step=...) with a new iterator, or pass a "
             "callable f(epoch) to fit"
         )
-    states = [] if present is None else [(present[1], present[0])]
-    kept = loop.nan.kept
-    states += [] if kept is None else [(kept.position, lambda: kept.state)]
-    folders = [] if checkpoint is None else folders_of(Path(checkpoint))
-    for folder in reversed(folders):
+    states = [(loop.position, loop.run.snapshot)] if may_start_now else []
+    if loop.nan.kept is not None:
+        states.append((loop.nan.kept.position, lambda: loop.nan.kept.state))
+    for folder in reversed([] if checkpoint is None else folders_of(Path(checkpoint))):
         if step_of(folder) <= step:
             with contextlib.suppress(FormatError):
                 saved = read(folder)
                 if "position" in saved.meta:
-                    states.append((saved.meta["position"], functools.partial(_state_of, saved, loop)))
+                    states.append((saved.meta["position"], lambda saved=saved: resumed(saved, loop.state)[0]))
                     break
-    earlier = [(position["step"], i) for i, (position, _) in enumerate(states) if position["step"] <= step]
+    earlier = [entry for entry in states if entry[0]["step"] <= step]
     if not earlier:
         steps = ", ".join(str(position["step"]) for position, _ in states) or "none"
         raise ValueError(
             f"replay: no state before step {step} was kept (states at steps: {steps}); pass checkpoint= to fit, or train from "
             f"the start with jfit.replay(None, train_data, model, step={step}, ...) and the arguments of fit"
         )
-    position, state_of = states[max(earlier)[1]]
+    position, state_of = max(earlier, key=lambda entry: entry[0]["step"])
     return Start(state_of(), dict(position))
 
 
-def _checked_step(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-        raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
-    return int(step)
-
-
-def _state_of(saved: Saved, loop: Any) -> TrainState:
-    return resumed(saved, loop.state)[0]
-
-
 # ------------------------------------------------------------------------------------------------ statistics on the host
-def _node(point: Any, statistics: Statistics, total: float, rows: int) -> NodeValues:
-    parts = np.asarray(statistics.values, np.float64).reshape(-1, 7)
+def _combined(statistics: Any) -> dict[str, Any]:
+    """Return `STATISTICS` of an array from those of its parts: (..., 8)."""
+    parts = dict(zip(STATISTICS, np.asarray(statistics, np.float64).reshape(-1, len(STATISTICS)).T, strict=True))
+    counts = {name: int(parts[name].sum()) for name in ("zeros", "nans", "infinities", "count")}
+    finite = counts["count"] - counts["nans"] - counts["infinities"]
+    return counts | {
+        "minimum": float(parts["minimum"].min()) if finite else math.nan,
+        "maximum": float(parts["maximum"].max()) if finite else math.nan,
+        "mean": float(parts["sum"].sum() / finite) if finite else math.nan,
+        "norm": float(np.linalg.norm(parts["norm"])),
+        "nonfinite": counts["nans"] + counts["infinities"],
+    }
+
+
+def _node(point: Point, statistics: Statistics, total: float, rows: int) -> NodeValues:
     is_shared = point.kind in ("parameter", "constant")  # the same array on all devices and in all micro-batches
-    parts = parts[:1] if is_shared else parts
-    minimum, maximum = parts[:, 0].min(), parts[:, 1].max()
-    summed, zeros, nans, infinities, size = parts[:, 2:].sum(0)
-    finite = size - nans - infinities
-    marks = np.zeros(0, bool) if statistics.rows is None else np.asarray(statistics.rows).ravel()[:rows]
-    norm, nonfinite = None, 0
-    if statistics.gradient is not None and point.kind == "node":
-        norm, nonfinite = _gradient(np.asarray(statistics.gradient))
-        norm /= max(total, 1e-30)
+    values = _combined(np.reshape(statistics.values, (-1, len(STATISTICS)))[: 1 if is_shared else None])
+    gradient = None if statistics.gradient is None else _combined(statistics.gradient)
+    marks = () if statistics.rows is None else np.ravel(statistics.rows)[:rows]
     return NodeValues(
-        point.name,
-        point.operator,
-        point.kind,
-        point.inputs,
-        point.source,
-        minimum=float(minimum) if finite else math.nan,
-        maximum=float(maximum) if finite else math.nan,
-        mean=float(summed / finite) if finite else math.nan,
-        zeros=float(zeros / size) if size else 0.0,
-        nans=int(nans),
-        infinities=int(infinities),
-        size=int(size),
+        *point[:5],
+        **{name: values[name] for name in ("minimum", "maximum", "mean", "nans", "infinities")},
+        zeros=values["zeros"] / max(values["count"], 1),
+        size=values["count"],
         rows=tuple(np.flatnonzero(marks).tolist()),
-        gradient_norm=norm,
-        gradient_nonfinite=nonfinite,
+        gradient_norm=None if gradient is None else gradient["norm"] / total,
+        gradient_nonfinite=0 if gradient is None else gradient["nonfinite"],
     )
 
 
-def _gradient(values: np.ndarray) -> tuple[float, int]:
-    """Return (2-norm of the finite values, number of the others) from `GRADIENTS` of the parts of a gradient."""
-    parts = values.astype(np.float64).reshape(-1, 4)
-    return float(np.sqrt((parts[:, 0] ** 2 * parts[:, 1]).sum())), int(parts[:, 2:].sum())
-
-
 def _parameter(name: str, before: Any, after: Any, gradient: Any) -> ParameterValues:
-    old, new = np.asarray(before, np.float64), np.asarray(after, np.float64)
-    norm, nonfinite = _gradient(np.asarray(gradient))
+    old, new, of_gradient = np.asarray(before, np.float64), np.asarray(after, np.float64), _combined(gradient)
     with np.errstate(all="ignore"):
-        length, update = float(np.linalg.norm(old)), float(np.linalg.norm(new - old))
-        ratio = float(np.float64(update) / np.float64(length))
-    bad = 0 if is_finite({"after": new}) else int((~np.isfinite(new)).sum())
-    return ParameterValues(name, tuple(old.shape), length, norm, nonfinite, update, ratio, bad)
+        norm, update = np.linalg.norm(old), np.linalg.norm(new - old)
+        ratio = float(update / norm)
+    bad = int((~np.isfinite(new)).sum())
+    norms = float(norm), of_gradient["norm"], of_gradient["nonfinite"], float(update)
+    return ParameterValues(name, tuple(old.shape), *norms, ratio, bad)

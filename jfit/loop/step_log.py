@@ -34,7 +34,6 @@ class _Entry(NamedTuple):
     array: Any  # float32 (maximum number of steps, columns); the first `steps` rows are valid
     steps: int
     position: Mapping[str, int]  # before the first step
-    dispatch: int  # number of the dispatch
 
 
 def step_values(out: StepOut, names: Sequence[str]) -> Array:
@@ -53,8 +52,7 @@ class StepLog:
     """
 
     def __init__(self, names: Sequence[str], intervals: Collection[int], device: Any) -> None:
-        self.names, self._intervals, self._queue = tuple(names), tuple(set(intervals)), deque[_Entry]()
-        self._dispatches = 0
+        self.names, self._intervals, self._queue = tuple(names), tuple(set(intervals)), deque[_Entry | None]()
         self._on_cpu = device.platform == "cpu"  # arrays are in host memory already
 
     def push(self, result: tuple[Any, Array], steps: int, position: Mapping[str, int]) -> Any:
@@ -69,24 +67,21 @@ class StepLog:
             The first entry of `result`.
         """
         (first, array), start = result, position["step"]
-        self._dispatches += 1
-        if any((start + steps) // k > start // k for k in self._intervals):
-            if not self._on_cpu:
-                array.copy_to_host_async()
-            self._queue.append(_Entry(array, steps, dict(position), self._dispatches))
+        is_read = any((start + steps) // k > start // k for k in self._intervals)
+        if is_read and not self._on_cpu:
+            array.copy_to_host_async()
+        self._queue.append(_Entry(array, steps, dict(position)) if is_read else None)
         return first
 
     def pop(self, behind: int) -> list[_Entry]:
         """Remove and return all entries but those of the last `behind` dispatches, which may still be running."""
-        result = []
-        while self._queue and self._queue[0].dispatch <= self._dispatches - behind:
-            result.append(self._queue.popleft())
-        return result
+        entries = [self._queue.popleft() for _ in range(len(self._queue) - behind)]
+        return [entry for entry in entries if entry is not None]
 
     def rows(self, entries: Sequence[_Entry], arrays: Sequence[np.ndarray]) -> list[StepRow]:
         """Return a `StepRow` per step to read, in order; `arrays` are the arrays of the entries, copied to the host."""
         result = []
-        for (_, steps, start, _), array in zip(entries, arrays, strict=True):
+        for (_, steps, start), array in zip(entries, arrays, strict=True):
             for number, values in enumerate(array[:steps].tolist(), 1):
                 if all((start["step"] + number) % k for k in self._intervals):
                     continue

@@ -190,7 +190,19 @@ class _Adapter:
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
         return _copied("params", params), _copied("aux", aux)
 
-    def apply(
+    def apply(self, params: Params, aux: Aux, inputs: Inputs, **options: Any) -> tuple[tuple[Array, ...], Aux]:
+        """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
+        tree, new_aux = self._call(params, aux, inputs, **options)
+        outputs, treedef = jax.tree.flatten(tree)
+        expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
+        if treedef != expected.treedef:
+            raise ValueError(
+                f"apply returned the outputs {list(_output_tree(tree).names)} with train={options.get('train', False)}, and "
+                f"{list(expected.names)} before; return the same pytree for every batch, in training and in evaluation"
+            )
+        return tuple(_float32(jnp.asarray(x), options.get("policy")) for x in outputs), new_aux
+
+    def _call(
         self,
         params: Params,
         aux: Aux,
@@ -204,19 +216,7 @@ class _Adapter:
         policy: Policy | None = None,
         sync_batch_stats: bool = False,
         micro_batch: Any = None,
-    ) -> tuple[tuple[Array, ...], Aux]:
-        """Apply the user's function, see `ApplyFn`.  `objective` and `loss_sums` apply `weight` to the losses."""
-        options = (key, train, weight, axis_name, policy, sync_batch_stats, row_ids)
-        tree, new_aux = self._call(params, aux, inputs, *options)
-        outputs, treedef = jax.tree.flatten(tree)
-        expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
-        if treedef != expected.treedef:
-            raise ValueError(
-                f"apply returned the outputs {list(_output_tree(tree).names)} with train={train}, {list(expected.names)} before"
-            )
-        return tuple(_float32(jnp.asarray(x), policy) for x in outputs), new_aux
-
-    def _call(self, params, aux, inputs, key, train, weight, axis_name, policy, sync, row_ids=None) -> tuple[Any, Aux]:
+    ) -> tuple[Any, Aux]:
         """Return (pytree of outputs, new auxiliary states by name)."""
         if self.structure.params is None:
             raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
@@ -231,8 +231,8 @@ class _Adapter:
         if "key" in self.keywords:
             extra["key"] = key
         if "axis_name" in self.keywords:
-            extra["axis_name"] = axis_name if sync else None
-        elif sync:
+            extra["axis_name"] = axis_name if sync_batch_stats else None
+        elif sync_batch_stats:
             raise ValueError(
                 "sync_batch_stats=True needs a function that takes axis_name=, the device axis over which it averages its "
                 "batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not"
@@ -339,41 +339,31 @@ class _Adapter:
         inputs, rows = {k: jnp.asarray(v) for k, v in inputs.items()}, self.rows(inputs)
         if not self.terms.has_labels(self._batch(inputs)):
             return None
+        if self.gather and axis_name is not None:
+            # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents
+            # of all devices, so that a row gets the gradient of the losses of all rows.
+            devices = device_axis(axis_name, "gather_outputs=True")
+            gather = lambda x: jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x  # noqa: E731
+            outputs, inputs, weight = jax.tree.map(gather, (tuple(outputs), inputs, weight))
 
         def total(values: Array) -> Array:
             summed = jnp.sum(weighted(values, weight))
-            over = None if axis_name is None or self.gather else device_axis(axis_name, "this loss")
-            return summed if over is None else jax.lax.psum(summed, over)
+            return summed if axis_name is None or self.gather else jax.lax.psum(summed, device_axis(axis_name, "this loss"))
 
-        if not self.gather or axis_name is None:
-            return self._joint_loss(outputs, inputs, weight, params, aux, None if separate else total)
-
-        devices = device_axis(axis_name, "gather_outputs=True")
-
-        def all_rows(x: Array) -> Array:
-            return jax.lax.all_gather(x, devices, tiled=True) if x.shape[:1] == (rows,) else x
-
-        # Each device computes all losses and returns those of its rows.  The transpose of all_gather sums the cotangents of
-        # all devices, so that a row gets the gradient of the losses of all rows.
-        outputs, inputs, weight = jax.tree.map(all_rows, (tuple(outputs), inputs, weight))
-        first = axis_index(axis_name) * rows
-        losses = self._joint_loss(outputs, inputs, weight, params, aux, total)
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), losses)
-
-    def _joint_loss(
-        self, outputs: Sequence[Array], inputs: Inputs, weight: Array | None, params: Params, aux: Aux, total: Total | None
-    ) -> RowLosses:
-        batch = self._batch(inputs)
         extras = frozenset[str]().union(*(t.form.extras for t in self.terms.terms))
         structure, tree = self.structure, self.structure.outputs
         assert tree is not None
         values = LossInputs(
             jax.tree.unflatten(tree.treedef, outputs),
-            batch,
+            self._batch(inputs),
             _tree_of("params", structure.known("params"), params) if "params" in extras else None,
             _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
         )
-        return self.terms.row_losses(values, weight, self.rows(inputs), inputs.get(LABEL_WEIGHT), total)
+        of_positions, totals = inputs.get(LABEL_WEIGHT), None if separate else total
+        losses = self.terms.row_losses(values, weight, self.rows(inputs), of_positions, totals)
+        if axis_name is None or not self.gather:
+            return losses
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, axis_index(axis_name) * rows, rows), losses)
 
     def output(self, term: Term, name: str = "output") -> Output:
         """The `Output` of a loss of one output and its label."""
@@ -406,8 +396,7 @@ class _Adapter:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
-        options = (jax.random.key(0), False, None, None, None, False)
-        tree, _ = jax.eval_shape(lambda p, a, d: self._call(p, a, d, *options), params, aux, data)
+        tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):

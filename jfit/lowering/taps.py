@@ -7,10 +7,10 @@ derivative (`jax.custom_vjp`) also observes its gradient.  Everything is traced,
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import sysconfig
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ Tap = Callable[[Point, Any], Any]
 
 # Primitives whose bodies are evaluated as if they were written out
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"}
-_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # functions with their own derivative
+_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}  # functions with their own derivative, each a node of its own name
 _BOOKKEEPING = "model.py:jfit"  # sums of losses over the rows, in `jfit.lowering.model`
 # Primitives that move or convert values: their results have the names of their inputs.
 _VIEWS = {"broadcast_in_dim", "copy", "copy_p", "expand_dims", "optimization_barrier", "reshape", "squeeze", "stop_gradient"}
@@ -64,19 +64,27 @@ class _Known(NamedTuple):
     """A value during the evaluation: the array, the names of the points that it comes from, and where its rows are."""
 
     array: Any
-    names: tuple[str, ...]
-    layout: Any
+    names: tuple[str, ...] = ()
+    layout: Any = None
+
+
+class _Place(NamedTuple):
+    """Where the equations of a jaxpr are called: the name of the function, its line, and the scope of its modules."""
+
+    function: str = ""
+    source: str = ""
+    scope: str = ""
 
 
 def run_tapped(
-    fn: Callable[..., Any], arrays: Sequence[Any], points: Sequence[Point], tap: Tap
+    fn: Callable[..., Any], arguments: Sequence[Any], points: Sequence[Point], tap: Tap
 ) -> tuple[Any, list[tuple[str, ...]]]:
-    """Return fn(*arrays), with a tap on the arguments, on the constants and on each floating-point result of a primitive.
+    """Return fn(*arguments), with a tap on the arguments, on the constants and on each floating-point result of a primitive.
 
     Args:
-        fn: function of arrays that returns a pytree of arrays.
-        arrays: its arguments.
-        points: names and kinds of the arguments.
+        fn: function of pytrees of arrays that returns a pytree of arrays.
+        arguments: its arguments.
+        points: names and kinds of the leaves of the arguments.
         tap: `tap(point, array) -> array`.
 
     Returns:
@@ -90,126 +98,75 @@ def run_tapped(
         >>> [(p.name, p.inputs) for p in found]
         [('x', ()), ('log', ('x',)), ('1.0', ()), ('add', ('log', '1.0'))]
     """
-    trees: list[Any] = []
-
-    def flat(*values: Any) -> list[Any]:
-        leaves, tree = jax.tree.flatten(fn(*values))
-        trees.append(tree)
-        return leaves
-
-    closed = jax.make_jaxpr(flat)(*arrays)
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
     walk = _Walk(tap, {p.name for p in points})
-    known = [
-        _Known(tap(p, x), (p.name,), p.rows if isinstance(p.rows, RowLayout) else None)
-        for p, x in zip(points, arrays, strict=True)
-    ]
-    results = walk.run(closed.jaxpr, walk.constants(closed.consts), known, _Place("", "", ""))
-    return jax.tree.unflatten(trees[0], [r.array for r in results]), [r.names for r in results]
-
-
-class _Place(NamedTuple):
-    """Where the equations of a jaxpr are called: the name of the function, its line, and the scope of its modules."""
-
-    function: str
-    source: str
-    scope: str
+    leaves = zip(points, jax.tree.leaves(arguments), strict=True)
+    known = [_Known(tap(p, x), (p.name,), p.rows if isinstance(p.rows, RowLayout) else None) for p, x in leaves]
+    results = walk.run(closed.jaxpr, closed.consts, known, _Place())
+    return jax.tree.unflatten(jax.tree.structure(shapes), [r.array for r in results]), [r.names for r in results]
 
 
 class _Walk:
     """Evaluates jaxprs with a tap; keeps the names that are in use."""
 
     def __init__(self, tap: Tap, names: set[str]) -> None:
-        self.tap, self.names, self._numbers = tap, names, Counter[str]()
+        self.tap, self.names = tap, names
 
     def _unique(self, name: str) -> str:
-        result = name
-        while result in self.names:
-            self._numbers[name] += 1
-            result = f"{name}_{self._numbers[name]}"
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        result = next(n for n in names if n not in self.names)
         self.names.add(result)
         return result
 
-    def constants(self, consts: Sequence[Any]) -> list[_Known]:
-        return [self._constant(x) for x in consts]
-
     def _constant(self, x: Any) -> _Known:
         if not _is_float(x):
-            return _Known(x, (), None)
+            return _Known(x)
         name = self._unique("constant")
-        return _Known(self.tap(Point(name, "", "constant"), x), (name,), None)
+        return _Known(self.tap(Point(name, "", "constant"), x), (name,))
 
     def _read(self, variable: Any, values: dict[Any, _Known]) -> _Known:
         if not isinstance(variable, Literal):
             return values[variable]
         if not _is_float(variable.val):
-            return _Known(variable.val, (), None)
+            return _Known(variable.val)
         name = str(np.asarray(variable.val).astype(np.float32).item())
         if name not in self.names:
             self.names.add(name)
             self.tap(Point(name, "", "constant"), jnp.asarray(variable.val))
-        return _Known(variable.val, (name,), None)
+        return _Known(variable.val, (name,))
 
-    def run(self, jaxpr: Any, consts: Sequence[_Known], inputs: Sequence[_Known], place: _Place) -> list[_Known]:
+    def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[_Known], place: _Place) -> list[_Known]:
         """Evaluate a jaxpr; returns its results."""
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*map(self._constant, consts), *inputs), strict=True))
         for eqn in jaxpr.eqns:
             operands = [self._read(v, values) for v in eqn.invars]
             values.update(zip(eqn.outvars, self._equation(jaxpr, eqn, operands, place), strict=True))
         return [self._read(v, values) for v in jaxpr.outvars]
 
     def _equation(self, jaxpr: Any, eqn: Any, operands: list[_Known], place: _Place) -> list[_Known]:
-        name, (body, consts) = eqn.primitive.name, _body(eqn)
+        name, body = eqn.primitive.name, eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         scope = "/".join(part for part in (place.scope, str(eqn.source_info.name_stack)) if part)
-        inner = _Place(str(eqn.params.get("name", "")), source_of(eqn, place), scope)
-        if name in _CALLS and body is not None and len(body.invars) == len(operands):
-            return self.run(body, self.constants(consts), operands, inner)
-        results = _results_of(jaxpr, eqn, operands)
-        layouts = equation_layouts(eqn, [x.layout for x in operands])
+        source, jaxpr_of_body = source_of(eqn, place), getattr(body, "jaxpr", body)
+        if name in _CALLS:
+            inner = _Place(jaxpr_of_body.debug_info.func_name, source, scope)
+            return self.run(jaxpr_of_body, getattr(body, "consts", ()), operands, inner)
+        name = jaxpr_of_body.debug_info.func_name if name in _CUSTOM else name
         sources = tuple(dict.fromkeys(n for x in operands for n in x.names))
-        if name in _CUSTOM and body is not None and len(body.invars) == len(operands):
-            name, sources = self._custom(body, consts, operands, inner, sources)
-        known = []
+        layouts, known = equation_layouts(eqn, [x.layout for x in operands]), []
+        results = _results_of(jaxpr, eqn, operands)
         for i, (x, layout) in enumerate(zip(results, layouts, strict=True)):
             names = sources
-            if name not in _VIEWS and _is_float(x) and not inner.source.startswith(_BOOKKEEPING):
+            if name not in _VIEWS and _is_float(x) and not source.startswith(_BOOKKEEPING):
                 suffix = f":{i}" if len(results) > 1 else ""
                 label = self._unique("/".join(part for part in (scope, name) if part) + suffix)
                 names, rows = (label,), layout if isinstance(layout, RowLayout) else None
-                x = self.tap(Point(label, name, "node", sources, inner.source, rows), x)
+                x = self.tap(Point(label, name, "node", sources, source, rows), x)
             known.append(_Known(x, names, layout))
         return known
-
-    def _custom(
-        self, body: Any, consts: Any, operands: list[_Known], place: _Place, sources: tuple[str, ...]
-    ) -> tuple[str, tuple[str, ...]]:
-        """Tap the equations of a function with its own derivative, whose result is computed as a whole.
-
-        Returns (name of the function, names of the points that its results come from).
-        """
-        while len(body.eqns) == 1 and body.eqns[0].primitive.name in _CALLS:
-            place = place._replace(function=str(body.eqns[0].params.get("name", "")))
-            same = list(body.eqns[0].invars) == list(body.invars)
-            if not same:
-                break
-            body, consts = _body(body.eqns[0])
-        name = place.function or "custom function"
-        if len(body.eqns) <= 1:
-            return name, sources
-        stopped = [x._replace(array=jax.lax.stop_gradient(x.array)) for x in operands]
-        inner = self.run(
-            body, self.constants(consts), stopped, place._replace(scope="/".join(filter(None, (place.scope, name))))
-        )
-        return name, tuple(dict.fromkeys((*(n for x in inner for n in x.names), *sources)))
 
 
 def _is_float(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _body(eqn: Any) -> tuple[Any, Sequence[Any]]:
-    """Return (jaxpr, constants) of the function that an equation calls; (None, ()) if it calls none."""
-    body = next((eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None)
-    return getattr(body, "jaxpr", body), getattr(body, "consts", ())
 
 
 def _results_of(jaxpr: Any, eqn: Any, operands: Sequence[_Known]) -> list[Any]:
@@ -224,10 +181,10 @@ _JAX = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (jax
 _JFIT = str(Path(__file__).parents[1]) + os.sep
 _FRAMEWORKS = str(Path(__file__).with_name("frameworks")) + os.sep  # adapters, which call modules that call them
 _MODEL = str(Path(__file__).with_name("model.py"))
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_OTHERS = (_JFIT, *_JAX, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 
 
-def source_of(eqn: Any, place: _Place | None = None) -> str:
+def source_of(eqn: Any, place: _Place) -> str:
     """Return the line of code that an equation comes from: of the user, else of the library that the user called.
 
     Args:
@@ -238,21 +195,20 @@ def source_of(eqn: Any, place: _Place | None = None) -> str:
     Returns:
         A string such as "model.py:12 in forward: return jnp.log(x)"; "" if it is not known.
     """
-    library, fallback = None, "" if place is None else place.source
-    for frame in getattr(getattr(eqn.source_info, "traceback", None), "frames", ()):
-        name, is_package = frame.file_name, "-packages" + os.sep in frame.file_name
-        if name.startswith(_FRAMEWORKS):
-            continue
-        is_own = not is_package and not name.startswith((_JFIT, _STDLIB, "<frozen")) and not name.startswith(_JAX)
-        if is_own:
+    library = ""
+    for frame in getattr(eqn.source_info.traceback, "frames", ()):
+        file, is_package = frame.file_name, "-packages" + os.sep in frame.file_name
+        if not is_package and not file.startswith(_OTHERS):
             return _text(frame)
-        if name.startswith(_JFIT):
-            return fallback or (_BOOKKEEPING if name.startswith(_MODEL) and library is None else _text(library or frame))
-        if place is not None and place.function and frame.function_name.split(".")[-1] == place.function:
-            return fallback
-        if is_package and not name.startswith(_JAX):
-            library = library or frame
-    return fallback or ("" if library is None else _text(library))
+        if file.startswith(_FRAMEWORKS):
+            continue
+        if file.startswith(_JFIT):
+            library = library or (_BOOKKEEPING if file.startswith(_MODEL) else _text(frame))
+        elif is_package and not file.startswith(_JAX):
+            library = library or _text(frame)
+        if file.startswith(_JFIT) or (place.function and frame.function_name.split(".")[-1] == place.function):
+            break
+    return place.source or library
 
 
 def _text(frame: Any) -> str:

@@ -229,9 +229,6 @@ class _Reader:
     def _tuple(self, x: tuple[Any, ...]) -> Any:  # a NamedTuple or another subclass
         return self._type(type(x)), *map(self.read, x), self._rest(x)
 
-    def _sequence(self, x: Any) -> Any:
-        return self._type(type(x)), *map(self.read, x)
-
     def _mapping(self, x: Mapping[Any, Any]) -> Any:
         default = self.read(getattr(x, "default_factory", None))  # of a defaultdict
         return "mapping", self._type(type(x)), default, *[(self.read(k), self.read(v)) for k, v in x.items()]
@@ -246,9 +243,6 @@ class _Reader:
     def _partial(self, x: functools.partial[Any]) -> Any:
         return "partial", self._type(type(x)), self._rest(x), self.read(x.func), self.read(x.args), self.read(dict(x.keywords))
 
-    def _method(self, x: types.MethodType) -> Any:
-        return "method", self.read(x.__func__), self.read(x.__self__)
-
     def _array(self, x: np.ndarray[Any, Any] | np.generic) -> Any:
         # subclasses, such as masked arrays, have more data than their bytes, and structured dtypes more than their text
         is_plain = type(x) is np.ndarray or isinstance(x, np.generic)
@@ -260,9 +254,6 @@ class _Reader:
         if _is_structured(x):
             raise Unkeyed
         return "dtype", x.str, x.name
-
-    def _enum(self, x: Enum) -> Any:
-        return self._type(type(x)), x.name
 
     def _library_object(self, x: Any) -> Any:
         """A function of a library that is not a Python function (such as a jitted one), found there under its name."""
@@ -283,13 +274,13 @@ _READERS: tuple[tuple[Any, Any], ...] = (
     ((np.ndarray, np.generic), _Reader._array),
     (np.dtype, _Reader._dtype),
     (jax.Device, lambda reader, x: ByIdentity(x)),
-    (Enum, _Reader._enum),
+    (Enum, lambda reader, x: (reader._type(type(x)), x.name)),
     (tuple, _Reader._tuple),
-    (list, _Reader._sequence),
+    (list, lambda reader, x: (reader._type(type(x)), *map(reader.read, x))),
     ((dict, types.MappingProxyType), _Reader._mapping),
     ((set, frozenset), _Reader._set),
     (functools.partial, _Reader._partial),
-    (types.MethodType, _Reader._method),
+    (types.MethodType, lambda reader, x: ("method", reader.read(x.__func__), reader.read(x.__self__))),
 )
 
 

@@ -172,11 +172,11 @@ class GradientSettings(NamedTuple):
     """The arguments of `train_step` that affect the gradients; `keep_outputs` is its argument `outputs`."""
 
     model: Model
-    metrics: tuple[Metric, ...]
-    micro_batches: int
-    policy: Policy | None
-    sync_batch_stats: bool
-    keep_outputs: bool
+    metrics: tuple[Metric, ...] = ()
+    micro_batches: int = 1
+    policy: Policy | None = None
+    sync_batch_stats: bool = False
+    keep_outputs: bool = False
 
 
 class Sums(NamedTuple):
@@ -371,14 +371,8 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
 
-    def cut(x: Array, axis: int = 0) -> Array:
-        shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-    inputs = {k: cut(v, model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
-    slices = BatchShard(inputs, *(None if w is None else cut(w) for w in shard[1:]))
-    part_of = lambda i: jax.tree.map(lambda x: x[i], slices)  # noqa: E731
-    gradients, aux, sums = part(aux, 0, part_of(0))
+    slices = cut_shard(model, shard, count)
+    gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
 
     def add_part(carry: Any, item: Any) -> Any:
         gradients, aux, rows, shared = carry
@@ -394,6 +388,17 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
         carry, _ = lax.scan(add_part, carry, (jnp.arange(1, count), part_of(slice(1, None))))
     gradients, aux, rows, shared = carry
     return gradients, aux, sums._replace(rows=rows, shared=shared)
+
+
+def cut_shard(model: Model, shard: BatchShard, count: int) -> BatchShard:
+    """Cut the rows of a shard into micro-batches: arrays have a leading axis of `count`."""
+
+    def cut(x: Array, axis: int = 0) -> Array:
+        shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    inputs = {k: cut(jnp.asarray(v), model.batch_axes.get(k, 0)) for k, v in shard.inputs.items()}
+    return BatchShard(inputs, *(None if w is None else cut(w) for w in shard[1:]))
 
 
 def select(condition: Array, new: Any, old: Any, always_new: Collection[str] = ()) -> Any:

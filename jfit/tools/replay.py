@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jfit.callbacks.base import Callback, Event
-from jfit.checkpoints.saved import folders_of, record_of, step_of
+from jfit.checkpoints.saved import folders_of, step_of
 from jfit.fit import fit
-from jfit.graph import load_json
 from jfit.loop.replayed import Replay
 from jfit.loop.replaying import replay_step
-from jfit.run import Run
-from jfit.tools.verify import IGNORED, fit_arguments
+from jfit.tools.verify import IGNORED, fit_arguments, meta_of, model_of
 
 
 def replay(
@@ -50,41 +48,23 @@ def replay(
         >>> print(result.first_bad.node.name, result.first_bad.inputs[0])
         log 'fc' 0, 100% zeros
     """
-    if directory is None:
-        return _replay_of(_run_at(None, train_data, model, options), step)
-    folders = [folder for folder in folders_of(Path(directory)) if step_of(folder) <= step]
-    if not folders:
-        exist = ", ".join(str(step_of(folder)) for folder in folders_of(Path(directory))) or "none"
-        raise FileNotFoundError(
-            f"replay: {directory} has no checkpoint at or before step {step}; the steps of its checkpoints are: {exist}; "
-            "replay a later step, or pass None as the folder to train from the start"
-        )
-    meta = record_of(folders[-1])["meta"]
-    if not meta.get("fingerprint") or "position" not in meta:
-        raise ValueError(
-            f"replay: the checkpoint {folders[-1]} has no fingerprint of its run, because jfit.checkpoint.save "
-            "wrote it; replay needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
-        )
-    if model is None and "symbol" not in meta:
-        raise ValueError(
-            "replay: the model of this run was a function or a module, which is not in its checkpoints; pass it, as in "
-            "jfit.replay(folder, data, model, step=..., loss=..., params=...)"
-        )
-    arguments = fit_arguments(meta, options, "replay")
-    model = load_json(meta["symbol"]) if model is None else model
-    return _replay_of(_run_at(folders[-1], train_data, model, arguments), step)
-
-
-def _replay_of(run: Run, step: int) -> Replay:
-    return replay_step(run._require_loop("replay"), step, True, unread=True)
-
-
-def _run_at(folder: Path | None, train_data: Any, model: Any, options: dict[str, Any]) -> Run:
-    """Return a run at the position of a checkpoint, or at the start, that has not trained."""
+    resume: dict[str, Any] = {}
+    if directory is not None:
+        folders = folders_of(Path(directory))
+        earlier = [folder for folder in folders if step_of(folder) <= step]
+        if not earlier:
+            raise FileNotFoundError(
+                f"replay: {directory} has no checkpoint at or before step {step}; the steps of its checkpoints are: "
+                f"{', '.join(str(step_of(folder)) for folder in folders) or 'none'}; replay a later step, or pass None as the "
+                "folder to train from the start"
+            )
+        meta = meta_of(earlier[-1], "replay")
+        model, options = model_of(meta, model, "replay"), fit_arguments(meta, options, "replay")
+        resume = {"resume": earlier[-1], "resume_with": "any"}
     stop = Callback(on=_stop, events=("fit_start",), name="replay")
-    resume = {} if folder is None else {"resume": folder, "resume_with": "any"}
     arguments = {name: value for name, value in options.items() if name not in IGNORED}
-    return fit(model, train_data, **arguments, **resume, callbacks=[stop], progress=False)
+    run = fit(model, train_data, **arguments, **resume, callbacks=[stop], progress=False)
+    return replay_step(run._require_loop("replay"), step, True, unread=True)
 
 
 def _stop(event: Event, state: Any) -> Any:

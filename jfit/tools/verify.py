@@ -159,7 +159,7 @@ def verify(
     if steps is not None and (isinstance(steps, str) or not isinstance(steps, Iterable)):
         raise TypeError(f"verify: steps is {steps!r}; expected the steps of at least two checkpoints, such as [100, 200]")
     folders = _folders(Path(directory), steps)
-    metas = [_meta(folder) for folder in folders]
+    metas = [meta_of(folder) for folder in folders]
     intervals: list[tuple[int, int]] = []
     result = None
     first = 0
@@ -197,12 +197,17 @@ def _folders(directory: Path, steps: Iterable[int] | None) -> list[Path]:
     return list(folders.values())
 
 
-def _meta(folder: Path) -> dict[str, Any]:
+def meta_of(folder: Path, caller: str = "verify") -> dict[str, Any]:
+    """Return the meta of a checkpoint of `fit`; `caller` is named in errors.
+
+    Raises:
+        ValueError: the checkpoint has no fingerprint of its run.
+    """
     meta = record_of(folder)["meta"]
     if not meta.get("fingerprint") or "position" not in meta:
         raise ValueError(
-            f"verify: the checkpoint {folder} has no fingerprint of its run, because jfit.checkpoint.save "
-            "wrote it; verify needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
+            f"{caller}: the checkpoint {folder} has no fingerprint of its run, because jfit.checkpoint.save "
+            f"wrote it; {caller} needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
         )
     return meta
 
@@ -210,6 +215,20 @@ def _meta(folder: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ arguments of fit
 def _arguments(meta: Mapping[str, Any]) -> tuple[Any, ...]:
     return meta["fingerprint"], meta.get("arguments"), meta.get("learning_rate"), meta.get("symbol")
+
+
+def model_of(meta: Mapping[str, Any], model: Any, caller: str = "verify") -> Any:
+    """Return the model that was passed, else the graph in a checkpoint; `caller` is named in errors.
+
+    Raises:
+        ValueError: no model was passed, and the checkpoint has none.
+    """
+    if model is None and "symbol" not in meta:
+        raise ValueError(
+            f"{caller}: the model of this run was a function or a module, which is not in its checkpoints; pass it, as in "
+            f"jfit.{caller}(folder, data, model, loss=..., params=...)"
+        )
+    return load_json(meta["symbol"]) if model is None else model
 
 
 def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: str = "verify") -> dict[str, Any]:
@@ -258,17 +277,12 @@ def _is_described(value: Any) -> bool:
 
 def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mapping[str, Any]) -> None:
     start, stop = comparison.metas[0], comparison.metas[-1]
-    if model is None and "symbol" not in stop:
-        raise ValueError(
-            "verify: the model of this run was a function or a module, which is not in its checkpoints; pass it, as in "
-            "jfit.verify(folder, data, model, loss=..., params=...)"
-        )
-    arguments = fit_arguments(stop, options)
+    model, arguments = model_of(stop, model), fit_arguments(stop, options)
     end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
     arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
     try:
         fit(
-            load_json(stop["symbol"]) if model is None else model,
+            model,
             train_data,
             **arguments,
             callbacks=[comparison.callback()],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,14 +86,54 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     """
     if passed is None:
         return own
-    if jax.tree.structure(passed) != jax.tree.structure(own):
-        raise ValueError(
-            f"{kind}= has another structure than the {kind} of the {framework} module: {_first_difference(passed, own)}; "
-            f"leave out {kind}= to start from the values of the module, or pass a tree such as run.{kind} of its run"
-        )
-    if kind == "params":
+    is_same = jax.tree.structure(passed) == jax.tree.structure(own)
+    if kind == "params" or not is_same:
         check_arrays(framework, [{kind: own}], {kind: passed})
+    if not is_same:
+        raise ValueError(
+            f"{kind}= is a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays; leave out "
+            f"{kind}= to start from the values of the {framework} module, or pass a tree such as run.{kind} of its run"
+        )
     return passed
+
+
+def drawn_for_data(
+    framework: str,
+    draw: Callable[..., tuple[Any, Any]],
+    params: Any,
+    aux: Any,
+    *,
+    modes: Sequence[bool],
+    plain: Callable[[Any], Any],
+) -> tuple[Callable[..., None], Callable[..., Any] | None]:
+    """Return (check, init) of a module whose values are initialized for the shapes of the data.
+
+    Args:
+        framework: name of the framework, for messages.
+        draw: `draw(train, key, *specs) -> (params, aux)` initializes the module in one of its modes.
+        params, aux: values that the user passed, or None.
+        modes: modes whose values may have been passed; the first is that of `init`.
+        plain: converts a tree of the framework to one whose leaves have names.
+
+    Returns:
+        `check(*inputs)`, which at its first call compares values that were passed with those of the module, and `Adapted.init`.
+        Both raise a ValueError if names or shapes differ.
+    """
+    unchecked = [] if params is None else [{"params": plain(params), "aux": plain(aux)}]
+
+    def check(*inputs: Any) -> None:
+        for passed in unchecked:
+            drawn = (jax.eval_shape(functools.partial(draw, train), jax.random.key(0), *inputs) for train in modes)
+            check_arrays(framework, ({"params": plain(p), "aux": plain(a)} for p, a in drawn), passed)
+        unchecked.clear()
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        params, own = draw(modes[0], key, *specs)
+        if aux is not None:
+            check_arrays(framework, [{"aux": plain(own)}], {"aux": plain(aux)})
+        return params, own if aux is None else aux
+
+    return check, init if params is None else None
 
 
 def check_arrays(framework: str, alternatives: Iterable[Mapping[str, Any]], passed: Mapping[str, Any]) -> None:
@@ -141,18 +182,6 @@ def _difference(kind: str, framework: str, actual: dict[str, Any], expected: dic
                 f"pass {kind}= of this module, or data of the shape for which they were made"
             )
     return None
-
-
-def _first_difference(passed: Any, own: Any) -> str:
-    """The first difference of two trees: names and shapes of arrays."""
-    actual, expected = (flatten_names(tree)[0] for tree in (passed, own))
-    for name, value in expected.items():
-        if name not in actual:
-            return f"{name!r} of shape {jnp.shape(value)} is missing, found the names {list(actual)[:8]}"
-    extra = [name for name in actual if name not in expected]
-    if extra:
-        return f"found {extra[0]!r} of shape {jnp.shape(actual[extra[0]])}, expected only the names {list(expected)[:8]}"
-    return f"found a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays"
 
 
 def note_on_evaluation(error: Exception, draw: str) -> None:

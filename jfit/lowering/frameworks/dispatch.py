@@ -105,7 +105,7 @@ def from_module(
     if "init" in options:
         raise TypeError("from_module takes no init=: a module has its own initial values; pass params= and aux= for others")
     adapted = adapt(module, params, aux, inputs)
-    values = {"params": adapted.params, "aux": adapted.aux} if adapted.init is None else {"init": adapted.init}
+    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
     return model._replace(module=adapted)
 

@@ -11,7 +11,7 @@ import jax
 from jfit.lowering.frameworks.adapted import (
     Adapted,
     call_of,
-    check_arrays,
+    drawn_for_data,
     mode,
     note_on_evaluation,
     one_row,
@@ -42,14 +42,18 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     call = call_of(module.apply, inputs, skip=1 + stateful + takes_rng)
     if params is not None and aux is None:
         aux = {}
-    unchecked = [] if params is None else [{"params": _plain(params), "aux": _plain(aux)}]
+
+    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
+        args, named = call.bind(one_row(specs))
+        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, train)))(key, *args, **named)
+        return values if stateful else (values, {})
+
+    check, init = drawn_for_data(NAME, drawn, params, aux, modes=(True,), plain=_plain)
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None:
             raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
-        if unchecked:
-            check_arrays(NAME, [shapes(*inputs)], unchecked[0])
-            unchecked.clear()
+        check(*inputs)
         args, named = call.bind(inputs)
         rng = (key if train else None,) if takes_rng else ()
         try:
@@ -60,22 +64,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             raise
         return result if stateful else (result, aux)
 
-    def drawn(key: Any, *specs: Any) -> tuple[Any, Any]:
-        args, named = call.bind(one_row(specs))
-        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, True)))(key, *args, **named)
-        return values if stateful else (values, {})
-
-    def shapes(*inputs: Any) -> dict[str, Any]:
-        params, aux = jax.eval_shape(drawn, jax.random.key(0), *inputs)
-        return {"params": params, "aux": aux}
-
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
-        params, own = drawn(key, *specs)
-        if aux is not None:
-            check_arrays(NAME, [{"aux": own}], {"aux": _plain(aux)})
-        return params, own if aux is None else aux
-
-    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, None if params is not None else init)
+    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, init)
 
 
 def _plain(tree: Any) -> Any:

@@ -13,7 +13,7 @@ from jfit.lowering.frameworks.adapted import (
     MODES,
     Adapted,
     call_of,
-    check_arrays,
+    drawn_for_data,
     mode,
     note_on_evaluation,
     one_row,
@@ -55,14 +55,18 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             params = params["params"]
         aux = {} if aux is None else aux
     aux = None if aux is None else unfreeze(aux)
-    unchecked = [] if params is None else [meta.unbox({"params": params, "aux": aux})]
+
+    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
+        args, named = call.bind(one_row(specs))
+        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
+        return variables.pop("params", {}), variables
+
+    check, init = drawn_for_data(NAME, drawn, params, aux, modes=(False, True), plain=meta.unbox)
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None and "batch_stats" not in aux:
             raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
-        if unchecked:
-            check_arrays(NAME, (shapes(training, *inputs) for training in (False, True)), unchecked[0])
-            unchecked.clear()
+        check(*inputs)
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
         args, named = call.bind(inputs)
         run = functools.partial(module.apply, {"params": params, **aux}, *args, rngs=rngs, **named, **mode(call, train))
@@ -83,25 +87,10 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
                 )
         return output, {**aux, **updates}
 
-    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
-        args, named = call.bind(one_row(specs))
-        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
-        return variables.pop("params", {}), variables
-
-    def shapes(train: bool, *inputs: Any) -> dict[str, Any]:
-        params, aux = jax.eval_shape(functools.partial(drawn, train), jax.random.key(0), *inputs)
-        return meta.unbox({"params": params, "aux": aux})
-
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
-        params, own = drawn(False, key, *specs)
-        if aux is not None:
-            check_arrays(NAME, [meta.unbox({"aux": own})], meta.unbox({"aux": aux}))
-        return params, own if aux is None else aux
-
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, None if params is not None else init)
+    return Adapted(NAME, apply, call, restore, params, aux, init)
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:
