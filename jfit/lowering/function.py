@@ -13,7 +13,7 @@ from jax import Array
 
 from jfit.lowering.arguments import Arguments, arguments_of_function
 from jfit.lowering.function_rows import FunctionRows
-from jfit.lowering.joint import LossInputs, LossTerms, Term, Total, row_weight_arguments, weight_keywords
+from jfit.lowering.joint import LossInputs, LossTerms, Term, row_weight_arguments, weight_keywords
 from jfit.lowering.loss_kinds import known_kind
 from jfit.lowering.losses import facts
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted

@@ -372,7 +372,8 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
 
     slices = cut_shard(model, shard, count)
-    gradients, aux, sums = part(aux, 0, jax.tree.map(lambda x: x[0], slices))
+    part_of = lambda i: jax.tree.map(lambda x: x[i], slices)  # noqa: E731
+    gradients, aux, sums = part(aux, 0, part_of(0))
 
     def add_part(carry: Any, item: Any) -> Any:
         gradients, aux, rows, shared = carry
