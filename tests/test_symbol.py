@@ -141,7 +141,7 @@ def test_a_variable_stores_its_arguments_as_attributes():
         (lambda: sym.FullyConnected(V("x"), data=V("y"), num_hidden=3), GraphError, "'data' is passed by position and by name"),
         (lambda: sym.relu(V("x"), V("y")), GraphError, "got 2 inputs, but relu takes 1: data"),
         (lambda: sym.relu(V("x"), 3), GraphError, "relu got 1 attributes by position"),
-        (lambda: sym.relu(sym.SliceChannel(V("x"), num_outputs=2, name="s")), GraphError, "which has 2 outputs"),
+        (lambda: sym.relu(sym.SliceChannel(V("x"), num_outputs=2, name="s")), GraphError, "with 2 outputs"),
         (lambda: V("x")[3], IndexError, "output 3 is out of range.*has 1 outputs"),
         (lambda: sym.relu(V("x"), name="r")["q"], ValueError, "no output is named 'q'"),
         (lambda: bool(V("x") > 1), TypeError, "truth value of .* is unknown"),
