@@ -126,7 +126,7 @@ def test_a_fused_rnn_without_an_initializer_uses_that_of_the_model():
     for outer in (half, init.Mixed([".*parameters"], [half]), init.Load({}, half)):
         value = outer(KEY, desc, (2 * 4 * (3 + 2 + 2),)).tolist()
         assert value[:40] == [0.5] * 40 and value[40:] == [0, 0, 2, 2, 0, 0, 0, 0] * 2
-    with pytest.raises(ValueError, match=r"parameter 'p': FusedRNN\(None, ...\) uses the initializer of the model"):
+    with pytest.raises(ValueError, match=r"parameter 'p': FusedRNN\(None, ...\) needs the initializer of the model"):
         init.FusedRNN(None, 2, 1, "lstm").draw(KEY, "p", (56,))
 
 
@@ -247,12 +247,12 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (
             lambda path: init.FusedRNN("one", 0, 1, "gru"),
             ValueError,
-            "num_hidden is 0 and num_layers is 1",
+            "num_hidden is 0 and num_layers 1",
         ),
         (
             lambda path: init.FusedRNN("one", 2, 1, "lstm").draw(KEY, "p", (55,)),
             ValueError,
-            r"p has 55 values; no input size leads to this length for num_layers=1, num_hidden=2, mode lstm and 1 direction",
+            r"p has 55 values, which no input size has with num_layers=1, num_hidden=2, mode lstm and 1 direction",
         ),
     ],
 )

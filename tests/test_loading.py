@@ -143,7 +143,7 @@ def test_a_new_last_layer_on_pretrained_parameters_is_trained(files):
     top = sym.FullyConnected(loaded.symbol.get_internals()["act_output"], num_hidden=5, name="new")
     net = sym.SoftmaxOutput(top, name="softmax")
     with pytest.raises(
-        ValueError, match=r"the network has no variable for the parameters 'fc_bias', 'fc_weight'.*pass drop=True"
+        ValueError, match=r"the network has no variable for 'fc_bias', 'fc_weight' .*; drop=True leaves them out"
     ):
         loaded.onto(net)
     tuned = jfit.fit(

@@ -100,7 +100,7 @@ def test_mixed_uses_the_first_matching_pattern_and_load_the_loaded_values():
 
 def test_a_fused_rnn_of_other_sizes_raises_and_one_of_mx_rnn_is_initialized():
     with pytest.raises(
-        ValueError, match=r"p has 55 values; no input size leads to this length for num_layers=1, num_hidden=2, mode lstm"
+        ValueError, match=r"p has 55 values, which no input size has with num_layers=1, num_hidden=2, mode lstm"
     ):
         mx.init.FusedRNN(mx.init.One(), 2, 1, "lstm")._init_weight("p", mx.nd.zeros(55))
     out, _ = mx.rnn.FusedRNNCell(2, mode="gru", prefix="r_").unroll(

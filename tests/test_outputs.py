@@ -628,8 +628,8 @@ def wide(output, label):
         ),
         ({"loss": {"b": lambda o, y: squared(o, y).mean()}}, r"pass loss_per_batch=True for a loss that is one scalar"),
         ({"loss": {"b": squared}, "loss_per_batch": True}, r"loss returned shape \(8,\), but with loss_per_batch=True it must"),
-        ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array of losses, or \(losses, dict"),
-        ({"loss": lambda o, batch: (o["b"], {"k": o["b"][:3]})}, r"the value 'k' of shape \(3, 2\) to log"),
+        ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array, or \(losses, dict"),
+        ({"loss": lambda o, batch: (o["b"], {"k": o["b"][:3]})}, r"the value 'k' to log with shape \(3, 2\); expected"),
         ({"eval_metric": {"c": "acc"}}, r"eval_metric has 'c', which is no output with a label; the names are 'a', 'b'"),
         (
             {"loss": lambda o, batch: o["b"].mean(), "loss_per_batch": True, "micro_batches": 2},
@@ -659,7 +659,7 @@ def test_invalid_data_raise():
     def differs(params, x, train):
         return {"a": x @ params["w"], **({"b": x @ params["v"]} if train else {})}
 
-    with pytest.raises(ValueError, match=r"apply returned the outputs \['a', 'b'\] with train=True, and \['a'\] before"):
+    with pytest.raises(ValueError, match=r"apply returned the outputs \['a', 'b'\] with train=True, \['a'\] before"):
         fit(differs, (X, {"a": Y["a"]}), loss={"a": "cross_entropy"})
 
 
