@@ -109,6 +109,13 @@ def test_head_losses_are_the_loss_of_each_row():
 BN = (jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, 1.0, -1.0]), jnp.zeros(3), jnp.ones(3))
 
 
+def test_batch_norm_of_zero_weight_rows_keeps_its_state_and_is_finite():
+    _, _, bn = node("BatchNorm", weight=jnp.zeros(4))
+    (out, _, _), aux = bn(draw(4, 3), *BN)
+    assert np.isfinite(out).all()
+    np.testing.assert_array_equal(jnp.stack(aux), jnp.stack(BN[2:]))
+
+
 def test_batch_norm_over_all_devices_equals_one_device():
     _, _, bn = node("BatchNorm", fix_gamma=False)
     data, pull = draw(4, 3, 2, 2), draw(4, 3, 2, 2, seed=1)
