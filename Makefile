@@ -16,7 +16,7 @@ demo: .venv/.demo
 
 test: .venv/.test
 	JFIT_TESTS=quickly $(PY) -m pytest -q -n 2 --dist worksteal -m "$(FAST) and not optimized"
-	$(PY) -m pytest -q -n 2 --dist worksteal -m "$(FAST) and optimized" $$(grep -lE "$(OPTIMIZED)" tests/test_*.py)
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "$(FAST) and optimized" $$(grep -lE "$(OPTIMIZED)" tests/*/test_*.py)
 
 test-all: .venv/.test
 	$(PY) -m pytest -q -n 2 --dist worksteal -m "not gpu"
@@ -27,7 +27,7 @@ lint: .venv/.test
 	$(PY) -m pyright --pythonpath $(PY)
 
 notebooks: .venv/.test
-	$(PY) -m pytest -q tests/test_docs.py -m slow -k notebook
+	$(PY) -m pytest -q tests/docs/test_docs.py -m slow -k notebook
 
 # Builds the documentation into build/site; a warning is an error. The variable silences an advertisement of the theme.
 docs: .venv/.docs

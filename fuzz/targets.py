@@ -1,7 +1,7 @@
 """Fuzz targets: for any bytes, a file reader must return a value or raise a FormatError with a position, in bounded memory.
 
-A target is a function of bytes with a list of seed files. `tests/test_fuzz.py` runs the targets with hypothesis, `fuzz/run.py`
-with atheris.
+A target is a function of bytes with a list of seed files. `tests/faults/test_fuzz.py` runs the targets with hypothesis,
+`fuzz/run.py` with atheris.
 """
 
 from __future__ import annotations

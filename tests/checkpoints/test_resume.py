@@ -1,0 +1,291 @@
+"""Resuming a run gives bitwise the same result as an uninterrupted run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fit_support import bits, blobs, mlp, same, train
+
+import jfit
+from jfit.callbacks import Callback, csv_logger, early_stopping, lambda_callback, saving
+from jfit.checkpoints import writing
+
+HARD = {
+    "schedule": jfit.optim.cosine(base_lr=0.1, max_update=28),
+    "num_epoch": 4,
+}
+
+
+def hard(**given) -> jfit.Run:
+    """Dropout, shuffling, a schedule, momentum and a ragged tail: everything that remembers."""
+    return train(mlp(dropout=0.5), **(HARD | given))
+
+
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies(at_step: int) -> Callback:
+    def on(event):
+        if event.step == at_step:
+            raise Killed
+
+    return lambda_callback(every=at_step, step=on)
+
+
+@pytest.mark.repetitions(1)
+# ------------------------------------------------------------------------------------------------ equal bits
+@pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
+def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(tmp_path, given):
+    hard(num_epoch=2, checkpoint=tmp_path, **given)
+    assert same(hard(checkpoint=tmp_path, resume=True, **given), hard(**given))
+
+
+@pytest.mark.repetitions(1)
+@pytest.mark.parametrize("given", [{}, {"devices": 2}, {"data_on_device": False}], ids=["one", "two devices", "stream"])
+def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there(tmp_path, given):
+    with pytest.raises(Killed):
+        hard(checkpoint=tmp_path, checkpoint_every=4, callbacks=[dies(11)], **given)
+    newest = jfit.checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == "step-00000008"
+    seen: list = []
+    watch = lambda_callback(fit_start=lambda e: seen.append((e.epoch, e.batch, e.step)))
+    again = hard(checkpoint=tmp_path, checkpoint_every=4, resume=True, callbacks=[watch], **given)
+    assert seen == [(1, 1, 8)]
+    assert same(again, hard(**given))
+
+
+def test_a_checkpoint_at_the_last_step_of_an_epoch_finishes_the_epoch_first(tmp_path):
+    with pytest.raises(Killed):
+        hard(checkpoint=tmp_path, checkpoint_every=7, callbacks=[dies(8)])
+    again = hard(checkpoint=tmp_path, resume=True)
+    whole = hard()
+    assert bits(again.state) == bits(whole.state)
+    assert again.history.column("loss") == whole.history.column("loss")
+
+
+def test_adam_and_batch_statistics_are_resumed_too(tmp_path):
+    given = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "net": mlp(batch_norm=True)}
+    train(num_epoch=1, checkpoint=tmp_path, **given)
+    assert same(train(num_epoch=3, checkpoint=tmp_path, resume=True, **given), train(num_epoch=3, **given))
+
+
+def test_a_callable_of_batches_continues_from_its_position(tmp_path):
+    def batches(epoch):
+        x, y = blobs(40, seed=epoch)
+        return [(x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
+
+    with pytest.raises(Killed):
+        train(data=batches, num_epoch=3, checkpoint=tmp_path, checkpoint_every=3, callbacks=[dies(8)])
+    assert same(train(data=batches, num_epoch=3, checkpoint=tmp_path, resume=True), train(data=batches, num_epoch=3))
+
+
+def test_the_state_at_the_end_of_training_is_always_saved_and_once(tmp_path, monkeypatch):
+    written: list[int] = []
+    write = lambda prepared, *args: (written.append(prepared.record["step"]), writing.write(prepared, *args))[1]  # noqa: E731
+    monkeypatch.setattr(saving, "write", write)
+
+    def steps(folder: str, **given: Any) -> list[int]:
+        written.clear()
+        run = train(checkpoint=tmp_path / folder, **given)
+        assert bits(jfit.Run.load(tmp_path / folder).params) == bits(run.params)
+        return list(written)
+
+    def at(step: int, act: Callable[[Any], Any]) -> Callback:
+        return lambda_callback(every=step, step=lambda event: act(event) if event.step == step else None)
+
+    assert steps("a", checkpoint_every=10) == [10, 14] and steps("b", checkpoint_every=7) == [7, 14]
+    assert steps("c", checkpoint_every=10, checkpoint_best="accuracy")[-1] == 14 and steps("d") == [7, 14]
+    stops = {
+        "run.stop": at(3, lambda event: event.run.stop()),
+        "Ctrl-C": at(3, lambda event: signal.raise_signal(signal.SIGINT)),
+        "early stopping": early_stopping("loss", patience=1, min_delta=1e9, restore_best=False),
+    }
+    last = {name: steps(name, checkpoint_every=10, num_epoch=9, callbacks=[stop]) for name, stop in stops.items()}
+    assert last == {"run.stop": [3], "Ctrl-C": [3], "early stopping": [10, 14]}
+    # the best state, that of the first epoch, is restored at the end, and again if a stopped run is resumed
+    restored = [early_stopping("loss", patience=1, min_delta=1e9)]
+    assert steps("f", num_epoch=9, callbacks=restored) == [7, 14, 14]
+    assert jfit.Run.load(tmp_path / "f").position["step"] == 14
+    resumed = train(num_epoch=2, checkpoint=tmp_path / "Ctrl-C", resume=True)
+    assert same(resumed, train(num_epoch=2))
+    assert steps("a", checkpoint_every=10, resume=True) == []  # the last checkpoint has the final state
+    assert steps("e", resume=tmp_path / "a") == [14]  # nothing is left to train, but the folder is another one
+
+
+# ------------------------------------------------------------------------------------------------ where from
+def test_resume_without_a_checkpoint_starts_a_new_run(tmp_path):
+    assert same(train(checkpoint=tmp_path / "none", resume=True), train())
+
+
+# ------------------------------------------------------------------------------------------------ callbacks
+def test_a_csv_log_contains_every_epoch_once(tmp_path):
+    log = tmp_path / "history.csv"
+    with pytest.raises(Killed):
+        train(num_epoch=4, checkpoint=tmp_path / "c", checkpoint_every=5, callbacks=[csv_logger(log), dies(17)])
+    train(num_epoch=4, checkpoint=tmp_path / "c", resume=True, callbacks=[csv_logger(log)])
+    with open(log, encoding="utf-8", newline="") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
+
+
+def test_early_stopping_continues_its_count(tmp_path):
+    never_better = lambda: early_stopping("loss", patience=4, min_delta=1e9, restore_best=False)  # noqa: E731
+    train(num_epoch=3, checkpoint=tmp_path, callbacks=[never_better()])
+    again = train(num_epoch=9, checkpoint=tmp_path, resume=True, callbacks=[never_better()])
+    assert len(again.history) == 5 and "early_stopping" in (again.stop_reason or "")
+
+
+def test_two_callbacks_of_one_name_have_separate_states(tmp_path):
+    def counter(step: int) -> Callback:
+        return Callback(on=lambda event, state: state + step, init=lambda: 0, events=("epoch_end",), name="count")
+
+    train(num_epoch=1, checkpoint=tmp_path, callbacks=[counter(1), counter(10)])
+    again = train(num_epoch=2, checkpoint=tmp_path, resume=True, callbacks=[counter(1), counter(10)])
+    assert [p for p in again.meta()["callbacks"] if p[0] == "count"] == [["count", 2], ["count", 20]]
+
+
+# ------------------------------------------------------------------------------------------------ a real death
+SCRIPT = """
+import sys, time
+sys.path[:0] = [{tests!r}, {tests!r} + "/support"]
+import conftest
+from fit_support import mlp, train
+import jfit
+slow = jfit.callbacks.lambda_callback(every=1, step=lambda event: time.sleep({pause}))
+run = train(mlp(dropout=0.5), num_epoch=6, checkpoint={folder!r}, checkpoint_every=3, resume=True, callbacks=[slow])
+run.save({folder!r} + "/final")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_and_restarted_process_gives_the_same_result(tmp_path):
+    def start(pause: float) -> subprocess.Popen[bytes]:
+        tests = Path(__file__).parents[1]
+        text = SCRIPT.format(tests=str(tests), folder=str(tmp_path), pause=pause)
+        path = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
+        return subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": path})
+
+    for _ in range(2):
+        before, deadline = jfit.checkpoint.latest(tmp_path), time.monotonic() + 120
+        process = start(0.05)
+        while jfit.checkpoint.latest(tmp_path) == before and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        assert process.poll() is None, "the process ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert start(0.0).wait(300) == 0
+    whole = train(mlp(dropout=0.5), num_epoch=6)
+    final = jfit.checkpoint.load_arrays(tmp_path / "final")
+    for name, value in whole.params.items():
+        assert np.asarray(value).tobytes() == final[f"params/{name}"].tobytes(), name
+
+
+def test_a_new_run_moves_the_checkpoints_of_an_earlier_one_aside(tmp_path):
+    train(num_epoch=3, checkpoint=tmp_path)
+    train(num_epoch=1, checkpoint=tmp_path, seed=5)
+    resumed = train(num_epoch=2, checkpoint=tmp_path, seed=5, resume=True)
+    assert same(resumed, train(num_epoch=2, seed=5))
+    assert sorted(p.name.split("-")[0] for p in (tmp_path / "earlier-1").iterdir()) == ["step"] * 3
+
+
+# ------------------------------------------------------------------------------------------------ loaders with a position
+class Shuffled:
+    """A loader like grain's: every pass draws a new order from the loader's generator, and the iterator keeps the position."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = np.random.default_rng(seed)
+
+    def __iter__(self):
+        return Pass(self.draws)
+
+
+class Pass:
+    def __init__(self, draws: np.random.Generator) -> None:
+        self.draws = draws
+        self.start(draws.bit_generator.state, 0)
+
+    def start(self, drawn: dict, at: int) -> None:
+        self.draws.bit_generator.state = self.drawn = drawn
+        self.order, self.at = self.draws.permutation(50), at
+
+    def get_state(self) -> dict:
+        return {"drawn": self.drawn, "at": self.at}
+
+    def set_state(self, state: dict) -> None:
+        self.start(**state)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 7:
+            raise StopIteration
+        rows = self.order[self.at * 8 : self.at * 8 + 8]
+        self.at += 1
+        return tuple(a[rows] for a in blobs())
+
+
+class Stateful(Shuffled):
+    """One like torchdata's StatefulDataLoader: the loader keeps the position, and the next pass begins there."""
+
+    current: Pass | None = None
+    given: dict | None = None
+
+    def __iter__(self):
+        self.current = super().__iter__()
+        if self.given is not None:
+            self.current.set_state(self.given)
+            self.given = None
+        return map(tuple, self.current)
+
+    def state_dict(self) -> dict:
+        assert self.current is not None
+        over = self.current.at == 7  # then the next epoch begins here
+        return {"drawn": self.draws.bit_generator.state, "at": 0} if over else self.current.get_state()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.given = state
+
+
+@pytest.mark.parametrize(("loader", "stop"), [(Stateful, 10), (Stateful, "epoch"), (Shuffled, 10)])
+def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, loader, stop):
+    given = {"num_epoch": 3, "checkpoint": tmp_path, "checkpoint_every": stop}
+    straight = train(data=loader(5), num_epoch=3)
+    with pytest.raises(Killed):
+        train(data=loader(5), callbacks=[dies(15 if stop == "epoch" else 12)], **given)
+    newest = jfit.checkpoint.load_meta(tmp_path)["position"]
+    assert newest == ({"epoch": 2, "batch": 0, "step": 14} if stop == "epoch" else {"epoch": 1, "batch": 3, "step": 10})
+    assert same(train(data=loader(6), resume=True, **given), straight)  # its own generator would draw other orders
+
+
+@pytest.mark.repetitions(1)
+@pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
+def test_grain_is_resumed_exactly_in_the_middle_of_an_epoch(tmp_path, kind):
+    grain = pytest.importorskip("grain")
+    rows = [{"data": x, "softmax_label": y} for x, y in zip(*blobs(), strict=True)]
+
+    def make():
+        if kind == "DataLoader":
+            sampler = grain.samplers.IndexSampler(
+                50, shuffle=True, seed=3, num_epochs=1, shard_options=grain.sharding.NoSharding()
+            )
+            return grain.DataLoader(data_source=rows, sampler=sampler, operations=[grain.transforms.Batch(8)], worker_count=0)
+        found = grain.MapDataset.source(rows).shuffle(seed=3)
+        return found.batch(8) if kind == "MapDataset" else found.to_iter_dataset().batch(8)
+
+    given = {"num_epoch": 2, "checkpoint": tmp_path, "checkpoint_every": 4}
+    with pytest.raises(Killed):
+        train(data=make(), callbacks=[dies(10)], **given)
+    kept = jfit.checkpoint.load_meta(tmp_path)
+    assert kept["position"]["step"] == 8 and kept["data"] is not None
+    assert same(train(data=make(), resume=True, **given), train(data=make(), num_epoch=2))

@@ -1,0 +1,105 @@
+"""The documentation site has every public name; `make docs` builds it and looks for the names in the built pages too."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import jfit
+import jfit.mx
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("jfit_site_pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_every_public_name_has_an_entry_in_the_site(pages):
+    text = "\n".join(pages.api_pages().values())
+    anchors = set(re.findall(r'<a id="([^"]+)">', text)) | set(re.findall(r"\{#(jfit[^ ]+) ", text))
+    links = {f"{space.name}.": space.other for spaces in pages.public_names().values() for space in spaces}
+    modules = {"jfit": jfit, "jfit.mx": jfit.mx}
+    for found in pkgutil.iter_modules(jfit.__path__, "jfit."):
+        modules[found.name] = importlib.import_module(found.name)
+    for name in ("jfit", "jfit.mx"):
+        modules |= dict(pages.modules_below(name, modules[name]))
+    # `mx.mod` and `mx.module` are one module with one entry; `jfit.graph` has the names of `jfit.sym`.
+    same = {other: name[:-1] for name, others in links.items() for other in others} | {"jfit.graph": "jfit.sym"}
+    expected = {
+        f"{same.get(path, path)}.{name}"
+        for path, module in modules.items()
+        for name in getattr(module, "__all__", ())
+        if not inspect.ismodule(getattr(module, name)) and (path != "jfit.load")
+    }
+    assert len(expected) > 500
+    assert not expected - anchors
+
+
+def sections(text):
+    """Yield (indentation, lines) of the Args, Attributes and Raises sections of a docstring."""
+    lines = text.split("\n")
+    for k, line in enumerate(lines):
+        if line in ("Args:", "Attributes:", "Raises:"):
+            body = []
+            for following in lines[k + 1 :]:
+                if following and not following.startswith(" "):
+                    break
+                body.append(following)
+            body = [entry for entry in body if entry]
+            yield len(body[0]) - len(body[0].lstrip()) if body else 0, body
+
+
+@pytest.mark.slow
+def test_make_docs_can_parse_the_sections_of_every_docstring():
+    # griffe, which `make docs` uses, warns about entries without "name:" on their first line and about shallow continuations.
+    wrong = []
+    for path in sorted((ROOT / "jfit").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                for width, lines in sections(text):
+                    for line in lines:
+                        indent = len(line) - len(line.lstrip())
+                        if (indent == width and ":" not in line) or width < indent < 2 * width:
+                            wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {line.strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_link_between_the_generated_pages_has_a_target(pages):
+    made = pages.api_pages()
+    for page, text in made.items():
+        for target, anchor in re.findall(r"\]\(([^)#]+\.md)#([^)]+)\)", text):
+            path = (Path(page).parent / target).as_posix()
+            while "/../" in path:
+                path = re.sub(r"[^/]+/\.\./", "", path, count=1)
+            assert f'id="{anchor}"' in made[path] or f"{{#{anchor} " in made[path], (page, target, anchor)
+
+
+def test_notebooks_and_readme_become_pages_with_links_between_pages(pages):
+    copies = pages.copied_pages()
+    assert {"index.md", "tour.md", "contributing.md", "notebooks/01_fit.md"} <= set(copies)
+    assert "](notebooks/02_pure_step.md)" in copies["tour.md"] and "```python\nimport" in copies["notebooks/01_fit.md"]
+    assert ".ipynb" not in re.sub(r"\[[^\]]*\]|`[^`]*`", "", "".join(copies.values()))
+
+
+def test_examples_of_docstrings_are_fenced(pages):
+    text = "Add.\n\n    >>> 1 + 1\n    2\n\nEnd."
+    assert pages.fenced(text) == "Add.\n\n    ```pycon\n    >>> 1 + 1\n    2\n    ```\n\nEnd."
+
+
+def test_tables_have_headings():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]:
+        assert not re.search(r"^\|[ |]*\|\n\|[-:| ]+\|$", path.read_text(encoding="utf-8"), re.M), path

@@ -1,0 +1,595 @@
+"""What notebooks and loggers show of a run: plots, HTML tables, the live table of `fit`, trackers of experiments."""
+
+import ast
+import json
+import os
+import stat
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import jfit
+from jfit.graph import stub
+from jfit.history.display import best_epoch, hyperparameters
+from jfit.history.table import History
+from jfit.ops import ALIASES, lookup
+
+ROOT = Path(__file__).parents[2]
+ODD = '<b>"x"&y'  # a name that HTML must escape
+
+
+class Table(HTMLParser):
+    """The texts of the cells of HTML, by row; raises if a tag is not closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.open, self.bold = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+            if dict(attrs).get("style") == "font-weight: bold":
+                self.bold.append(len(self.rows) - 1)
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def net(name="fc"):
+    fc = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name=name)
+    return jfit.sym.SoftmaxOutput(fc, name="softmax")
+
+
+@pytest.fixture(scope="module")
+def run():
+    x = np.eye(2, dtype="float32").repeat(8, axis=0)
+    settings = {"num_epoch": 3, "batch_size": 8, "progress": False, "optimizer_params": {"learning_rate": 0.5}}
+    return jfit.fit(net(), (x, x.argmax(1)), eval_data=(x, x.argmax(1)), schedule="cosine", **settings)
+
+
+# ------------------------------------------------------------------------------------------------ plots
+def rows(**columns):
+    epochs = zip(*columns.values(), strict=True)
+    return History([{"epoch": i, **dict(zip(columns, values, strict=True))} for i, values in enumerate(epochs)])
+
+
+@pytest.mark.slow
+def test_metrics_with_best_value_one_share_their_axes_and_a_learning_rate_that_changes_has_axes(tmp_path):
+    history = rows(
+        loss=[2, 1.0], accuracy=[0.5, 0.6], mse=[40.0, 30], f1=[0.1, 0.2], val_f1=[0.2, 0.3], val_loss=[1, 2.0], lr=[0.1, 0.05]
+    )
+    figure = history.plot(tmp_path / "a.png")
+    assert [axis.get_title() for axis in figure.axes] == ["loss", "metrics", "mse", "learning rate"]
+    labels = [[line.get_label() for line in axis.lines] for axis in figure.axes[:3]]
+    assert labels == [["train", "validation"], ["accuracy (train)", "f1 (train)", "f1 (validation)"], ["train"]]
+    one, f1 = figure.axes[1].lines[1:]
+    assert one.get_color() == f1.get_color() and one.get_linestyle() == "--" and f1.get_linestyle() == "-"
+    np.testing.assert_array_equal(figure.axes[3].lines[0].get_ydata(), [0.1, 0.05])
+    constant = rows(loss=[2, 1.0], a_loss=[1, 0.5], lr=[0.1, 0.1]).plot(tmp_path / "a.png")
+    assert [axis.get_title() for axis in constant.axes] == ["loss"]
+    assert [line.get_label() for line in constant.axes[0].lines] == ["loss (train)", "a_loss (train)"]
+
+
+@pytest.mark.slow
+def test_a_script_gets_a_figure_of_pyplot_and_a_plot_to_a_file_leaves_pyplot_alone(run, tmp_path):
+    from matplotlib import pyplot
+
+    pyplot.close("all")
+    figure = run.plot()
+    assert pyplot.get_fignums() == [figure.number]
+    # Outside the inline backend of notebooks, displaying a figure closes nothing.
+    with pytest.raises(NotImplementedError):
+        figure._ipython_display_()
+    assert pyplot.get_fignums() == [figure.number]
+    pyplot.close(figure)
+    run.plot(tmp_path / "a.png")
+    assert pyplot.get_fignums() == []
+
+
+def test_a_plotted_figure_can_be_pickled(run):
+    import pickle
+
+    from matplotlib import pyplot
+
+    assert len(pickle.loads(pickle.dumps(run.plot())).axes) == 3
+    pyplot.close("all")
+
+
+# ------------------------------------------------------------------------------------------------ HTML
+def test_a_run_shows_its_settings_the_last_and_the_best_epoch(run):
+    text = run._repr_html_()
+    cells = dict(row for row in Table(text).rows if len(row) == 2)
+    last, best = run.history.epochs[-1], int(np.argmin(run.history.column("val_loss")))
+    assert cells["batch size"] == "8" and cells["parameters"] == "6" and cells["optimizer"] == "sgd"
+    assert cells["devices"] == "1 cpu" and cells["metrics"] == "accuracy"
+    assert f"loss {last['loss']:.4g}" in cells["last epoch"] and "time" not in cells["last epoch"]
+    assert cells["best epoch"] == f"{best} (val_loss {last['val_loss']:.4g})"
+    assert len(repr(run)) < 200 and "\n" not in repr(run)
+
+
+def test_a_history_marks_its_best_epoch_and_leaves_out_the_middle_of_a_long_run():
+    history = rows(loss=[0.5, 0.4, 0.6])
+    table = Table(history._repr_html_())
+    assert table.rows[0] == ["epoch", "loss"] and table.bold == [2]
+    long = Table(rows(loss=[1.0] * 50 + [0.5] + [1.0] * 49)._repr_html_())
+    epochs = [row[0] for row in long.rows[1:]]
+    assert (
+        epochs[:20] == [str(i) for i in range(20)]
+        and epochs[20] == "... 40 more"
+        and epochs[21:] == list(map(str, range(60, 100)))
+    )
+    assert long.bold == []  # the best epoch is among those that are left out
+    near = Table(rows(loss=[1.0] * 99 + [0.5])._repr_html_())
+    assert near.bold == [61] and near.rows[61] == ["99", "0.5000"]
+
+
+def test_the_best_epoch_has_the_lowest_validation_loss_or_the_best_metric():
+    assert best_epoch(rows(loss=[3, 2.0], val_loss=[1, 2.0])) == (0, "0 (val_loss 1)")
+    assert best_epoch(rows(accuracy=[0.1, 0.9])) == (1, "1 (accuracy 0.9)")
+    assert best_epoch(rows(mse=[0.1, 0.9])) == (0, "0 (mse 0.1)")
+    assert best_epoch(rows(loss=[float("nan"), 2.0, 3])) == (1, "1 (loss 2)")
+    assert best_epoch(rows(loss=[float("nan")])) is best_epoch(History()) is None
+
+
+def test_html_escapes_names(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    symbol = net(ODD)
+    run = SimpleNamespace(history=rows(**{ODD: [1.0, 2.0]}))
+    for text in (symbol._repr_html_(), jfit.lower(symbol)._repr_html_(), run.history._repr_html_()):
+        assert ODD not in text and Table(text)
+    model = jfit.lower(symbol)._replace(inputs=(ODD,), labels=(ODD,))
+    assert ODD not in model._repr_html_() and ODD in repr(model)
+
+
+def test_a_model_shows_inputs_labels_and_outputs_with_their_kinds():
+    model = jfit.lower(net())
+    assert Table(model._repr_html_()).rows == [
+        ["input", "data", ""],
+        ["label", "softmax_label", ""],
+        ["output", "softmax_output", "head, label softmax_label"],
+    ]
+    assert repr(model) == "<Model: data -> softmax_output>"
+    later = jfit.Model.from_function(lambda params, x: {"a": x * params}, loss=lambda out, batch: out["a"], params=np.ones(2))
+    assert repr(later) == "<Model: x -> ...>" and Table(later._repr_html_()).rows[0] == ["input", "x", ""]
+
+
+def test_a_symbol_without_graphviz_is_a_table_of_its_nodes(monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no program `dot`
+    expected = [
+        ["node", "operator", "attributes", "inputs"],
+        ["data", "variable", "", ""],
+        ["fc", "FullyConnected", "num_hidden=2", "data"],
+        ["softmax_label", "variable", "", ""],
+        ["softmax", "SoftmaxOutput", "", "fc, softmax_label"],
+    ]
+    assert Table(net()._repr_html_()).rows == expected
+    monkeypatch.setitem(sys.modules, "graphviz", None)  # no package
+    assert Table(net()._repr_html_()).rows == expected
+
+
+def test_a_symbol_is_a_picture_where_graphviz_works_and_a_table_where_it_fails(monkeypatch, tmp_path):
+    pytest.importorskip("graphviz")
+    dot = tmp_path / "dot"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    dot.write_text("#!/bin/sh\ncat > /dev/null\necho '<?xml?><!DOCTYPE svg><svg>the graph</svg>'\n")
+    dot.chmod(dot.stat().st_mode | stat.S_IXUSR)
+    assert net()._repr_html_().split("</p>")[1].strip() == "<svg>the graph</svg>"
+    dot.write_text("#!/bin/sh\nexit 1\n")
+    assert "<td>fc</td>" in net()._repr_html_()
+
+
+def test_the_html_of_a_symbol_never_raises_and_is_short_for_large_graphs(monkeypatch):
+    deep = jfit.sym.Variable("x")
+    for _ in range(400):
+        deep = deep + 1
+    text = deep._repr_html_()
+    assert len(Table(text).rows) == 101 and "301 more nodes" in text
+    monkeypatch.setattr("jfit.graph.html.edges", lambda graph: 1 / 0)
+    monkeypatch.setenv("PATH", "")
+    assert "Symbol object" in net()._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------------ the live table
+class Notebook:
+    """A stand-in for IPython in a kernel: records what is displayed, and how often."""
+
+    def __init__(self, monkeypatch):
+        self.shown, self.handles, self.time = [], 0, 0.0
+        shell = type("Shell", (type("ZMQInteractiveShell", (), {}),), {})()  # Colab's shell is a subclass
+        ipython = ModuleType("IPython")
+        vars(ipython).update(get_ipython=lambda: shell, display=ModuleType("IPython.display"))
+        vars(ipython.display).update(display=self.display)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+        monkeypatch.setattr("jfit.callbacks.live.time", SimpleNamespace(monotonic=lambda: self.time))
+
+    def display(self, data, *, raw, display_id):
+        assert raw and display_id
+        self.handles += 1
+        self.update(data, raw=True)
+        return self
+
+    def update(self, data, *, raw):
+        assert raw and set(data) == {"text/html", "text/plain"}
+        self.shown.append((self.time, data["text/html"], data["text/plain"]))
+
+    def play(self, callback, events, seconds=1.0):
+        state = callback.init()
+        for one in events:
+            if one.kind in callback.events:
+                state = callback.on(one, state)
+            self.time += seconds
+
+
+def events_of(epochs, log=(5,), size=10, **values):
+    run = SimpleNamespace(num_epoch=epochs, settings=SimpleNamespace(metric_choice="metric: acc, because <classes>"))
+
+    def event(kind, epoch=0, batch=0, **logs):
+        return jfit.callbacks.Event(kind, epoch, 10 * epoch + batch, batch, size, logs, run)
+
+    yield event("fit_start")
+    for epoch in range(epochs):
+        yield event("epoch_start", epoch)
+        for batch in log:
+            yield event("log", epoch, batch, loss=0.5, samples_per_second=1234.0, **values)
+        yield event("epoch_end", epoch, 10, loss=0.4, time=1.0, samples_per_second=1234.0, val_loss=0.6, **values)
+    yield event("fit_end", epochs)
+
+
+def test_a_notebook_has_one_output_with_a_row_per_epoch_and_the_progress_of_the_epoch(monkeypatch, capsys):
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(3, **{ODD: 0.25}))
+    assert notebook.handles == 1 and len(notebook.shown) == 3 * 3 + 1
+    htmls = [text for _, text, _ in notebook.shown]
+    assert [len(Table(text).rows) for text in htmls] == [0, 0, 2, 2, 2, 3, 3, 3, 4, 4]
+    assert 'value="5" max="10"' in htmls[1] and "epoch 0, batch 5 of 10, ETA 0:05, 1,234 samples/s, loss 0.5" in htmls[1]
+    assert 'value="0" max="10"' in htmls[3] and "epoch 1, batch 0 of 10" in htmls[3]
+    assert "<progress" not in htmls[-1] and "stopped" not in htmls[-1] and "because &lt;classes&gt;" in htmls[-1]
+    assert not any(ODD in text for text in htmls) and ODD in notebook.shown[-1][2]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_gets_at_most_ten_updates_per_second_and_always_the_last(monkeypatch):
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(300, log=()), seconds=0.003)
+    times = [at for at, *_ in notebook.shown]
+    assert 15 < len(times) < 20 and min(np.diff(times[:-1])) >= 0.1 and "... 240 more" in notebook.shown[-1][1]
+    assert "299" in notebook.shown[-1][2].splitlines()[-1]
+
+
+def test_the_text_of_a_long_run_takes_linear_time_and_live_tables_have_its_last_epochs(monkeypatch):
+    calls, columns = [], History.columns
+    monkeypatch.setattr(History, "columns", lambda self, *args: calls.append(1) or columns(self, *args))
+    history = rows(loss=[1.0] * 100)
+    assert len(history.table().splitlines()) == 101 and len(calls) == 1
+    calls.clear()
+    notebook = Notebook(monkeypatch)
+    notebook.play(jfit.callbacks.progress(), events_of(100, log=()), seconds=0.003)
+    text = notebook.shown[-1][2].splitlines()
+    assert len(text) == 63 and text[2] == "... 40 more" and text[3].split()[0] == "40" and text[-1].split()[0] == "99"
+    assert len(calls) <= 4 * len(notebook.shown)  # a few for each update, not one for each epoch
+
+
+def test_the_live_table_shows_where_training_stopped_and_batches_of_unknown_number(monkeypatch):
+    notebook = Notebook(monkeypatch)
+    events = [one._replace(num_batches=None) for one in events_of(1)]
+    notebook.play(jfit.callbacks.progress(), [*events[:3], events[-1]._replace(epoch=0, batch=5)])
+    assert "<progress></progress> epoch 0, batch 5, 1,234 samples/s" in notebook.shown[1][1]
+    assert "stopped in epoch 0 after batch 5<" in notebook.shown[-1][1]
+    notebook.play(jfit.callbacks.progress(bar=False), events_of(1))
+    assert notebook.handles == 2 and "progress" not in notebook.shown[-1][1]
+
+
+def test_a_file_gets_text_in_notebooks_too(monkeypatch):
+    import io
+
+    notebook, file = Notebook(monkeypatch), io.StringIO()
+    notebook.play(jfit.callbacks.progress(bar=False, file=file), events_of(1))
+    assert not notebook.shown and "val_loss" in file.getvalue()
+
+
+def test_the_live_table_waits_for_no_device(monkeypatch):
+    def waits(**settings):
+        with jfit.counters.counted() as counts:
+            train([], **settings)
+        return counts["host_syncs"]
+
+    train([])  # compiles
+    expected = waits()
+    Notebook(monkeypatch)
+    assert waits(progress="auto") == expected > 0
+
+
+# ------------------------------------------------------------------------------------------------ trackers
+class Recorder(ModuleType):
+    """A stand-in for a package: records every call, as (path, args, kwargs), and returns objects that do the same."""
+
+    def __init__(self, name, calls, **attributes):
+        super().__init__(name)
+        self.calls = calls
+        vars(self).update(attributes)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args, **kwargs):
+            self.calls.append((f"{self.__name__}.{name}", args, kwargs))
+            return self.results[name] if name in vars(self).get("results", {}) else None
+
+        return call
+
+
+def tensorboard_calls(monkeypatch):
+    calls = []
+    writer = Recorder("writer", calls)
+    monkeypatch.setitem(sys.modules, "tensorboardX", Recorder("tensorboardX", calls, results={"SummaryWriter": writer}))
+    return calls
+
+
+def wandb_calls(monkeypatch, active=False):
+    calls = []
+    session = Recorder("run", calls, id="w1", config=Recorder("config", calls))
+    package = Recorder("wandb", calls, run=session if active else None, results={"init": session})
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    return calls
+
+
+def mlflow_calls(monkeypatch, active=False):
+    calls = []
+    session = SimpleNamespace(info=SimpleNamespace(run_id="m1"))
+    results = {"start_run": session, "active_run": session if active else None}
+    monkeypatch.setitem(sys.modules, "mlflow", Recorder("mlflow", calls, results=results))
+    return calls
+
+
+def train(callbacks, **settings):
+    x = np.eye(2, dtype="float32").repeat(8, axis=0)
+    return jfit.fit(
+        net(), (x, x.argmax(1)), **{"num_epoch": 2, "batch_size": 8, "progress": False, "callbacks": callbacks, **settings}
+    )
+
+
+def scalars_of(row):
+    return {name: value for name, value in row.items() if name not in ("epoch", "step")}
+
+
+def settings(run):
+    return hyperparameters(run) | {"learning_rate": 0.01}
+
+
+def test_tensorboard_gets_settings_once_then_each_value_with_its_step(monkeypatch, tmp_path):
+    calls = tensorboard_calls(monkeypatch)
+    run = train([jfit.callbacks.tensorboard(tmp_path)])
+    text = "\n".join(["| setting | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in settings(run).items())])
+    assert calls[0] == ("tensorboardX.SummaryWriter", (), {"logdir": str(tmp_path), "purge_step": 0})
+    assert calls[1][0] == "writer.add_text" and set(calls[1][1][1].split("\n")) == set(text.split("\n"))
+    expected = []
+    for row in run.history.epochs:
+        expected += [("writer.add_scalar", (name, value, row["step"]), {}) for name, value in scalars_of(row).items()]
+        expected += [("writer.flush", (), {})]
+    assert calls[2:] == [*expected, ("writer.close", (), {})]
+
+
+def test_wandb_starts_a_run_logs_and_finishes_it(monkeypatch):
+    calls = wandb_calls(monkeypatch)
+    run = train([jfit.callbacks.wandb(project="p", config={"seed": 3})])
+    logged = [("run.log", ({"epoch": row["epoch"], **scalars_of(row)},), {"step": row["step"]}) for row in run.history.epochs]
+    start = ("wandb.init", (), {"project": "p", "config": {**settings(run), "seed": 3}})
+    assert calls == [start, *logged, ("run.finish", (), {"exit_code": 0})]
+
+
+def test_mlflow_starts_a_run_logs_and_ends_it(monkeypatch):
+    calls = mlflow_calls(monkeypatch)
+    run = train([jfit.callbacks.mlflow(run_name="r")])
+    logged = [("mlflow.log_metrics", (scalars_of(row),), {"step": row["step"]}) for row in run.history.epochs]
+    start = [
+        ("mlflow.active_run", (), {}),
+        ("mlflow.start_run", (), {"run_name": "r"}),
+        ("mlflow.log_params", (settings(run),), {}),
+    ]
+    assert calls == [*start, *logged, ("mlflow.end_run", (), {"status": "FINISHED"})]
+
+
+def test_an_active_run_of_the_tracker_is_used_and_stays_open(monkeypatch):
+    calls = wandb_calls(monkeypatch, active=True)
+    run = train([jfit.callbacks.wandb()])
+    assert calls[0] == ("config.update", (settings(run),), {"allow_val_change": True})
+    assert {name for name, *_ in calls[1:]} == {"run.log"}
+    calls = mlflow_calls(monkeypatch, active=True)
+    run = train([jfit.callbacks.mlflow()])
+    assert {name for name, *_ in calls} == {"mlflow.active_run", "mlflow.log_params", "mlflow.log_metrics"}
+    calls.clear()
+    run.train(1)  # MLflow would raise, because the number of epochs has changed
+    assert {name for name, *_ in calls} == {"mlflow.active_run", "mlflow.log_metrics"}
+
+
+def test_an_exception_closes_the_trackers_as_failed(monkeypatch, tmp_path):
+    board, w, m = tensorboard_calls(monkeypatch), wandb_calls(monkeypatch), mlflow_calls(monkeypatch)
+
+    def fail(event):
+        raise RuntimeError("mine")
+
+    trackers = [jfit.callbacks.tensorboard(tmp_path), jfit.callbacks.wandb(), jfit.callbacks.mlflow()]
+    with pytest.raises(RuntimeError, match="mine"):
+        train([*trackers, fail])
+    assert board[-1][0] == "writer.close"
+    assert w[-1] == ("run.finish", (), {"exit_code": 1}) and m[-1] == ("mlflow.end_run", (), {"status": "FAILED"})
+    try:
+        raise ValueError("an earlier one")
+    except ValueError:
+        train(trackers)  # training succeeds while another exception is being handled
+    assert w[-1] == ("run.finish", (), {"exit_code": 0}) and m[-1] == ("mlflow.end_run", (), {"status": "FINISHED"})
+
+
+def test_a_resumed_run_continues_the_run_of_the_tracker(monkeypatch, tmp_path):
+    board, w, m = tensorboard_calls(monkeypatch), wandb_calls(monkeypatch), mlflow_calls(monkeypatch)
+
+    def trackers():
+        return [
+            jfit.callbacks.tensorboard(tmp_path / "t"),
+            jfit.callbacks.wandb(project="p"),
+            jfit.callbacks.mlflow(run_name="r"),
+        ]
+
+    train(trackers(), checkpoint=tmp_path / "c", num_epoch=1)
+    board.clear(), w.clear(), m.clear()
+    run = train(trackers(), checkpoint=tmp_path / "c", resume=True)
+    assert board[0][2]["purge_step"] == 3  # after the step of the checkpoint
+    assert w[0][2] == {"project": "p", "id": "w1", "resume": "allow", "config": settings(run)}
+    assert m[1:3] == [("mlflow.start_run", (), {"run_id": "m1"}), ("mlflow.log_metrics", m[2][1], {"step": 4})]
+
+
+def test_every_kth_batch_is_logged_in_the_order_of_steps(monkeypatch):
+    calls = wandb_calls(monkeypatch)
+    run = train([jfit.callbacks.wandb(every=2)], batch_size=4, log_every=2)
+    logged = [(kwargs["step"], args[0]) for name, args, kwargs in calls if name == "run.log"]
+    assert [step for step, _ in logged] == [2, 4, 4, 6, 8, 8]
+    assert [values["step/loss"] for _, values in logged if "step/loss" in values] == run.history.column("loss", "steps")
+    with pytest.raises(ValueError, match="every is 0; expected an integer of at least 1"):
+        jfit.callbacks.mlflow(every=0)
+
+
+def test_log_points_are_logged_and_values_that_are_no_numbers_left_out(monkeypatch):
+    calls = mlflow_calls(monkeypatch)
+    callback = jfit.callbacks.mlflow()
+    run = SimpleNamespace(base_lr=None, settings=jfit.feed.batches.settings_of(), state=SimpleNamespace(params={}))
+
+    def event(kind, step=0, **logs):
+        return jfit.callbacks.Event(kind, 0, step, step, 10, logs, run)
+
+    state = callback.on(event("fit_start"), callback.init())
+    callback.on(event("log", 5, **{"<lambda>": np.float32(0.5), "matrix": np.eye(2), "f1": None}), state)
+    assert calls[-1] == ("mlflow.log_metrics", ({"_lambda_": 0.5},), {"step": 5})
+
+
+@pytest.mark.parametrize(("tracker", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")])
+def test_a_tracker_that_is_not_installed_raises_with_the_command_to_install_it(monkeypatch, tracker, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    callback = getattr(jfit.callbacks, tracker)(**({"directory": "runs"} if tracker == "tensorboard" else {}))
+    message = f"callbacks.{tracker} needs the package {package}, which is not installed: pip install {package}"
+    with pytest.raises(ImportError, match=message):
+        train([callback])
+
+
+# ------------------------------------------------------------------------------------------------ type checkers
+def test_the_stub_of_sym_is_up_to_date():
+    text = (ROOT / "jfit" / "sym" / "__init__.pyi").read_text(encoding="utf-8")
+    assert text == stub.stub(), "run: python -m jfit.graph.stub > jfit/sym/__init__.pyi"
+    assert (ROOT / "jfit" / "py.typed").exists()
+
+
+def test_the_stub_has_every_name_of_sym():
+    tree = ast.parse(stub.stub())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names |= {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    # Without operators that other tests registered.
+    own = {name for name in dir(jfit.sym) if name not in ALIASES or lookup(name).fn.__module__.startswith("jfit.")}
+    assert own - names == {"_foreach", "_while_loop", "_cond"}  # `contrib` creates these
+
+
+CHECKED = """
+import numpy as np
+import jfit
+from jfit import sym
+
+x = sym.Variable("data", shape=(0, 3), lr_mult=0.5)
+y = sym.FullyConnected(x, num_hidden=10, weight=None, no_bias=True, attr={"lr_mult": "2"}, name="fc")
+y = sym.Convolution(data=x, kernel=(3, 3), num_filter=8, layout="NCHW")
+y = sym.Activation(sym.Activation(y, act_type="relu"), "tanh")
+y = sym.clip(sym.Concat(x, y, dim=1), 0, 1)
+y = sym.Cast(sym.Cast(y, dtype="float16"), np.float32)
+y = sym.LeakyReLU(y, act_type="prelu", gamma=sym.Variable("g"))
+y = sym.reshape(sym.softmax(sym.transpose(y), -1), (0, -1))
+first, second = sym.SliceChannel(y, num_outputs=2)
+names: list[str] = (first + second * 2).list_arguments()
+outputs, states = sym.contrib.foreach(lambda d, s: (d, s), x, y)
+model = jfit.lower(sym.SoftmaxOutput(sym.Custom(y, op_type="mine", extra=3), name="softmax"))
+sym.FullyConnected(x, num_hiden=10)  # wrong
+sym.Convolution(x, kernel=(3, 3))  # wrong
+sym.Activation(x, act_type="rleu")  # wrong
+sym.Convolutoin(x)  # wrong
+sym.Concat(x, x, dmi=1)  # wrong
+jfit.sym.relu(x, axis=1)  # wrong
+jfit.sym.relu(3)  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_pyright_accepts_right_uses_of_sym_and_finds_wrong_ones(tmp_path):
+    (tmp_path / "checked.py").write_text(CHECKED)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"include": ["."], "extraPaths": [str(ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    wrong = [i for i, line in enumerate(CHECKED.splitlines()) if line.endswith("# wrong")]
+    found = {entry["range"]["start"]["line"]: entry["message"] for entry in report["generalDiagnostics"]}
+    assert sorted(found) == wrong, found
+
+
+# ------------------------------------------------------------------------------------------------ in a real kernel
+def outputs_of(cells, tmp_path, monkeypatch):
+    """Run cells in a notebook kernel; returns the outputs of each."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel selects its inline backend
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    return [cell.outputs for cell in notebook.cells]
+
+
+SETUP = """
+import jfit, numpy as np
+from jfit.history.table import History
+from IPython.display import display
+history = History([{"epoch": i, "loss": 1.0 / (i + 1)} for i in range(3)])
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_a_plot_exactly_once_each_time_it_should(tmp_path, monkeypatch):
+    cells = [
+        ("history.plot()", 1),
+        ("history.plot();", 1),
+        ("figure = history.plot()", 1),
+        ("figure", 1),
+        ("figure = history.plot()\nfigure", 1),
+        ("history.plot()\nhistory.plot()", 2),
+        ("from matplotlib import pyplot\npyplot.figure().subplots()\nfigure", 2),
+        ("display(history.plot())\n1", 1),
+        ("axes = pyplot.subplots(1, 1)[1]\nhistory.plot(axes=axes)", 1),
+        ("jfit.tools.lr_find.RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0]).plot()", 1),
+    ]
+    results = outputs_of([SETUP, *(cell for cell, _ in cells)], tmp_path, monkeypatch)[1:]
+    pictures = [sum("image/png" in output.get("data", {}) for output in outputs) for outputs in results]
+    assert pictures == [count for _, count in cells]
+
+
+@pytest.mark.slow
+def test_fit_in_a_notebook_leaves_one_table_that_was_updated_in_place(tmp_path, monkeypatch):
+    fit = """
+net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+x = np.eye(2, dtype="float32").repeat(8, axis=0)
+run = jfit.fit(net, (x, x.argmax(1)), eval_data=(x, x.argmax(1)), num_epoch=4)
+"""
+    _, first, second = outputs_of([SETUP, fit, "run"], tmp_path, monkeypatch)
+    assert [output["output_type"] for output in first] == ["display_data"]
+    rows = Table(first[0]["data"]["text/html"]).rows
+    assert [row[0] for row in rows] == ["epoch", "0", "1", "2", "3"] and rows[0][-1] == "val_accuracy"
+    assert [output["output_type"] for output in second] == ["execute_result"]
+    assert ["num epoch", "4"] in Table(second[0]["data"]["text/html"]).rows

@@ -1,0 +1,64 @@
+"""The table of operators matches the registry, and the generated page in docs/ is up to date."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jfit.ops.__main__ import counts, load_all, markdown, names, plain, table
+from jfit.ops.registry import ALIASES, REGISTRY, OutOfScope, lookup, register
+from jfit.ops.scope import REASONS, out_of_scope
+
+ROOT = Path(__file__).parents[2]
+load_all()
+
+
+def test_every_operator_has_a_row_and_a_description():
+    rows = table()
+    assert [r[0] for r in rows if not r[-1].endswith(".")] == []
+    assert {r[0] for r in rows} == set(REGISTRY)
+    assert str(len(rows)) in counts()
+
+
+def test_names_are_unique():
+    names = [n for op in REGISTRY.values() for n in (op.name, *op.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_registering_a_name_twice_raises():
+    op = lookup("relu")
+    with pytest.raises(ValueError, match=r"'relu' is already registered by elementwise .* again by elsewhere"):
+        register(replace(op, family="elsewhere"))
+    with pytest.raises(ValueError, match="'relu' is already taken by 'relu'"):
+        register(replace(op, name="mine", family="elsewhere", aliases=("relu",)))
+    assert "mine" not in REGISTRY
+    assert lookup("relu") is register(op)
+
+
+def test_every_mxnet_operator_is_supported_or_out_of_scope_with_a_reason():
+    registry = (Path(__file__).parents[1] / "golden" / "registry_names.txt").read_text().split()
+    assert [n for n in registry if n not in ALIASES and n not in out_of_scope()] == []
+    assert [n for n in out_of_scope() if n in ALIASES or n not in registry] == []
+    assert set(out_of_scope().values()) <= set(REASONS)
+    assert dict(names()).keys() >= set(registry)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("sgd_update", "jfit.optim"), ("_backward_Activation", "differentiates"), ("_npi_add", "NumPy")]
+)
+def test_an_operator_out_of_scope_raises_with_the_reason(name, reason):
+    with pytest.raises(OutOfScope, match=f"{name}.*out of scope.*{reason}"):
+        lookup(name)
+
+
+def test_plain_table_shows_attributes_with_defaults():
+    assert "scalar=1.0, is_int=True" in plain()
+
+
+def test_docs_page_is_up_to_date():
+    page = ROOT / "docs" / "operators.md"
+    if not page.parent.exists():
+        pytest.skip("an installed package has no docs folder")
+    assert page.read_text() == markdown(), "run python -m jfit.ops --markdown > docs/operators.md"
