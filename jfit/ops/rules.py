@@ -259,7 +259,7 @@ def argument_names(attrs: Attrs) -> tuple[str, ...]:
 
 def numbered_outputs(count: int) -> tuple[str, ...]:
     """Return the output names output0, output1, ... of an operator with `count` outputs; "output" for one."""
-    return tuple(f"output{i}" for i in range(count)) if count > 1 else ("output",)
+    return ("output",) if count == 1 else tuple(f"output{i}" for i in range(count))
 
 
 def at_least_one(size: Any) -> Any:

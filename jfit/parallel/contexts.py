@@ -173,8 +173,8 @@ def across(devices: Sequence[Device]) -> list[Device]:
     for rank, have in enumerate(by_rank):
         if len(have) <= max(places):
             raise ValueError(
-                f"rank {rank} of the job has {len(have)} {platform} device(s), but rank {jax.process_index()} uses number "
-                f"{max(places)} of its own; start all processes with the same number of devices, or pass devices={len(have)}"
+                f"rank {rank} of the job has {len(have)} {platform} device(s), but rank {jax.process_index()} uses its "
+                f"device number {max(places)}; start all processes with the same number of devices, or pass devices={len(have)}"
             )
     return [by_rank[rank][place] for rank in range(count) for place in places]
 

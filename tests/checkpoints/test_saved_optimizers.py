@@ -211,10 +211,10 @@ def test_an_optimizer_that_is_its_own_scheduler_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     hostile = module.SGD()
     hostile.lr, hostile.lr_scheduler = 0.1, hostile
-    with pytest.raises(FormatError, match="lr_scheduler: found a SGD with lr, lr_scheduler, class"):
+    with pytest.raises(FormatError, match="lr_scheduler: found class SGD with lr, lr_scheduler, class"):
         get_updater(SGD()).set_states(pickle.dumps(({}, hostile)))
     hostile.lr = 10**5000  # which Python refuses to print
-    with pytest.raises(FormatError, match="attribute 'lr': found int, expected a finite number"):
+    with pytest.raises(FormatError, match="attribute 'lr': found an integer of 16610 bits, expected a finite number"):
         get_updater(SGD()).set_states(pickle.dumps(({}, hostile)))
 
 
@@ -227,7 +227,7 @@ def test_a_state_that_is_not_an_array_raises(state):
 def test_an_integer_too_large_to_print_raises_a_format_error():
     assert load_states(pickle.dumps({0: 10**5000, "__jfit__": {"digest": 0}})).states == {0: 10**5000}
     for settings in ({"class": 10**5000}, {"class": "SGD", "lr_scheduler": {"class": 10**5000}}):
-        with pytest.raises(ValueError, match=r"saved with int, expected SGD|found a int with class"):
+        with pytest.raises(ValueError, match=r"(saved with|found class) an integer of 16610 bits"):
             SGD().restore(settings)
 
 

@@ -179,7 +179,7 @@ def test_reset_tell_flags_and_positions(tmp_path):
     assert reader.read() == b"kept" and reader.read() is None
     reader.load_state_dict(place)
     assert reader.read() == b"kept"
-    with pytest.raises(ValueError, match="expected 'r' to read"):
+    with pytest.raises(ValueError, match="expected one of 'r', 'w'"):
         mx.recordio.MXRecordIO(path, "a")
     with pytest.raises(mx.MXNetError, match="No such file"):
         mx.recordio.MXRecordIO(str(tmp_path / "none.rec"), "r")

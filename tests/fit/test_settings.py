@@ -40,7 +40,7 @@ def fit_linear(data, **options):
 @pytest.mark.parametrize("kind", ["lr_mult", "wd_mult"])
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("fc_weigth", "did you mean 'fc_weight'"), ("fc_*", "pass a function of the name"), ("zz", r"they are \['fc_weight'")],
+    [("fc_weigth", "did you mean 'fc_weight'"), ("fc_*", "pass a function of the name"), ("zz", r"the names are 'fc_weight'")],
 )
 def test_multipliers_of_unknown_parameters_raise(kind, name, hint, data):
     message = rf"{kind} has '{name.replace('*', '.')}', which is no parameter of the model; .*{hint}"

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import optax
 import pytest
+from fit_support import blobs, convnet, mlp
 from sklearn.model_selection import KFold
-from tests.fit_support import blobs, convnet, mlp
 
 import jfit
 from jfit import counters
@@ -263,7 +263,7 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
     [
         (
             {"over": {"learning_rat": [0.1]}},
-            "optimizer 'sgd' has no parameter 'learning_rat'; the nearest names are 'learning_rate'",
+            "optimizer 'sgd' has no parameter 'learning_rat'; did you mean 'learning_rate'",
         ),
         ({"over": {"seed": [0]}, "callbacks": []}, "callbacks', an argument of fit that sweeps do not support"),
         ({"over": {"seed": [0]}, "bach_size": 3}, "bach_size', which is no argument of fit; the nearest names are"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.recurrent_nets import CELLS, decoder, random_net, reader, tagger, unrolled
+from recurrent_nets import CELLS, decoder, random_net, reader, tagger, unrolled
 
 import jfit
 from jfit import mx

@@ -169,6 +169,6 @@ def test_the_history_keeps_array_values_and_log_lines_omit_them(tmp_path):
     assert str(again.epochs[0]["confusion_matrix"]) == str(history.epochs[0]["confusion_matrix"]) == "[[2.0, nan], [0.0, 1.0]]"
     assert "confusion" not in history.table() + history.to_csv(tmp_path / "history.csv").read_text()
     assert [name for names in _groups(history).values() for name in names] == ["loss"]
-    with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array, expected a number"):
+    with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array; expected a number"):
         stop = early_stopping("confusion_matrix")
         stop.on(Event("epoch_end", 0, 1, 1, 1, logs, None), stop.init())

@@ -68,7 +68,7 @@ def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
 
 def test_weights_of_wrong_size_or_name_raise():
     cell = mx.rnn.FusedRNNCell(3, prefix="f_")
-    with pytest.raises(ValueError, match=r"f_parameters has 71 values; no input size .* mode lstm"):
+    with pytest.raises(ValueError, match=r"f_parameters has 71 values, which no input size .* mode lstm"):
         cell.unpack_weights({"f_parameters": mx.nd.zeros(71)})
     with pytest.raises(KeyError, match="'f_l0_i2h_i_weight'"):
         cell.pack_weights({})

@@ -223,7 +223,7 @@ def test_refusals_say_why():
         ordered(6)
     with pytest.raises(ValueError, match="cuts a batch into 2 slices, but there are 4 devices"):
         jfit.data_parallel(jfit.train_step(model), 4, reduce=ordered(2))
-    with pytest.raises(ValueError, match="sync_batch_stats=True is not possible"):
+    with pytest.raises(ValueError, match="alone, not with sync_batch_stats=True"):
         jfit.data_parallel(jfit.train_step(model, sync_batch_stats=True), 2, reduce="ordered")
     with pytest.raises(ValueError, match="gradients=True returns the gradients of a device"):
         jfit.data_parallel(jfit.train_step(model, gradients=True), 2, reduce="ordered")

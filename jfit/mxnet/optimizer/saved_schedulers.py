@@ -86,9 +86,8 @@ def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", up
     }
     scheduler = kinds.get(saved.class_of(settings))
     if scheduler is None or not vars(scheduler).keys() <= settings.keys():
-        found = (
-            f"found a {saved.class_of(settings)} with {', '.join(map(str, settings))[:200]}; it cannot be created from these"
-        )
+        names = ", ".join(map(str, settings))[:200]
+        found = f"found class {saved.class_of(settings)} with {names}; it cannot be created from these"
         raise FormatError(path, "lr_scheduler", found, "pass a scheduler of that class to the optimizer before loading.")
     vars(scheduler).update(progress_from(scheduler, settings, path, updates))
     return scheduler
