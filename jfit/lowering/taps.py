@@ -7,10 +7,10 @@ derivative (`jax.custom_vjp`) also observes its gradient.  Everything is traced,
 
 from __future__ import annotations
 
-import itertools
 import linecache
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,11 +110,13 @@ class _Walk:
     """Evaluates jaxprs with a tap; keeps the names that are in use."""
 
     def __init__(self, tap: Tap, names: set[str]) -> None:
-        self.tap, self.names = tap, names
+        self.tap, self.names, self._numbers = tap, names, Counter[str]()
 
     def _unique(self, name: str) -> str:
-        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        result = next(n for n in names if n not in self.names)
+        result = name
+        while result in self.names:
+            self._numbers[name] += 1
+            result = f"{name}_{self._numbers[name]}"
         self.names.add(result)
         return result
 

@@ -240,7 +240,8 @@ def check_classes(name: str, target: Target) -> Target:
         target = target._replace(form=target.looks, scores="probabilities")
     such = "" if target.fraction is None else f" (such as {target.fraction:.6g})"
     problem = {
-        "mismatch": "have another shape; pass class indices, one-hot labels, or 0 and 1 for each output",
+        "mismatch": "have another shape; pass class indices, one-hot labels, or 0 and 1 for each output, or for classes on "
+        "another axis jfit.metrics.get('acc', axis=1)",
         "values": f"are real numbers{such}, not classes; pass integer class labels, or eval_metric='mse' for a regression",
         "classes": such and f"are not whole numbers{such}; pass integer class labels, or eval_metric='mse'",
         "binary": such and f"are not 0 or 1{such}; pass such labels, or eval_metric='mse' for a regression",
