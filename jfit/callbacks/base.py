@@ -182,5 +182,5 @@ def _checked(callback: Callback) -> Callback:
             )
     if callback.every is None:
         return callback
-    positive_integer(every=callback.every)
+    positive_integer(**{f"every of callback {callback.name}": callback.every})
     return callback._replace(every=int(callback.every))

@@ -42,11 +42,11 @@ def csv_logger(path: str | os.PathLike[str]) -> Callback:
         if event.kind == "fit_start":
             _rewind(path, event.step, _csv_rows, _csv)
             return state
-        row, rows = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}, _csv_rows(path)
-        if rows and set(row) <= set(rows[0]):
-            _append(path, _csv([row], below=list(rows[0])))
+        row, header = {"epoch": event.epoch, "step": event.step, **scalars(event.logs)}, _csv_header(path)
+        if header and set(row) <= set(header):
+            _append(path, _csv([row], below=header))
         else:
-            atomic_write(path, _csv([*rows, row]))
+            atomic_write(path, _csv([*_csv_rows(path), row]))
         return state
 
     return Callback(on=on, events=("fit_start", "epoch_end"), name="csv_logger", main_only=True)
@@ -180,6 +180,13 @@ def _append(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8", newline="") as file:
         file.write(line)
+
+
+def _csv_header(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), [])
 
 
 def _csv_rows(path: Path) -> list[Row]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jfit.callbacks.base import Event, scalars
-from jfit.checks import one_of
+from jfit.checks import name_hint, one_of
 from jfit.history.plots import is_score
 
 
@@ -44,5 +44,6 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     every = getattr(getattr(event.run, "settings", None), "eval_every", 1)
     if not required or (monitor.startswith("val_") and (event.epoch + 1) % every):
         return None  # there may be no evaluation in this epoch
-    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor.startswith("val_") else ""
-    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; expected one of {', '.join(event.logs)}.{hint}")
+    evaluated = any(name.startswith("val_") for name in event.logs)
+    hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor[:4] == "val_" and not evaluated else ""
+    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {name_hint(monitor, event.logs)}{hint}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from jfit.callbacks.base import Callback, Event
 from jfit.callbacks.monitor import maximizes, monitored
-from jfit.checks import at_least_0, below_1, positive, positive_integer
+from jfit.checks import at_least_0, below_1, positive
 
 
 def reduce_on_plateau(
@@ -54,7 +54,8 @@ def reduce_on_plateau(
     """
     positive(factor=factor)
     below_1(factor=factor)
-    positive_integer(patience=patience)
+    if not patience >= 1:  # inf: never
+        raise ValueError(f"reduce_on_plateau: patience is {patience}; expected at least 1")
     at_least_0(min_delta=min_delta, cooldown=cooldown, min_lr=min_lr)
     maximize = maximizes(monitor, mode)
 

@@ -83,11 +83,11 @@ def checkpointing(
     """
     check_name(directory, "checkpoint")
     steps = None if every == "epoch" else every
-    if isinstance(steps, str):
+    if isinstance(steps, str) or every is None:
         raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch' or a number of steps")
     positive_integer(**{name: value for name, value in {"every": steps, "keep": keep}.items() if value is not None})
     integer(keep_best=keep_best)
-    at_least_0(keep_best=keep_best, background_bytes=0 if background_bytes is None else background_bytes)
+    at_least_0(keep_best=keep_best, background_bytes=min(background_bytes or 0, sys.maxsize))  # inf: never in the background
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if keep_best:
         best = _BestKept(

@@ -175,7 +175,7 @@ def _take(path: Path) -> str:
     """Create the lock file, in place of one that is left over, and return its token."""
     token = uuid.uuid4().hex
     holder = Holder(os.getpid(), platform.node(), _machine(), _started(os.getpid()), time.time(), token)
-    candidate = path.with_name(f"{path.name}.{token}")
+    candidate, now = path.with_name(f"{path.name}.{token}"), time.time()
     try:
         candidate.write_text(json.dumps(holder._asdict()), encoding="utf-8")
         now = candidate.stat().st_mtime  # the clock of the file system, which all machines share
@@ -191,14 +191,14 @@ def _take(path: Path) -> str:
         raise FolderInUse(f"checkpoint: {path} is created and deleted again and again; do several runs use this folder?")
     finally:
         candidate.unlink(missing_ok=True)
-        _sweep(path)
+        _sweep(path, now)
 
 
-def _sweep(path: Path) -> None:
+def _sweep(path: Path, now: float) -> None:
     """Delete the temporary files of processes that ended while they took or removed the lock."""
     for other in path.parent.glob(f"{path.name}.*"):
         with contextlib.suppress(OSError):
-            holder, now = _read(other), time.time()
+            holder = _read(other)
             ended = holder is not None and holder.token and not _is_alive(holder, other, now)
             if ended or now - other.stat().st_mtime > LEFT_SECONDS:
                 other.unlink()

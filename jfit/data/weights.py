@@ -78,7 +78,7 @@ class ClassWeights:
         inside = lib.clip(classes, 0, len(self.table) - 1)
         factor = lib.where(whole & (inside == classes), lib.asarray(self.table)[inside], np.float32(np.nan))
         if self.ignore is not None:
-            factor = lib.where(classes == int(self.ignore), np.float32(1), factor)
+            factor = lib.where(whole & (classes == int(self.ignore)), np.float32(1), factor)
         if device:
             factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
         elif np.isnan(factor).any():

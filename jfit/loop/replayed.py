@@ -217,7 +217,7 @@ class Replay:
         """
         import pandas
 
-        return pandas.DataFrame(self.table).set_index("name")
+        return pandas.DataFrame(self.table, columns=None if self.table else ["name"]).set_index("name")
 
     def __repr__(self) -> str:
         bad = "" if self.first_bad is None else f", the first that is not finite: {self.first_bad.node.name!r}"

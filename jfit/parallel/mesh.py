@@ -188,7 +188,7 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
             raise ValueError("mesh= and devices= are both passed, but the mesh has its devices; leave devices= out")
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
-    if not isinstance(sizes, Mapping):
+    if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
         raise TypeError(
             f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as {{'data': 2}}"
         )
@@ -214,7 +214,9 @@ def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
     """Convert a value of `shard`, of which a name or None stands for the first dimension, to a `PartitionSpec`."""
     dims = (spec,) if spec is None or isinstance(spec, str) else spec
     try:
-        return PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])
+        result = PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])
+        "".join(_axes_of(result))  # a TypeError for what is no name
+        return result
     except TypeError:
         raise TypeError(
             f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "

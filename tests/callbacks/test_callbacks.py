@@ -139,7 +139,7 @@ def test_early_stopping_continues_from_its_saved_state():
 
 def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
-    with pytest.raises(ValueError, match="monitor='val_los' is not logged; expected one of loss, val_loss"):
+    with pytest.raises(ValueError, match="monitor='val_los' is not logged; did you mean 'val_loss'"):
         callback.on(event(loss=1.0, val_loss=2.0), callback.init())
     with pytest.raises(ValueError, match="Pass eval_data= to fit"):
         early_stopping().on(event(loss=1.0), callback.init())
