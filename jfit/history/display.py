@@ -27,7 +27,7 @@ def hyperparameters(run: Any) -> dict[str, Any]:
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
         >>> run = jfit.fit(net, (np.eye(2, dtype="float32"), [0, 1]), batch_size=2, progress=False)
         >>> hyperparameters(run) | {"devices": "1 cpu"}  # doctest: +NORMALIZE_WHITESPACE
-        {'devices': '1 cpu', 'batch_size': 2, 'eval_batch_size': 2, 'num_epoch': 10, 'metrics': 'accuracy',
+        {'devices': '1 cpu', 'batch_size': 2, 'eval_batch_size': 2, 'metrics': 'accuracy', 'num_epoch': 10,
         'optimizer': 'sgd', 'parameters': 6}
     """
     values = {field.name: getattr(run.settings, field.name) for field in dataclasses.fields(run.settings)}

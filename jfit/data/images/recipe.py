@@ -102,7 +102,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
         >>> check_recipe(Recipe((2, 8, 8)))
         Traceback (most recent call last):
         ...
-        ValueError: data_shape is (2, 8, 8), expected (channels, height, width) with 1 or 3 channels and sizes of at least 1.
+        ValueError: data_shape is (2, 8, 8), expected (channels, height, width) with 1 or 3 channels
     """
     shape = tuple(recipe.data_shape)
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
