@@ -66,6 +66,10 @@ class BothSignatures:
     def __call__(self, *args: Any) -> Any:
         if len(args) == 2:
             return self._write(*args)
+        if len(args) not in (3, 4):
+            raise TypeError(
+                f"an initializer is called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments"
+            )
         key, desc, shape, *dtype = args
         array = NDArray(jnp.zeros(tuple(shape), *(dtype or [jnp.float32])))
         with use_key(key):

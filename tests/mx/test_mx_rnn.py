@@ -68,11 +68,13 @@ def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
 
 def test_weights_of_wrong_size_or_name_raise():
     cell = mx.rnn.FusedRNNCell(3, prefix="f_")
+    with pytest.raises(KeyError, match="no array is named 'f_parameters', which this cell needs"):
+        cell.unpack_weights({})
     with pytest.raises(ValueError, match=r"f_parameters has 71 values, which no input size .* mode lstm"):
         cell.unpack_weights({"f_parameters": mx.nd.zeros(71)})
-    with pytest.raises(KeyError, match="'f_l0_i2h_i_weight'"):
+    with pytest.raises(KeyError, match="no array is named 'f_l0_i2h_i_weight'"):
         cell.pack_weights({})
-    with pytest.raises(KeyError, match="'lstm_i2h_weight'"):
+    with pytest.raises(KeyError, match=r"'lstm_i2h_weight', .* the arrays are .*'lstm_h2h_weight'"):
         mx.rnn.LSTMCell(3).unpack_weights({"lstm_h2h_weight": mx.nd.zeros((12, 3))})
     with pytest.raises(ValueError, match="mode is 'elman'; expected one of 'rnn_relu'"):
         mx.rnn.FusedRNNCell(3, mode="elman")
@@ -104,6 +106,8 @@ def test_unsupported_use_of_a_cell_raises():
             cell(data, [])
         with pytest.raises(ValueError, match="zoneout works step by step"):
             mx.rnn.ZoneoutCell(cell, 0.5)
+    with pytest.raises(ValueError, match="inputs is None"):
+        lstm.unroll(2, None)
     with pytest.raises(ValueError, match="inputs has 1 steps, length is 2"):
         lstm.unroll(2, [data])
     with pytest.raises(ValueError, match="layout is 'NC', expected one with a T"):
@@ -117,6 +121,8 @@ def test_unsupported_use_of_a_cell_raises():
         stack.add(mx.rnn.LSTMCell(2, prefix="a_"))
         stack.add(mx.rnn.LSTMCell(2, prefix="b_"))
         stack(data, lstm.begin_state() + lstm.begin_state()[:1])
+    with pytest.raises(TypeError, match="dropout is 'half', expected a number"):
+        mx.rnn.DropoutCell("half")
     with pytest.raises(ValueError, match=r"h2h_kernel is \(2, 3\); only odd sizes"):
         mx.rnn.ConvRNNCell((1, 1, 4, 4), 2, h2h_kernel=(2, 3))
     with pytest.raises(NotImplementedError, match="does not implement state_info"):

@@ -339,6 +339,8 @@ def test_a_network_may_depend_on_the_bucket_key():
     assert ff.symbol is not None and accuracy[-1] == 1.0
     with pytest.raises(NotImplementedError, match="does not support buckets"):
         ff.fit(Lengths(), monitor=Monitor(1))
+    with pytest.raises(ValueError, match="default_bucket_key"):
+        FeedForward(summed, num_epoch=1).fit(X, Y)
 
 
 def test_a_monitor_sees_the_training():

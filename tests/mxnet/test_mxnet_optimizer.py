@@ -196,6 +196,8 @@ def test_create_ignores_case_and_raises_with_the_nearest_name():
         SGD(param_idx2name=["a"])
     with pytest.raises(TypeError, match="foo"):
         SGD(foo=1)
+    with pytest.raises(TypeError, match="SGD: too many positional arguments"):
+        SGD(0.9, False, 3)
 
 
 def test_a_learning_rate_with_a_scheduler_replaces_its_base_and_prints_a_warning(capsys):
@@ -482,6 +484,8 @@ def test_a_user_class_works_through_the_updater(registered):
     assert optimizer.counts() == {0: 2, 1: 2}
     with pytest.raises(TypeError, match="Halving updates in Python"):
         apply_update(optimizer, [0], [jnp.ones(2)], [jnp.ones(2)], [None])
+    with pytest.raises(ValueError, match=r"got \[2, 1, 1, 1\] indices, weights, gradients and states"):
+        apply_update(SGD(), [0, 1], [jnp.ones(2)], [jnp.ones(2)], [None])
     with pytest.raises(NotImplementedError, match="Optimizer has no update;"):
         Optimizer().update(0, weights[0], weights[0], None)
 

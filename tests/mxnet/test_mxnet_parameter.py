@@ -176,6 +176,7 @@ def test_get_creates_or_returns_a_parameter_and_infers_missing_sizes():
     weight = params.get("w", shape=(2, 0), allow_deferred_init=True)
     assert params.get("w", shape=(0, 3)) is weight and weight.shape == (2, 3)
     assert list(params.keys()) == ["net_w"] and "net_w" in params and len(params) == 1
+    assert len({params, ParameterDict(), ParameterDict()}) == 3 and ParameterDict() != ParameterDict()
     for clash in ({"shape": (4, 3)}, {"lr_mult": 2.0}):
         with pytest.raises(AssertionError, match="'net_w' exists with"):
             params.get("w", **clash)

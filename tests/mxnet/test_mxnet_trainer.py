@@ -304,12 +304,27 @@ def test_a_pytree_is_trained_like_parameters():
     assert np.array_equal(trainer.params["b"], new["b"])
 
 
+@pytest.mark.parametrize("params", [lambda: [one()], lambda: {"w": jnp.ones(2)}])
+def test_a_subclass_may_have_a_constructor_of_its_own(params):
+    class Plain(Trainer):
+        def __init__(self, make, lr):
+            super().__init__(make(), "sgd", {"learning_rate": lr})
+
+    trainer = Plain(params, 0.5)
+    trainer.step(1, grads=None if isinstance(trainer.params, list) else {"w": jnp.ones(2)})
+    (new,) = jax.tree.leaves(trainer.params)
+    assert type(trainer) is Plain and np.asarray(new.data() if isinstance(new, Parameter) else new).tolist() == [0.5, 0.5]
+
+
 def test_gradients_of_a_pytree_on_several_devices_are_added_up():
     trainer = Trainer({"w": jnp.zeros(2)}, "sgd", {"learning_rate": 1.0})
     grads = [{"w": jax.device_put(jnp.full(2, float(i)), d)} for i, d in enumerate(jax.devices()[:3])]
     summed = trainer.allreduce_grads(grads)
     assert summed["w"].tolist() == [3.0, 3.0]
     assert trainer.step(3, grads=summed)["w"].tolist() == [-1.0, -1.0]
+    for wrong in (None, summed):
+        with pytest.raises(ValueError, match="needs a list with one pytree of gradients per device"):
+            trainer.allreduce_grads(wrong)
     squeezed = Trainer({"w": jnp.zeros(1)}, "sgd", compression_params={"type": "2bit", "threshold": 0.5})
     each = [{"w": jnp.full(1, 0.3)}, {"w": jnp.full(1, 0.6)}]
     assert [squeezed.allreduce_grads(each)["w"].item() for _ in range(2)] == [0.5, 1.0]
@@ -334,10 +349,11 @@ def test_a_pytree_resumes_and_missing_leaves_raise(tmp_path):
         Trainer(half, "sgd", update_on_kvstore=True)
 
 
-def test_a_given_store_is_used():
-    param, store = one(ctx=TWO), KVStore("device")
-    Trainer([param], "sgd", {"learning_rate": 1.0}, kvstore=store).step(1)
-    assert isinstance(store._stored[0], MutableArray) and store.pull(0).tolist() == [-1.0, -1.0]
+def test_a_given_store_is_used_and_receives_all_parameters_in_one_call(monkeypatch):
+    store, calls = KVStore("device"), []
+    monkeypatch.setattr(store, "broadcast", lambda key, *args: calls.append(key) or KVStore.broadcast(store, key, *args))
+    Trainer([one(ctx=TWO, name=name) for name in "wb"], "sgd", {"learning_rate": 1.0}, kvstore=store).step(1)
+    assert isinstance(store._stored[0], MutableArray) and store.pull(0).tolist() == [-1.0, -1.0] and calls == [[0, 1]]
 
 
 def test_a_failed_update_keeps_the_gradients_fresh():

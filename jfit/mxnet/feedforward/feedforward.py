@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit import counters
+from jfit import checks, counters
 from jfit.interrupts import StopFlag, stop_flag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
@@ -270,6 +271,8 @@ class FeedForward:
                 "FeedForward sets rescale_grad to 1 / batch size for an optimizer given by name; pass an Optimizer."
             )
         if self.sym_gen is not None:
+            if not hasattr(X, "default_bucket_key"):
+                raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
             self.symbol = self.sym_gen(X.default_bucket_key)
             self._check_arguments()
         data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=True)
@@ -342,10 +345,14 @@ class FeedForward:
         Raises:
             AssertionError: the batch sizes of eval_data and data differ.
             TypeError: an unknown option, or an invalid callback.
-            ValueError: a batch has fewer rows than there are devices.
+            ValueError: a batch has fewer rows than there are devices; or a negative n_epoch.
 
         Source: MXNet.jl, `model.jl`.
         """
+        names = [field.name for field in dataclasses.fields(TrainingOptions)]
+        for name in options:
+            if name not in names:
+                raise TypeError(f"train has no option {name!r}; {checks.name_hint(name, names)}")
         JuliaTraining(self, optimizer, data, TrainingOptions(**options)).run()
 
     # -------------------------------------------------------------------------------- predicting

@@ -56,6 +56,9 @@ class ParameterDict(Mapping[str, Any]):
     Source: Apache MXNet 1.9.1, `mxnet.gluon.ParameterDict`.
     """
 
+    __eq__ = object.__eq__  # a ParameterDict is equal to itself only, unlike other Mappings
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
     _parameter: Callable[..., Any] = Parameter
     _constant: Callable[..., Any] = Constant
 

@@ -62,14 +62,6 @@ class Trainer:
     _updater_class: ClassVar[type[Updater]] = Updater
     _store_class: ClassVar[type[KVStore]] = KVStore
 
-    def __new__(cls, params: Any = None, *args: Any, **kwargs: Any):
-        """Create a `PytreeTrainer` if `params` is a pytree of arrays."""
-        kind: Any = cls
-        if params is not None and _parameters(params, cls._accepts_pytrees) is None and not issubclass(cls, PytreeTrainer):
-            # in a subclass of the user, its methods come before those of PytreeTrainer
-            kind = PytreeTrainer if kind is Trainer else type(cls.__name__, (kind, PytreeTrainer), {})
-        return super().__new__(kind)
-
     def __init__(
         self,
         params: Any,
@@ -81,7 +73,11 @@ class Trainer:
     ) -> None:
         check_entry("Trainer", several=True)
         self._compression_params, self._kvstore_args = compression_params, (kvstore, update_on_kvstore)
-        self._params: list[Parameter] = self._adopted(params)
+        parameters = _parameters(params, self._accepts_pytrees)
+        self._params: list[Parameter] = self._adopted(parameters or [])
+        self._tree = None
+        if parameters is None:
+            self._tree = PytreeParams(params, compression_params, _distributes_tree(kvstore, update_on_kvstore))
         self._index = {p.name: i for i, p in enumerate(self._params)}
         self._contexts = self._shared_contexts()
         self._optimizer = self._resolved_optimizer(optimizer, dict(optimizer_params or {}))
@@ -96,7 +92,7 @@ class Trainer:
     @property
     def params(self) -> Any:
         """The parameters: a list of `Parameter`, or the current pytree."""
-        return list(self._params)
+        return list(self._params) if self._tree is None else self._tree.params
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the optimizer's learning rate.
@@ -122,12 +118,17 @@ class Trainer:
             UserWarning: a gradient is stale (raised before anything is written); or batch_size has changed, and the
                 optimizer is in a distributed store, which does not see the change.
         """
+        if self._tree is not None:
+            if self._tree.distributed and grads is not None:
+                grads = self._tree.sum_over_devices([grads])
+            return self.update(batch_size, ignore_stale_grad, grads)
         _no_grads(grads)
         self._rescale(batch_size)
         self._prepare()
         self._check_fresh(ignore_stale_grad)
         self._allreduce()
         self._update(ignore_stale_grad)
+        return None
 
     def allreduce_grads(self, grads: Any = None) -> Any:
         """Sum the gradients over devices, without an update; call `update` afterwards, for example after gradient clipping.
@@ -141,10 +142,13 @@ class Trainer:
         Raises:
             AssertionError: the store updates the parameters.
         """
+        if self._tree is not None:
+            return self._tree.sum_over_devices(grads)
         _no_grads(grads)
         self._prepare()
         self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()
+        return None
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
         """Update the parameters from gradients that are already summed over devices (see `allreduce_grads`).
@@ -159,12 +163,18 @@ class Trainer:
             AssertionError: the store updates the parameters.
             UserWarning: a gradient is stale.
         """
+        if self._tree is not None:
+            batch = self._tree.updates(grads, ignore_stale_grad)
+            self._rescale(batch_size)
+            _run(self._updaters[0], batch)
+            return self._tree.params
         _no_grads(grads)
         self._prepare()
         self._check_not_on_kvstore("update")
         self._rescale(batch_size)
         self._check_fresh(ignore_stale_grad)
         self._update(ignore_stale_grad)
+        return None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's states, update counts and settings to a file.
@@ -212,9 +222,8 @@ class Trainer:
 
     # ---- construction
 
-    def _adopted(self, params: Any) -> list[Parameter]:
-        """Return the Parameters in the order of their indices, and make this their trainer."""
-        parameters = _parameters(params, trees=False) or []
+    def _adopted(self, parameters: list[Parameter]) -> list[Parameter]:
+        """Return the Parameters, and make this their trainer."""
         for param in parameters:
             if param.stype != "default" and param._trainer not in (None, self):
                 raise RuntimeError(f"parameter {param.name!r} is row_sparse, and in the store of another trainer.")
@@ -230,7 +239,7 @@ class Trainer:
                 raise AssertionError(
                     f"parameter {param.name!r} is on {contexts}, others are on {first}; use the same contexts."
                 )
-        return first
+        return first if self._tree is None else [None]
 
     def _resolved_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
         by_index = dict(enumerate(self._params))
@@ -246,19 +255,25 @@ class Trainer:
     def _reset_kvstore(self) -> None:
         if self._kvstore is not None and self._distributed:
             raise RuntimeError("the store of this trainer is distributed, so it cannot be recreated; set data before step().")
-        self._ready, self._kvstore, self._update_on_kvstore, self._distributed = False, None, False, False
+        self._ready = self._tree is not None  # a pytree has no store
+        self._kvstore, self._update_on_kvstore, self._distributed = None, False, False
         self._waiting = list(self._params)
 
     def _prepare(self) -> None:
         if not self._ready:
             self._make_store()
         if self._kvstore is not None:
+            dense: list[Any] = []
             for param in self._waiting:
                 key, cells = self._index[param.name], param._cells(param._data)
                 if param.stype != "default":
                     self._kvstore.init(key, cells[0])
                 else:
-                    self._kvstore.broadcast(key, cells[0], cells)
+                    dense.append((key, cells[0], cells))
+            together = dense and isinstance(self._kvstore, KVStore)  # in a job one collective for all keys
+            calls: list[Any] = [map(list, zip(*dense, strict=True))] if together else dense
+            for each in calls:
+                self._kvstore.broadcast(*each)
         self._waiting = []
 
     def _make_store(self) -> None:
@@ -364,48 +379,6 @@ def _run(updater: Any, batch: list[tuple[int, Any, Any]]) -> None:
     """Update all (index, gradient, MutableArray) of `batch` in one dispatch."""
     if batch:
         updater(*map(list, zip(*batch, strict=True)))
-
-
-class PytreeTrainer(Trainer):
-    """The `Trainer` of a pytree of arrays, which `Trainer(params, ...)` creates if `params` is one; it has no key-value store.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> type(Trainer([jnp.ones(2)], "sgd")).__name__
-        'PytreeTrainer'
-    """
-
-    def _adopted(self, params: Any) -> list[Parameter]:
-        self._tree = PytreeParams(params, self._compression_params, _distributes_tree(*self._kvstore_args))
-        return []
-
-    def _shared_contexts(self) -> list[Any]:
-        return [None]
-
-    @property
-    def params(self) -> Any:
-        """The current pytree."""
-        return self._tree.params
-
-    def step(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Update the parameters with a pytree of gradients, summed over processes; return the new pytree."""
-        if self._tree.distributed and grads is not None:
-            grads = self._tree.sum_over_devices([grads])
-        return self.update(batch_size, ignore_stale_grad, grads)
-
-    def allreduce_grads(self, grads: Any = None) -> Any:
-        """Return the sum of a list of gradient pytrees, one per device, on the device of the first."""
-        return self._tree.sum_over_devices(grads)
-
-    def update(self, batch_size: float, ignore_stale_grad: bool = False, grads: Any = None) -> Any:
-        """Update the parameters with a pytree of gradients that are already summed; return the new pytree."""
-        batch = self._tree.updates(grads, ignore_stale_grad)
-        self._rescale(batch_size)
-        _run(self._updaters[0], batch)
-        return self._tree.params
-
-    def _prepare(self) -> None:
-        """Do nothing: there is no store."""
 
 
 def _parameters(params: Any, trees: bool) -> list[Parameter] | None:

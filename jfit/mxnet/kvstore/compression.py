@@ -78,10 +78,11 @@ class TwoBit(Compression):
     """
 
     def __init__(self, threshold: float = 0.5) -> None:
-        if not threshold > 0:
+        self.threshold = float(threshold)  # may be a string
+        if not self.threshold > 0:
             raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
         super().__init__()
-        self.threshold, self.rule = float(threshold), two_bit(float(threshold))
+        self.rule = two_bit(self.threshold)
 
     def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
         return _two_bit(gradients, residuals, self.threshold)
@@ -128,7 +129,7 @@ def parse(params: Mapping[str, Any]) -> Compression:
 
     Raises:
         MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
-        TypeError: a parameter that the type does not have.
+        ValueError: a parameter that the type does not have.
 
     Example:
         >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
@@ -140,6 +141,10 @@ def parse(params: Mapping[str, Any]) -> Compression:
     if kind not in kinds:
         types = ", ".join(map(repr, kinds))
         raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {types}.")
+    known = ("type", "threshold") if kind == "2bit" else ("type",)
+    for name in params:
+        if name not in known:
+            raise ValueError(f"compression_params of type {kind!r} has {name!r}; the parameters are {', '.join(known)}.")
     return kinds[kind](**options)
 
 

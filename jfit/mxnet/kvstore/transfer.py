@@ -179,8 +179,11 @@ def only_rows(value: Any, rows: np.ndarray) -> Any:
         >>> only_rows(np.ones(3), np.array([2, 2])).tolist()
         [0.0, 0.0, 1.0]
     """
+    rows = np.asarray(rows).astype(np.int64).reshape(-1)
+    if rows.size and not 0 <= rows.min() <= rows.max() < value.shape[0]:
+        raise IndexError(f"row_ids are from {rows.min()} to {rows.max()}, but the array has rows 0 to {value.shape[0] - 1}.")
     keep = np.zeros(value.shape[0], bool)
-    keep[np.asarray(rows).astype(np.int64).reshape(-1)] = True
+    keep[rows] = True
     return jnp.where(keep.reshape(-1, *[1] * (value.ndim - 1)), value, 0)
 
 

@@ -112,8 +112,11 @@ class BucketingModule(BaseModule):
         """Return the graph and input names of a bucket key; cached, so that `sym_gen` is called once for each key."""
         if key not in self._generated:
             with NameManager():
-                symbol, data_names, label_names = self._sym_gen(key)
-            self._generated[key] = Bucket(symbol, list(data_names or ()), list(label_names or ()))
+                result = self._sym_gen(key)
+            if not isinstance(result, tuple) or len(result) != 3:
+                name = type(result).__name__
+                raise ValueError(f"sym_gen({key!r}) returned {name}, expected (symbol, data names, label names)")
+            self._generated[key] = Bucket(result[0], list(result[1] or ()), list(result[2] or ()))
         return self._generated[key]
 
     def _new_module(self, key: Any) -> Module:

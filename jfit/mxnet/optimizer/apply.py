@@ -102,6 +102,7 @@ def apply_update(
 
     Raises:
         TypeError: the optimizer is a subclass that updates in Python.
+        ValueError: the sequences have different lengths.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,6 +111,8 @@ def apply_update(
         >>> new[0].tolist(), states
         ([0.5, 0.5], [()])
     """
+    if len({*(lengths := [len(indices), len(weights), len(grads), len(states)])}) > 1:
+        raise ValueError(f"apply_update got {lengths} indices, weights, gradients and states; pass one of each per parameter.")
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
     slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
     data = optimizer.rows(indices, one_by_one)

@@ -570,7 +570,10 @@ def _constructor(klass: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
     signature = inspect.Signature(parameters)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{klass.__name__}: {error}") from None
         bound.apply_defaults()
         values = dict(bound.arguments)
         self, others, base = values.pop("self"), values.pop("kwargs"), _base_arguments()

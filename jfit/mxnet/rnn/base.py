@@ -161,7 +161,7 @@ class BaseRNNCell:
         """
         others, unpacked = dict(args), {}
         for name, gates in self._stacked_names():
-            stacked = others.pop(name)
+            stacked = pop_array(others, name)
             size = stacked.shape[0] // len(gates)
             unpacked.update({gate: stacked[i * size : (i + 1) * size].copy() for i, gate in enumerate(gates)})
         return {**others, **unpacked}
@@ -176,7 +176,7 @@ class BaseRNNCell:
             Dict of arrays by name.
         """
         others = dict(args)
-        packed = {name: nd.concatenate([others.pop(g) for g in gates]) for name, gates in self._stacked_names()}
+        packed = {name: nd.concatenate([pop_array(others, g) for g in gates]) for name, gates in self._stacked_names()}
         return {**others, **packed}
 
     def _stacked_names(self) -> list[tuple[str, list[str]]]:
@@ -241,6 +241,8 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
     Raises:
         ValueError: `inputs` is None, or its length is not `length`.
     """
+    if inputs is None:
+        raise ValueError("inputs is None; create the input, such as mx.sym.Variable('data'), and pass it to unroll")
     axis = layout.find("T")
     if axis < 0:
         raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")
@@ -254,3 +256,14 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
     if len(inputs) != 1:
         raise ValueError(f"{inputs!r} has {len(inputs)} outputs, expected 1; pass list(inputs) if each output is one time step")
     return list(sym.split(inputs, axis=axis, num_outputs=length, squeeze_axis=1))
+
+
+def pop_array(args: Arrays, name: str) -> Any:
+    """Remove the array `name` from `args` and return it.
+
+    Raises:
+        KeyError: there is no such array.
+    """
+    if name not in args:
+        raise KeyError(f"no array is named {name!r}, which this cell needs; the arrays are {sorted(args)[:20]}")
+    return args.pop(name)

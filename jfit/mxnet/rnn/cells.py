@@ -6,6 +6,7 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases.
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
@@ -195,6 +196,8 @@ class DropoutCell(BaseRNNCell):
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
+        if not isinstance(dropout, Number):
+            raise TypeError(f"dropout is {dropout!r}, expected a number: the fraction of the inputs to drop")
         self.dropout = dropout
 
     @property
