@@ -398,7 +398,7 @@ def test_dump_optimizer_saves_the_settings_with_the_states():
         ({"wd_mult": 5}, "attribute 'wd_mult': found 5, expected a dict"),
         ({"idx2name": {0: 5}}, "idx2name, attribute 0: found 5, expected text"),
         ({"lr_scheduler": 5}, "attribute 'lr_scheduler': found 5, expected the attributes of a scheduler"),
-        ({"lr_scheduler": {"class": "Other", "a": 1}}, "lr_scheduler: found a Other with class, a; .*before loading"),
+        ({"lr_scheduler": {"class": "Other", "a": 1}}, "lr_scheduler: found class Other with class, a; .*before loading"),
         ({"class": "Nadam", "shared": 5}, "'shared': found 5, expected a dict"),
         ({"class": "Nadam", "shared": {"m_schedule": "abc"}}, "scalar 'm_schedule' of all parameters: found 'abc'"),
         ({"class": "Nadam", "shared": {"m_schedule": [1.0, 2.0]}}, r"expected finite float32 of shape \(\)"),
