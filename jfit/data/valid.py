@@ -39,7 +39,7 @@ class Valid(NamedTuple):
 
 
 def valid_indices(lookup: Lookup, axis: int = 0) -> Valid:
-    """Return the valid values of an input that has row indices of a table."""
+    """Return the range of allowed values of an input that holds row indices of a table, such as the tokens of an Embedding."""
     return Valid(lookup.name, lookup.low, lookup.rows - 1, True, (), axis, "index")
 
 
@@ -83,7 +83,7 @@ a whole number 0..9; renumber the values, or make the table larger (programs cli
 
 
 def message(valid: Valid, row: int, position: tuple[int, ...], value: Any, count: int = 1) -> str:
-    """Error message for an invalid value, without the number of its batch; `count` is the number of invalid values."""
+    """The error message for an invalid value; the caller adds the index of the batch. `count`: how many values are invalid."""
     place = f"row {row}{f', position {position}' if position else ''} is {value}"
     if valid.kind == "weight":
         more = f" ({count} such rows)" if count > 1 else ""

@@ -117,13 +117,13 @@ def from_function(
 
 
 def from_adapted(apply: Callable[..., Any], call: Arguments, **options: Any) -> Model:
-    """Make a `Model` of a function that was made of a module, as `from_function` does.
+    """Make a `Model` of the function that an adapter made of a module (Flax, Equinox, ...), as `from_function` does.
 
     Args:
         apply: `apply(params, *values, ...)` with a value for each input and optional input of the module, None if a batch does
             not have it.
-        call: the arguments of the module.
-        **options: those of `from_function` except `inputs`; `init` gets the specs as `values` above.
+        call: the names of the arguments of the module's call, and which of them are optional.
+        **options: those of `from_function` except `inputs`; `init` gets the specs of the inputs in the places of `values`.
 
     Returns:
         The `Model`.

@@ -388,7 +388,8 @@ def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
 def _of_batch(loss: Array, rows: int) -> Array:
     if loss.ndim:
         raise ValueError(
-            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar, such as its mean"
+            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar; return "
+            "its mean, or leave loss_per_batch out for one loss per row"
         )
     return jnp.broadcast_to(loss, (rows,))  # its weighted mean over the rows is the scalar
 

@@ -88,7 +88,7 @@ _normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 def _vectors(size: Callable[[Attrs, Shape], int]) -> ShapeRule:
-    """Make the rule of parameters that are vectors of one length, `size(attrs, shape of the data)`."""
+    """Return a rule of shape inference for parameters that are vectors, all of length `size(attrs, shape of the data)`."""
     return from_data(lambda attrs, data, *others: [data, *[(size(attrs, data),)] * len(others)])
 
 

@@ -195,5 +195,5 @@ def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im
 def proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
     """y = MultiProposal(x) for a batch of one image: (0, left, top, right, bottom) of the best boxes; gradient 0."""
     if cls_prob.shape[0] != 1:
-        raise ValueError("expected a batch of one image; use MultiProposal for several")
+        raise ValueError("the batch has several images, expected one; use MultiProposal")
     return _run(attrs, cls_prob, bbox_pred, im_info)

@@ -129,7 +129,7 @@ REFUSED = [
     ("_contrib_box_nms", {"id_index": 0}, [(2, 5)], "a score, four coordinates and a class"),
     ("_contrib_box_nms", {"score_index": 3}, [(2, 6)], "different entries of the 6"),
     ("_contrib_bipartite_matching", {"threshold": 1}, [(3,)], "rows, columns"),
-    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "expected a batch of one image; use MultiProposal"),
+    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "several images, expected one; use MultiProposal"),
     ("_contrib_MultiProposal", REGIONS, [(2, 6, 4, 4), (2, 8, 4, 4), (2, 3)], "2 ratios x 1 scales; change scales"),
 ]
 

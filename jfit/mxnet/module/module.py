@@ -285,7 +285,7 @@ class Module(BaseModule):
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             if isinstance(store, stores.KVStore) and store.reduce is not None:
                 raise ValueError(
-                    "the module has compression_params, but the kvstore reduces in its own way; leave one of them out"
+                    "the module has compression_params, but the kvstore has a reduce= of its own; leave one of them out"
                 )
             return parse({"type": "2bit", **self._compression}).rule
         if isinstance(store, stores.KVStore) and store.reduce is not None:

@@ -119,7 +119,7 @@ class Trial:
         """Called by `early_stopping`; the copy of the state stays on the devices."""
 
     def set_best(self, _: None) -> None:
-        """Called by `early_stopping` in an epoch that is the best one so far."""
+        """Keep the state of the current epoch as the best one so far; `early_stopping` calls it."""
         self.improved = True
 
     def stop(self, _: str) -> None:

@@ -51,7 +51,7 @@ class MemberSettings(NamedTuple):
 
     @property
     def shared_key(self) -> Any:
-        """Equal for members that share the model, the data and the sizes of its batches."""
+        """A hashable key, equal for members of a sweep that share the model, the data and the sizes of its batches."""
         return id(self.model), tuple((name, token(getattr(self.options, name))) for name in FIT if name not in PER_MEMBER)
 
 
