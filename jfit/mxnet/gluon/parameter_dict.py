@@ -257,9 +257,8 @@ class ParameterDict(Mapping[str, Any]):
         missing = [name for name in self.keys() if name not in arrays]
         if missing and not allow_missing:
             problem = f"is missing in {where}, which has {_brief(arrays)}"
-            what_to_do = "pass allow_missing=True to keep its values, or restore_prefix= if the names were saved without a prefix."
+            what_to_do = "pass allow_missing=True to keep its values, or restore_prefix= if names were saved without a prefix."
             raise AssertionError(f"parameter {missing[0]!r} {problem}; {what_to_do}")
-            )
         extra = [name for name in arrays if name not in self._params]
         if extra and not ignore_extra:
             problem = f"which is not a parameter of this dict; it has {_brief(self._params)}"
