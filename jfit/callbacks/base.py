@@ -51,14 +51,14 @@ class Event(NamedTuple):
 
 
 def scalars(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return the logged values (a dict by name) without arrays such as confusion matrices, for output as text or CSV.
+    """Return the logged values (a dict by name) without arrays such as confusion matrices (lists in a history).
 
     Example:
         >>> import numpy as np
         >>> scalars({"loss": 0.5, "confusion_matrix": np.eye(2)})
         {'loss': 0.5}
     """
-    return {name: value for name, value in logs.items() if not getattr(value, "ndim", 0)}
+    return {name: value for name, value in logs.items() if not (isinstance(value, list) or getattr(value, "ndim", 0))}
 
 
 class Callback(NamedTuple):

@@ -26,7 +26,7 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
     """Return the monitored value of an epoch.
 
     Args:
-        owner: name of the callback, with which error messages begin.
+        owner: function and argument that name the value, with which error messages begin.
         event: "epoch_end" event.
         monitor: name of the value in its logs.
         required: whether a missing value is an error; otherwise it is None, because evaluation may be skipped in some epochs.
@@ -35,10 +35,8 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
         ValueError: the value is an array, or it is required and missing.
     """
     value: Any = event.logs.get(monitor)
-    if getattr(value, "ndim", 0):
-        raise ValueError(
-            f"{owner}: monitor={monitor!r} is an array; expected a number, one of {', '.join(scalars(event.logs))}"
-        )
+    if monitor in event.logs and monitor not in scalars(event.logs):
+        raise ValueError(f"{owner}={monitor!r} is an array; expected a number, one of {', '.join(scalars(event.logs))}")
     if value is not None:
         return float(value)
     every = getattr(getattr(event.run, "settings", None), "eval_every", 1)
@@ -46,4 +44,4 @@ def monitored(owner: str, event: Event, monitor: str, required: bool) -> float |
         return None  # there may be no evaluation in this epoch
     evaluated = any(name.startswith("val_") for name in event.logs)
     hint = " Pass eval_data= to fit: names with val_ are evaluation values." if monitor[:4] == "val_" and not evaluated else ""
-    raise ValueError(f"{owner}: monitor={monitor!r} is not logged; {name_hint(monitor, event.logs)}{hint}")
+    raise ValueError(f"{owner}={monitor!r} is not logged; {name_hint(monitor, event.logs)}{hint}")

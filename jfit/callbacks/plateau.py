@@ -66,7 +66,7 @@ def reduce_on_plateau(
         if event.kind == "fit_start":
             _check_rate(event.run)
             return state
-        value = monitored("reduce_on_plateau", event, monitor, required=state["best"] is None and not state["waited"])
+        value = monitored("reduce_on_plateau: monitor", event, monitor, required=state["best"] is None and not state["waited"])
         if value is None:
             return state
         best, waited, rest = state["best"], state["waited"] + 1, state["cooldown"]

@@ -295,7 +295,7 @@ class _BestKept(Saver):
         best = self._existing(state, alone=self.alone)
         due = event.kind == "step" or self.per_epoch
         if event.kind == "epoch_end":
-            value = monitored("checkpointing", event, self.monitor, required=not best)
+            value = monitored("checkpointing: monitor", event, self.monitor, required=not best)
             # the checkpoint of this step is overwritten if the last "step" event saved it
             best = [entry for entry in best if entry[1] != event.step]
             if value is not None and not math.isnan(value):

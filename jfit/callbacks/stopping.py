@@ -47,7 +47,7 @@ def early_stopping(
         return {"best": None, "best_epoch": None, "waited": 0}
 
     def on(event: Event, state: dict[str, Any]) -> dict[str, Any]:
-        value = monitored("early_stopping", event, monitor, required=state["best"] is None)
+        value = monitored("early_stopping: monitor", event, monitor, required=state["best"] is None)
         if value is None:
             return state
         best = state["best"]

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import sys
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.model_selection import KFold
 import jfit
 from jfit import counters
 from jfit.history.table import History
-from jfit.tools.sweep import problem, rules, spaces, training
+from jfit.tools.sweep import problem, rules, settings, spaces, training
 from jfit.tools.sweep.result import Member
 
 HIDDEN = {"time", "compile_time", "samples_per_second"}
@@ -205,9 +206,11 @@ def test_convolutions_on_cpu_train_one_after_the_other_and_chunks_give_the_same(
 
 
 @pytest.mark.slow
-def test_members_are_split_over_devices(mode):
-    over = {"learning_rate": [0.1, 0.2, 0.3], "seed": [0, 1]}
+def test_members_are_split_over_devices(mode, monkeypatch):
+    over, tables, make = {"learning_rate": [0.1, 0.2, 0.3], "seed": [0, 1]}, [], training.batch_table
+    monkeypatch.setattr(training, "batch_table", lambda order, layout: tables.append(len(order)) or make(order, layout))
     alone, split = (swept(over=over, devices=devices, patience=3) for devices in (None, 2))
+    assert tables.count(len(EVAL[0])) in (2, 6 + 3)  # one for the members of a part, though their seeds differ
     for one, other in zip(alone, split, strict=True):
         assert_same(one, other.run)
 
@@ -261,12 +264,12 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (
-            {"over": {"learning_rat": [0.1]}},
-            "optimizer 'sgd' has no parameter 'learning_rat'; did you mean 'learning_rate'",
-        ),
+        ({"over": {"learning_rat": [0.1]}}, "'learning_rat', .* or of optimizer 'sgd'; did you mean 'learning_rate'"),
+        ({"over": {"batchsize": [8]}}, "over has 'batchsize', which is no argument of fit.* did you mean 'batch_size'"),
+        ({"net": lambda hidden: mlp(hidden=hidden), "over": {"hiden": [1, 2]}}, "over has 'hiden'.* did you mean 'hidden'"),
         ({"over": {"seed": [0]}, "callbacks": []}, "callbacks', an argument of fit that sweeps do not support"),
-        ({"over": {"seed": [0]}, "bach_size": 3}, "bach_size', which is no argument of fit; the nearest names are"),
+        ({"over": {"seed": [0]}, "bach_size": 3}, "bach_size', which is no argument of fit; did you mean 'batch_size'"),
+        ({"over": {"seed": [0]}, "zzz": 1}, "zzz', which is no argument of fit; the names are 'batch_size'"),
         ({"over": {"learning_rate": jfit.uniform(0, 1)}}, "is a distribution, so the number of members is unknown"),
         ({"over": {"learning_rate": 0.1}}, "expected a list of values"),
         ({"over": {}, "folds": 1}, "expected a number from 2 to the number of rows, 50"),
@@ -278,6 +281,7 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
         ({"over": {"seed": [0.5]}}, "seed is 0.5; expected an integer"),
         ({"over": {"seed": [None]}}, "seed is None; expected an integer"),
         ({"over": {"seed": range(10**9)}}, "over, all combinations of its values, gives 1,000,000,000 members"),
+        ({"over": {"seed": range(10**20)}}, f"gives {sys.maxsize:,} members"),
         ({"over": {"seed": itertools.count()}}, r"over\['seed'\] has more than 100,000 values; pass fewer, a range, or"),
         ({"over": ({"seed": k} for k in itertools.count())}, "sweep: over has more than 100,000 values"),
         ({"over": {"seed": [0]}, "n": 10**9}, "n=1000000000 gives 1,000,000,000 members; the limit is 100,000"),
@@ -295,15 +299,24 @@ def test_states_of_members_that_do_not_fit_in_memory_raise_a_sentence(monkeypatc
     monkeypatch.setattr("jfit.tools.sweep.api._memory_of_host", lambda: 10_000.0)
     with pytest.raises(ValueError, match=r"the states of the 900 members .* have 0.0 GB, more than the memory of"):
         swept(over={"seed": range(900)})
-    drawn = spaces.combinations({"seed": range(10**12)}, 3, 0)  # no list is made of the range
-    assert len({row["seed"] for row in drawn}) == 3
+    for seeds in (range(10**12), list(range(200_000))):  # no list is made of the range
+        assert len({row["seed"] for row in spaces.combinations({"seed": seeds}, 3, 0)}) == 3
 
 
 @pytest.mark.slow
-def test_a_score_that_is_not_logged_raises_a_sentence():
-    for settings in ({"monitor": "val_f1"}, {"halving": ("val_f1", 2)}):
-        with pytest.raises(ValueError, match="'val_f1' is not logged"):
-            swept(over={"seed": [0]}, **settings)
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ({"monitor": "val_f1", "eval_every": 2}, "^sweep: monitor='val_f1' is not logged"),
+        ({"monitor": "val_f1", "patience": 1}, "^sweep: monitor='val_f1' is not logged"),
+        ({"halving": ("val_f1", 2)}, "^sweep: metric of halving='val_f1' is not logged"),
+        ({"halving": ("confusion_matrix", 2)}, "^sweep: metric of halving='confusion_matrix' is an array; .*, loss"),
+    ],
+    ids=str,
+)
+def test_a_score_that_is_not_logged_or_an_array_raises_a_sentence(settings, text):
+    with pytest.raises(ValueError, match=text):
+        swept(over={"seed": [0]}, eval_metric=["accuracy", "confusion_matrix"], **settings)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +354,9 @@ def test_numbers_of_numpy_are_numbers_and_others_raise_a_sentence():
     for folds in ([], 0.5, "abc", {}):
         with pytest.raises(ValueError, match="expected a number of folds, or a list of"):
             problem.listed_folds(folds)
+    values = {"wd": 0.1, "beta2": 0.5, "seed": 1, "learning_rate": 0.3, "epsilon": 0.1, "beta1": 0.2}
+    (given,) = settings.member_settings(mlp(), [values], {"optimizer": "adam"}, 0)
+    assert list(given.options.optimizer_params or ()) == [name for name in values if name != "seed"]  # in this order
     for over in ({1: [2]}, [{1: 2}]):
         with pytest.raises(TypeError, match="over has the name 1; expected names of settings"):
             spaces.combinations(over, None, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jfit import optim
-from jfit.ops import nearest
+from jfit.checks import name_hint
 from jfit.optim.core import check_numbers
 from jfit.prepare import FitOptions
 from jfit.step.train import check_limits
@@ -74,7 +74,7 @@ def member_settings(
     for name in common:
         _check_supported(name)
         if name not in FIT:
-            raise ValueError(f"sweep: found {name!r}, which is no argument of fit; the nearest names are {nearest(name, FIT)}")
+            raise ValueError(f"sweep: found {name!r}, which is no argument of fit; {name_hint(name, FIT)}")
     made: dict[Any, Any] = {}
     result = []
     for values in members:
@@ -83,9 +83,9 @@ def member_settings(
         net, extra = _made(model, of_model, made) if of_model else (model, {})
         arguments = dict(common) | extra | of_fit
         params = dict(common.get("optimizer_params") or {}) | dict(values.get("optimizer_params") or {})
-        for name in values.keys() - of_fit.keys() - of_model.keys():
+        for name in [name for name in values if name not in of_fit and name not in of_model]:
             _check_supported(name)
-            params[_of_optimizer(name, arguments.get("optimizer", "sgd"))] = values[name]
+            params[_of_optimizer(name, arguments.get("optimizer", "sgd"), model)] = values[name]
         options = FitOptions(**arguments | {"optimizer_params": params or None, "progress": False})
         try:  # before anything is compiled
             options = options.checked(eval_data)
@@ -121,11 +121,18 @@ def _made(factory: Callable[..., Any], values: dict[str, Any], made: dict[Any, A
     return made[key]
 
 
-def _of_optimizer(name: str, optimizer: Any) -> str:
+def _of_optimizer(name: str, optimizer: Any, model: Any) -> str:
     """Return the name of a parameter of the optimizer: MXNet's optimizers call the weight decay "wd"."""
     entry = optim.OPTIMIZERS.get(optimizer.lower()) if isinstance(optimizer, str) else None
     accepted = () if entry is None else inspect.signature(entry.make).parameters
-    return "wd" if name == "weight_decay" and name not in accepted and "wd" in accepted else name
+    if entry is None or name in accepted:  # the other optimizers are checked when they are made
+        return name
+    if name == "weight_decay" and "wd" in accepted:
+        return "wd"
+    raise ValueError(
+        f"sweep: over has {name!r}, which is no argument of fit, of a function that makes the model, or of optimizer "
+        f"{optimizer!r}; {name_hint(name, [*FIT, *accepted, *_parameters(model)])}"
+    )
 
 
 def token(value: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,9 +179,11 @@ def check_count(count: int, source: str) -> None:
 
 
 def _listed(name: str, values: Iterable[Any]) -> Sequence[Any]:
-    """Return an iterable as a sequence; a range, which may have any length, as it is."""
+    """Return an iterable as a sequence; a range stays one, of at most the length that `len` can return."""
     if isinstance(values, range):
-        return values
+        return values[: sys.maxsize]
+    if isinstance(values, Sized):
+        return list(values)
     result = list(itertools.islice(values, MAX_MEMBERS_TOTAL + 1))
     if len(result) > MAX_MEMBERS_TOTAL:
         raise ValueError(f"{name} has more than {MAX_MEMBERS_TOTAL:,} values; pass fewer, a range, or a distribution with n=")

@@ -163,11 +163,11 @@ class Part:
 
     def _data(self, rows: RowSet, order_of: Any, axis: int | None) -> dict[str, Any]:
         """Put the row indices of the batches of an epoch or an evaluation on the devices, as `DeviceBatches.epoch_data`."""
-        distinct = {trial.order_key: trial for trial in self.slots}
-        tables = {key: batch_table(*order_of(trial)) for key, trial in distinct.items()}
         if axis is None:
-            order, numbers = place(next(iter(tables.values())), self.group.devices)
+            order, numbers = place(batch_table(*order_of(self.slots[0])), self.group.devices)
         else:
+            distinct = {trial.order_key: trial for trial in self.slots}
+            tables = {key: batch_table(*order_of(trial)) for key, trial in distinct.items()}
             order, numbers = self.stacking.place([tables[trial.order_key] for trial in self.slots])
         return {"arrays": rows.arrays, "weight": rows.weight, "order": order, "numbers": numbers}
 

@@ -57,8 +57,8 @@ class Watch:
         epoch, batches = len(trial.history), trial.layout.num_batches
         event = Event("epoch_end", epoch, (epoch + 1) * batches, batches, batches, row, run=trial)
         trial.history.add_epoch(epoch=epoch, step=event.step, **row)
+        monitored("sweep: monitor", event, self.monitor, required=True)
         if self.stopping is None:
-            monitored("sweep", event, self.monitor, required=epoch == 0)
             return False
         trial.improved = False
         trial.stopping = self.stopping.on(event, trial.stopping)
@@ -68,8 +68,8 @@ class Watch:
         """Successive halving: end all but the best members; with folds, all folds of a combination of settings together."""
         active, metric = [trial for trial in self.trials if trial.trains], halving.metric
         for trial in active:
-            row = trial.history.epochs[-1]
-            monitored("sweep", Event("epoch_end", len(trial.history) - 1, 0, 0, 0, row, run=trial), metric, required=True)
+            event = Event("epoch_end", len(trial.history) - 1, 0, 0, 0, trial.history.epochs[-1], run=trial)
+            monitored("sweep: metric of halving", event, metric, required=True)
         scored = [Member(t.given.number, t.given.values, t.last_value(metric), "", t.history, None, None) for t in active]
         rows = Sweep(scored, metric).summary
         order = ranking([row["score"] for row in rows], metric)
