@@ -93,7 +93,7 @@ def test_an_object_that_is_not_a_callback_raises():
         lambda_callback(epoch_stop=print)
     with pytest.raises(ValueError, match="'step' events need every=N"):
         lambda_callback(step=print)
-    with pytest.raises(ValueError, match="every is 0; expected an integer of at least 1"):
+    with pytest.raises(ValueError, match="every of callback callback is 0; expected an integer"):
         as_callback(Callback(lambda e, s: s, every=0))
 
 
