@@ -461,7 +461,7 @@ def test_every_kth_batch_is_logged_in_the_order_of_steps(monkeypatch):
     logged = [(kwargs["step"], args[0]) for name, args, kwargs in calls if name == "run.log"]
     assert [step for step, _ in logged] == [2, 4, 4, 6, 8, 8]
     assert [values["step/loss"] for _, values in logged if "step/loss" in values] == run.history.column("loss", "steps")
-    with pytest.raises(ValueError, match="every is 0; expected an integer of at least 1"):
+    with pytest.raises(ValueError, match="every of callback mlflow is 0; expected an integer of at least 1"):
         jfit.callbacks.mlflow(every=0)
 
 
