@@ -349,15 +349,17 @@ class Predictor:
             yield self._unpad(*in_flight.popleft())
 
     def _read(self, state: TrainState, data: ArrayData | StreamData, batch_size: int) -> HostBatches:
-        values, devices = (state.params, state.aux), len(self.devices)
-        more: dict[str, Any] = {
-            "values": values,
-            "weights": False,
-            "plans": self._plans,
-            "sizes": self._sizes,
-            "own": self._own,
-        }
-        return HostBatches(self.model, data, devices, batch_size, **more)
+        return HostBatches(
+            self.model,
+            data,
+            len(self.devices),
+            batch_size,
+            values=(state.params, state.aux),
+            weights=False,
+            plans=self._plans,
+            sizes=self._sizes,
+            own=self._own,
+        )
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
         """Copy the outputs of a batch to the host and remove its padding rows.

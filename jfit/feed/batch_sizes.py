@@ -99,12 +99,11 @@ def on_host(batch: Batch, platform: str | None = None) -> Batch:
     Reading arrays on a CPU device copies nothing, and JAX would compile the padding for every number of rows.
     """
     leaves, tree = jax.tree.flatten(batch)
-    arrays = [(i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
-    numbers = [i for i, x in arrays if platform in (None, *(device.platform for device in x.devices()))]
-    if numbers:
-        for i, x in zip(
-            numbers, counters.read([leaves[i] for i in numbers]), strict=True
-        ):  # sync: on the thread of the batches
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+    if platform is not None:
+        arrays = {i: x for i, x in arrays.items() if any(device.platform == platform for device in x.devices())}
+    if arrays:
+        for i, x in counters.read(arrays).items():  # sync: on the thread of the batches
             leaves[i] = x
     return jax.tree.unflatten(tree, leaves)
 

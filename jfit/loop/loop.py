@@ -81,12 +81,8 @@ class Loop:
     def __init__(self, problem: Problem, dispatcher: Any, state: TrainState, run: Any) -> None:
         options, settings = problem.options, problem.settings
         self.nan, self.thread = NanPolicy(options.nan), TrainingThread()
-        self.state, self.dispatcher, self.devices, self.metrics = (
-            state,
-            dispatcher,
-            settings.devices,
-            on_devices(settings.metrics),
-        )
+        self.state, self.dispatcher = state, dispatcher
+        self.devices, self.metrics = settings.devices, on_devices(settings.metrics)
         self.readings = Readings(problem, dispatcher.spec)
         self.events = Events(options.callbacks, self)
         self.evaluate, self.eval_every, self._num_epoch = problem.evaluate, options.eval_every, 0
