@@ -149,7 +149,7 @@ def test_unknown_names_raise_with_the_nearest_names():
     fails(r"amad.*adam", optimizer="amad")
     fails(r"acuracy.*accuracy", eval_metric="acuracy")
     fails(r"cosin.*cosine", schedule="cosin")
-    fails(r"frozen='fc9\*' matches no parameter", frozen=["fc9*"])
+    fails(r"frozen='fc9\*' matches no parameter; the names are 'fc1_weight'", frozen=["fc9*"])
     with pytest.raises((AttributeError, ValueError), match=r"FullyConected.*FullyConnected"):
         sym.FullyConected(sym.Variable("data"), num_hidden=2)
     with pytest.raises(ValueError, match=r"num_hiden.*num_hidden"):

@@ -78,7 +78,6 @@ def test_an_input_without_rows_is_not_padded():
         (lambda: rows(Batch({})), "has no rows"),
         (lambda: rows(Batch({"data": np.float32(1)})), "input 'data' has shape (), but its batch axis is axis 0"),
         (lambda: check_batch(Batch({})), "must be a non-empty dict, input name -> array"),
-        (lambda: check_batch(Batch({"data": X, "label": Y[:2]})), "'data' has 10 rows, input 'label' has 2"),
         (lambda: check_batch(Batch({"data": X}, np.ones(3))), "weight has shape (3,), the batch has 10 rows"),
         (lambda: check_batch(Batch({"data": X}, None, np.ones((10, 1)))), "metric_weight has shape (10, 1)"),
     ],
@@ -275,15 +274,6 @@ def test_torch_loaders_are_read_every_epoch():
     assert loose.num_batches() is None and labels_of(loose) == [Y[:5].tolist(), Y[5:].tolist()]
 
 
-def test_grain_data_sets_are_read():
-    grain = pytest.importorskip("grain")
-    rows_ = grain.MapDataset.source([{"data": x, "label": y} for x, y in zip(X, Y, strict=True)])
-    stream = data(rows_.batch(4))
-    assert stream.num_batches() == 3 and labels_of(stream)[2] == [8, 9]
-    walk = data(rows_.to_iter_dataset().batch(4))
-    assert labels_of(walk, start=1) == [Y[4:8].tolist(), [8, 9]]
-
-
 def test_tensorflow_data_sets_are_read_as_numpy():
     class Dataset:  # the part of tf.data.Dataset that is used
         def __iter__(self):
@@ -395,14 +385,6 @@ def test_ndarrayiter_hard_reset_drops_rows_that_rolled_over():
     assert it.next().label[0].tolist() == Y[:4].tolist()
 
 
-def test_data_far_smaller_than_a_batch_rolls_over_until_a_batch_is_full():
-    it, counts = NDArrayIter(Y[:1], batch_size=3, last_batch_handle="roll_over"), []
-    for _ in range(6):
-        counts.append(len(list(it)))
-        it.reset()
-    assert counts == [0, 0, 1, 0, 0, 1]
-
-
 def test_ndarrayiter_casts_everything_except_device_arrays_to_float32():
     assert NDArrayIter(np.arange(4)).provide_data[0].dtype == np.float32
     assert NDArrayIter(jnp.arange(4)).provide_data[0].dtype == np.int32
@@ -435,11 +417,6 @@ def test_descriptions_and_batches_print_as_in_mxnet():
 
 
 # --------------------------------------------------------------------------------------------------------------- labels
-
-
-def test_a_label_out_of_range_raises_with_its_row_and_position():
-    with pytest.raises(ValueError, match=re.escape("label 'y': row 1, position (1,) is 9, expected classes 0..4")):
-        check_labels(np.array([[0, 1], [2, 9]]), 5, "y")
 
 
 def test_the_ignored_label_is_allowed():

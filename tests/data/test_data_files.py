@@ -12,12 +12,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from cases import iterators
-from fit_support import blobs, same, train
+from fit_support import Killed, blobs, dies, same, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter
 from jfit.data.csr import pick_rows
 from jfit.data.files import text
@@ -186,14 +185,6 @@ def test_damaged_positions_raise(damaged):
 
 
 # ------------------------------------------------------------------------------------------------ through fit
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(event):
-    raise Killed
-
-
 slowly = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]  # noqa: E731
 RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
 
@@ -203,9 +194,8 @@ RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resiz
 def test_a_killed_training_resumes_with_the_next_batches(kind, folder, tmp_path):
     make = makers(folder)[kind]
     straight = train(data=make(), num_epoch=3)
-    stop = lambda_callback(every=9, step=dies)
     with pytest.raises(Killed):
-        train(data=make(), num_epoch=3, checkpoint=tmp_path, checkpoint_every=4, callbacks=[stop])
+        train(data=make(), num_epoch=3, checkpoint=tmp_path, checkpoint_every=4, callbacks=[dies(9)])
     again = train(data=make(), num_epoch=3, checkpoint=tmp_path, resume=True)
     assert same(again, straight)
 

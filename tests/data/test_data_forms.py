@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from fit_support import Killed, dies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -474,6 +475,15 @@ def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, so
     part(source(), num_epoch=2, resume=True)  # no step
     assert same(part(source(), num_epoch=4, resume=True), whole)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("source", "every"), [(Stateful, 3), (Stateful, "epoch"), (lambda: Iterators(4), 3)])
+def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, source, every):
+    part = functools.partial(fit, num_epoch=3, checkpoint=tmp_path, checkpoint_every=every)
+    with pytest.raises(Killed):
+        part(source(), callbacks=[dies(8 if every == 3 else 6)])
+    assert jfit.checkpoint.load_meta(tmp_path)["position"]["step"] == (6 if every == 3 else 4)  # of epochs of 4 batches
+    assert same(part(source(), resume=True), fit(source(), num_epoch=3))
 
 
 # --------------------------------------------------------------------------------------- validation_split and eval_every

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases.images import FOLDER, pictures, png
+from fit_support import Killed, dies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import ImageRecords
 from jfit.data.images.pack import pack_list
 from jfit.data.images.pool import Pool
@@ -231,15 +231,6 @@ def trained(data, **given) -> jfit.Run:
     return jfit.fit(net(), data, **({"num_epoch": 3, "optimizer_params": {"learning_rate": 0.001}, "progress": False} | given))
 
 
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(event) -> None:
-    if event.step == 5:
-        raise Killed
-
-
 def image_iter() -> mx.image.ImageIter:
     augment = {"shuffle": True, "rand_crop": True, "rand_mirror": True, "brightness": 0.2}
     given = {"path_imgrec": str(TEN), "path_imgidx": str(FOLDER / "images.idx")}
@@ -249,19 +240,11 @@ def image_iter() -> mx.image.ImageIter:
 @pytest.mark.parametrize("make", [images, pytest.param(image_iter, marks=pytest.mark.slow)])
 def test_a_killed_training_continues_bit_for_bit(tmp_path, make):
     with pytest.raises(Killed):
-        trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[lambda_callback(every=5, step=dies)])
+        trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[dies(5)])
     again = trained(make(), checkpoint=tmp_path, checkpoint_every=2, resume=True)
     straight = trained(make())
     for name, value in straight.params.items():
         assert np.array_equal(value, again.params[name])
-
-
-@pytest.mark.slow
-def test_padding_rows_have_no_effect_and_layouts_agree():
-    run = trained(images(), num_epoch=1)
-    assert run.score(images(shuffle=False)) == run.score(images(shuffle=False, workers=1))
-    first = images(shuffle=False, layout="NHWC").next().data[0]
-    assert np.array_equal(first.transpose(0, 3, 1, 2), images(shuffle=False).next().data[0])
 
 
 # ------------------------------------------------------------------------------------------------ MXNet's arguments

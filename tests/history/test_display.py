@@ -6,9 +6,9 @@ import os
 import stat
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -23,31 +23,13 @@ ROOT = Path(__file__).parents[2]
 ODD = '<b>"x"&y'  # a name that HTML must escape
 
 
-class Table(HTMLParser):
-    """The texts of the cells of HTML, by row; raises if a tag is not closed."""
+class Table:
+    """The texts of the cells of HTML, by row, and the numbers of its bold rows; raises if a tag is not closed."""
 
     def __init__(self, text):
-        super().__init__()
-        self.rows, self.open, self.bold = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-            if dict(attrs).get("style") == "font-weight: bold":
-                self.bold.append(len(self.rows) - 1)
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
+        rows = list(ElementTree.fromstring(f"<html>{text}</html>").iter("tr"))
+        self.rows = [["".join(cell.itertext()) for cell in row] for row in rows]
+        self.bold = [number for number, row in enumerate(rows) if row.get("style") == "font-weight: bold"]
 
 
 def net(name="fc"):
@@ -543,27 +525,25 @@ def test_pyright_accepts_right_uses_of_sym_and_finds_wrong_ones(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ in a real kernel
-def outputs_of(cells, tmp_path, monkeypatch):
-    """Run cells in a notebook kernel; returns the outputs of each."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel selects its inline backend
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    return [cell.outputs for cell in notebook.cells]
-
-
 SETUP = """
 import jfit, numpy as np
 from jfit.history.table import History
 from IPython.display import display
 history = History([{"epoch": i, "loss": 1.0 / (i + 1)} for i in range(3)])
 """
+FIT = """
+net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+x = np.eye(2, dtype="float32").repeat(8, axis=0)
+run = jfit.fit(net, (x, x.argmax(1)), eval_data=(x, x.argmax(1)), num_epoch=4)
+"""
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_a_plot_exactly_once_each_time_it_should(tmp_path, monkeypatch):
-    cells = [
+def test_a_notebook_shows_a_plot_once_each_time_it_should_and_one_table_of_fit_that_was_updated_in_place(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel selects its inline backend
+    plots = [
         ("history.plot()", 1),
         ("history.plot();", 1),
         ("figure = history.plot()", 1),
@@ -575,19 +555,12 @@ def test_a_notebook_shows_a_plot_exactly_once_each_time_it_should(tmp_path, monk
         ("axes = pyplot.subplots(1, 1)[1]\nhistory.plot(axes=axes)", 1),
         ("jfit.tools.lr_find.RateRange([0.1, 1.0, 10.0], [2.0, 1.0, 3.0]).plot()", 1),
     ]
-    results = outputs_of([SETUP, *(cell for cell, _ in cells)], tmp_path, monkeypatch)[1:]
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (SETUP, FIT, "run", *(cell for cell, _ in plots))]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    _, first, second, *results = (cell.outputs for cell in notebook.cells)
     pictures = [sum("image/png" in output.get("data", {}) for output in outputs) for outputs in results]
-    assert pictures == [count for _, count in cells]
-
-
-@pytest.mark.slow
-def test_fit_in_a_notebook_leaves_one_table_that_was_updated_in_place(tmp_path, monkeypatch):
-    fit = """
-net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
-x = np.eye(2, dtype="float32").repeat(8, axis=0)
-run = jfit.fit(net, (x, x.argmax(1)), eval_data=(x, x.argmax(1)), num_epoch=4)
-"""
-    _, first, second = outputs_of([SETUP, fit, "run"], tmp_path, monkeypatch)
+    assert pictures == [count for _, count in plots]
     assert [output["output_type"] for output in first] == ["display_data"]
     rows = Table(first[0]["data"]["text/html"]).rows
     assert [row[0] for row in rows] == ["epoch", "0", "1", "2", "3"] and rows[0][-1] == "val_accuracy"

@@ -131,15 +131,6 @@ def small_run() -> jfit.Run:
     return jfit.fit(net, (x, [0, 1, 0, 1]), batch_size=2, num_epoch=2, progress=False)
 
 
-def test_waits_and_reads_are_counted():
-    with counters.counted() as seen:
-        waited = counters.wait({"a": jnp.ones(2)})
-        read = counters.read({"a": jnp.ones(2), "b": 1.0})
-    assert seen["host_syncs"] == 2
-    assert isinstance(waited["a"], jax.Array)
-    assert isinstance(read["a"], np.ndarray) and isinstance(read["b"], np.ndarray)
-
-
 def test_backend_compiles_are_counted_once():
     fn = jax.jit(lambda x: x * 3 + 1)
     x = jnp.ones(3)
