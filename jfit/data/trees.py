@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.data.masked import unmasked
+from jfit.data.valid import unmasked
 from jfit.lowering.model import flatten_names
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 

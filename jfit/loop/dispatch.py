@@ -1,7 +1,11 @@
-"""What one dispatch (call of a compiled program) runs: one training step, several, or the programs of an ordered step."""
+"""What one dispatch (call of a compiled program) runs: one training step, several, or the programs of an ordered step.
+
+The report of a dispatch is the loss and the learning rate of its last step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +17,6 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch
 from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
-from jfit.loop.report import report
 from jfit.loop.step_log import step_values
 from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
@@ -83,6 +86,24 @@ class DispatchSpec(NamedTuple):
         """
         result = (None, GATHERED) if self.return_outputs else None
         return STATE_AXES, (result, None) if self.step_names else result
+
+
+def report(out: StepOut) -> Array:
+    """Return (loss, learning rate) of a step as one array of shape (2,); an unknown learning rate is nan.
+
+    One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
+    """
+    return jnp.stack([out.loss, jnp.nan if out.lr is None else out.lr]).astype(float)
+
+
+def reported_lr(report: Any) -> dict[str, float]:
+    """Return {"lr": learning rate}, or {} if it is unknown.
+
+    Args:
+        report: array (loss, learning rate) of a dispatch, on the host; None before the first dispatch.  A learning rate of nan
+            is unknown.
+    """
+    return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:

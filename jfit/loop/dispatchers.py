@@ -11,7 +11,6 @@ from jax import Array
 
 from jfit.data import ArrayData
 from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
-from jfit.feed.data_checks import DataChecks
 from jfit.feed.train_data import unshared
 from jfit.loop.dispatch import Dispatch, DispatchSpec, one_step, repeat_steps, steps_per_call
 from jfit.loop.stream_dispatcher import StreamDispatcher
@@ -48,7 +47,7 @@ class ResidentDispatcher:
             reason=reason,
         )
         self.num_batches = self.batches.layout.num_batches
-        self.checks = DataChecks(spec.model, spec.devices)  # arrays are checked before training, and the devices have a copy
+        self.checks = None  # arrays are checked before training, and the devices have a copy
         self._programs: dict[Any, Any] = {}
         self._counts: dict[int, Array] = {}
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jfit.graph.nodes import Entry, Node
 from jfit.lowering.rolling.blocks import Block, Sliced
-from jfit.lowering.rolling.find import Item, entries_read_outside, schedule
+from jfit.lowering.rolling.find import MIN_PACKS, MIN_STEPS, Item, entries_read_outside, schedule
 from jfit.lowering.rolling.run import Key, NotRollable, Stack, run_block
 from jfit.lowering.values import Value
 from jfit.ops.rules import normalize_axis
@@ -42,7 +42,7 @@ def plan_program(
 ) -> Program:
     """Order the operators of a graph; with `roll`, find its repeated blocks (arguments: see `find.schedule`)."""
     operators: list[Item] = [n for n in order if n.op is not None]
-    if not roll:
+    if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
         return Program(operators, {}, {}, ())
     items = schedule(order, inputs, excluded, convolutions=loops_may_convolve(), heads=heads)
     blocks = {i: item for i, item in enumerate(items) if isinstance(item, Block)}
@@ -140,7 +140,7 @@ class Store:
                 return stack
         values = [self._known(e).to_channels_first() for e in entries]
         first = values[0]
-        if any((v.shape, v.array.dtype, v.rows) != (first.shape, first.array.dtype, first.rows) for v in values):
+        if any((v.array.shape, v.array.dtype, v.rows) != (first.array.shape, first.array.dtype, first.rows) for v in values):
             raise NotRollable
         return Stack(jnp.stack([v.array for v in values]), first.rows)
 
