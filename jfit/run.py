@@ -35,8 +35,7 @@ from jfit.graph import Symbol, load_json
 from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
-from jfit.loop.dispatch import reported_lr
-from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.dispatch import dispatcher_of, reported_lr
 from jfit.loop.loop import Loop
 from jfit.loop.replaying import Replay, replay_step
 from jfit.loop.threads import copied

@@ -185,7 +185,8 @@ def _arrays(
         split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
         if split is not None:
             raise TypeError(f"data is a dict of data sets; pass one of them, such as data[{split!r}].")
-    if isinstance(data, Mapping) or (is_frame(data) and (columns is not None or names.require_labels)):
+    by_name = not isinstance(data, tuple) and is_frame(data) and (columns is not None or names.require_labels)
+    if isinstance(data, Mapping) or by_name:
         arrays, columns = select(data, names, columns)
         return arrays, None, columns
     if explicit:

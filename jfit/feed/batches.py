@@ -101,8 +101,7 @@ def settings_of(
         ValueError: an invalid list of devices, batch size, metric or policy.
     """
     eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-    positive_integer(batch_size=batch_size, most=MOST_ROWS)
-    positive_integer(eval_batch_size=eval_batch_size, most=MOST_ROWS)
+    positive_integer(batch_size=batch_size, eval_batch_size=eval_batch_size, most=MOST_ROWS)
     devices = job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size))
     return Settings(
         devices,

@@ -229,10 +229,10 @@ def check_alike(data: ArrayData | StreamData, what: str = "training data") -> No
         )
 
 
-def num_batches_of(data: StreamData, batch_size: int) -> int | None:
+def num_batches_of(data: ArrayData | StreamData, batch_size: int) -> int | None:
     """Return the number of batches per epoch; of the streams of a job, the largest, or None if one is not known."""
     count = data.num_batches(batch_size)
-    if job.current() is None:
+    if job.current() is None or isinstance(data, ArrayData):
         return count
     counts = exchange(count, "the number of batches per epoch")
     return None if any(c is None for c in counts) else max(counts)

@@ -29,6 +29,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -90,7 +91,7 @@ class Loop:
 
     def __init__(self, problem: Problem, dispatcher: Any, state: TrainState, run: Any) -> None:
         options, settings = problem.options, problem.settings
-        self.nan, self.thread = NanPolicy(options.nan), TrainingThread()
+        self.nan, self.thread = NanPolicy(options.nan, options.nan in ("stop", "rollback")), TrainingThread()
         self.state, self.dispatcher = state, dispatcher
         self.devices, self.metrics = settings.devices, on_devices(settings.metrics)
         self.readings = Readings(problem, dispatcher.spec)
@@ -124,7 +125,7 @@ class Loop:
     def train(self, num_epoch: int) -> None:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
         self._num_epoch = num_epoch
-        self.nan.begin()
+        self.nan = replace(self.nan, stopped=False, handled=0, rollbacks=0)
         copy_sums(self.state.metrics)  # compile it before training, so that no later epoch compiles
         first, flag = self.step, stop_flag()
         with (
@@ -238,7 +239,8 @@ class Loop:
         speed = pace.speed()
         if checks is not None:
             checks.check(fault, self.position)
-        self.nan.report(self, int(totals.first_bad_step))
+        if totals.first_bad_step >= 0:
+            self.nan.report(self, int(totals.first_bad_step))
         if checks is not None:
             checks.check_epoch(totals, self.epoch)
         return self.readings.values(totals) | speed | reported_lr(report)
@@ -341,7 +343,7 @@ class Pace:
         logs = previous.logs | loop.readings.values(totals, previous.snapshot) | reported_lr(last_report)
         # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
         # programs that need all processes, reacts at the end of the epoch.
-        if num_processes() == 1 or loop.nan.name == "warn":
+        if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
             loop.nan.report(loop, int(totals.first_bad_step))
         loop.history.add_point(**previous.position, **logs)
         loop.events.send("log", logs, **previous.position)

@@ -99,7 +99,8 @@ _models = kept(64)
 def _lowered(
     symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, batch_axes: Mapping[str, int] | None, roll: bool
 ) -> Model:
-    heads = symbol.heads if capture is None else _captured(symbol, capture)
+    visible = symbol.heads
+    heads = visible if capture is None else _captured(symbol, capture)
     order = topological(heads)
     data, labels = _input_names(order, heads, inputs)
     if any(n.op is not None and n.op.overwritten for n in order):
@@ -117,7 +118,7 @@ def _lowered(
     return Model(
         init=_make_init(Graph(heads), params, aux),
         apply=apply,
-        outputs=tuple(_output(h, i < len(symbol.heads), names.inputs) for i, h in enumerate(heads)),
+        outputs=tuple(_output(h, i < len(visible), names.inputs) for i, h in enumerate(heads)),
         inputs=data,
         labels=labels,
         plan=_make_plan(Graph(heads), params, aux, names, apply, lookups),

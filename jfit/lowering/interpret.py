@@ -23,6 +23,7 @@ from jax import Array
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
+from jfit.lowering.rolling.find import MIN_PACKS, MIN_STEPS
 from jfit.lowering.rolling.program import Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
 from jfit.lowering.taps import Point, Tap
@@ -105,9 +106,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     graph, open_shapes = Graph(heads), open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
-    def items() -> Program:
-        excluded = label_ids | {id(n) for n in open_shapes}
-        return plan_program(order, heads, names.inputs, excluded, roll)
+    def repeated() -> Program | None:
+        if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
+            return None
+        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes})
 
     def apply(
         params: Params,
@@ -162,11 +164,15 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             new_aux.update(updated)
             return list(outs) if tap is None else _tapped(node, outs, tap)
 
-        program = items() if tap is None else plan_program(order, heads, names.inputs, (), False)
-        store = run_program(program, values, run)
+        program = repeated() if tap is None else None
+        if program is None:
+            _run_in_order(operators, values, run)
+            outs = [values[id(h.node), h.index] for h in heads]
+        else:
+            outs = list(map(run_program(program, values, run).get, heads))
         if stage is not None:
-            return tuple(store.get(h) for h in heads), new_aux
-        results = [store.get(h) or raise_missing(h.node, inputs) for h in heads]
+            return tuple(outs), new_aux
+        results = [v or raise_missing(h.node, inputs) for v, h in zip(outs, heads, strict=True)]
         if how.rows is not None:
             how.rows.extend(r.rows for r in results)
         return tuple(r.array for r in _in_layout(results, itertools.repeat(False))), new_aux
@@ -378,6 +384,13 @@ def _run(
     return [v._replace(rows=r) for v, r in zip(values, layouts, strict=True)], dict(zip(names, extra, strict=False))
 
 
+def _run_in_order(operators: Sequence[Node], values: dict[Any, Any], run: Callable[..., Sequence[Value | None]]) -> None:
+    """Call `run(node, inputs)` of each operator, and add its outputs to `values`, by (id(node), output index)."""
+    for node in operators:
+        outs = run(node, [values[id(e.node), e.index] for e in node.inputs])
+        values.update({(id(node), i): v for i, v in enumerate(outs)})
+
+
 def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
     """Convert the subgraph of a loop or branch to a function on arrays with the signature `jfit.ops.control.Body`.
 
@@ -390,12 +403,13 @@ def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
         ctx: Ctx, arrays: Sequence[Array], rows: Sequence[MaybeLayout]
     ) -> tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]:
         arguments: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
-        values = {(at, 0): value for at, value in arguments.items()}
+        values: dict[Any, Any] = {(at, 0): value for at, value in arguments.items()}
         attributes = attributes_with_shapes(open_constants(operators), body, _shapes(variables, arguments), None)
-        for node in operators:
-            ins = [values[id(e.node), e.index] for e in node.inputs]
-            outs, _ = _run(node, attributes.get(id(node), node.params), ins, ctx, ctx.key, policy)
-            values.update({(id(node), i): v for i, v in enumerate(outs)})
+
+        def run_node(node: Node, ins: Sequence[Value | None]) -> list[Value]:
+            return _run(node, attributes.get(id(node)) or node.params, ins, ctx, ctx.key, policy)[0]
+
+        _run_in_order(operators, values, run_node)
         results: list[Any] = [values[id(h.node), h.index] for h in body.heads]
         return tuple(v.array for v in _in_layout(results, itertools.repeat(False))), tuple(v.rows for v in results)
 

@@ -312,5 +312,5 @@ def test_a_job_looks_for_the_cause_of_a_bad_step_at_the_end_of_the_epoch(monkeyp
     monkeypatch.setattr(loop, "num_processes", lambda: 2)
     monkeypatch.setattr(loop, "LOG_SECONDS", -1.0)
     monkeypatch.setattr(NanPolicy, "report", lambda self, loop, step: seen.add(loop.batch))
-    jfit.fit(network(), (X, Y), batch_size=2, num_epoch=1, progress=False, nan=policy, steps_per_call=1)
+    jfit.fit(network(), (X * np.nan, Y), batch_size=2, num_epoch=1, progress=False, nan=policy, steps_per_call=1)
     assert 27 in seen and seen <= batches and (policy == "skip" or len(seen) > 1)

@@ -15,7 +15,7 @@ from fit_support import bits, blobs, mlp, train
 import jfit
 from jfit import counters
 from jfit.callbacks import EVENTS, Callback, lambda_callback
-from jfit.loop.dispatchers import ResidentDispatcher
+from jfit.loop.dispatch import ResidentDispatcher
 from jfit.loop.nonfinite import NonFiniteLoss
 
 
