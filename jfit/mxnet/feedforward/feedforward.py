@@ -208,9 +208,7 @@ class FeedForward:
         Source: MXNet.jl, `init_model`.
         """
         if self.symbol is None:
-            raise ValueError(
-                "the symbol is a function of the bucket key, which the Julia API does not support; call fit(data)."
-            )
+            raise ValueError("the symbol is a function of the bucket key, which the Julia API lacks; call fit(data).")
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
         initial = module.binding.initial(module.arrays)
@@ -267,9 +265,7 @@ class FeedForward:
         if self.num_epoch is None:
             raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError(
-                "FeedForward sets rescale_grad to 1 / batch size for an optimizer given by name; pass an Optimizer."
-            )
+            raise TypeError("rescale_grad is 1 / batch size for an optimizer given by name; pass an Optimizer to set it.")
         if self.sym_gen is not None:
             if not hasattr(X, "default_bucket_key"):
                 raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
@@ -531,9 +527,7 @@ class FeedForward:
             return self
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
-            raise AssertionError(
-                f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True to load it."
-            )
+            raise AssertionError(f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True.")
         self._set_params(params, aux)
         return self
 
