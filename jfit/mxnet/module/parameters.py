@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +11,15 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.distributed import num_processes
-from jfit.interrupts import defer_interrupts
+from jfit.mxnet.deferred import Pending
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
-from jfit.mxnet.module.ordered import joined_arrays, ordered_groups
-from jfit.mxnet.module.workers import Workers
+from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
 from jfit.parallel import place, place_split
-from jfit.parallel.contexts import across
 from jfit.parallel.ordered import process_slices
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
@@ -49,6 +45,7 @@ class Parameters:
             overwrites the result.
         reduce: reduction of gradients over devices.
         job_devices: `devices`; with a `dist` store of reduce="ordered", those of all processes of the job.
+        pending: passes of the graphs that use the parameters, to materialize before the arrays change.
         workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
         passes: number of training passes since the last update, from which their random keys are derived.
     """
@@ -70,10 +67,10 @@ class Parameters:
         self.trainable: list[str] = []
         self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
-        self.workers: Workers | None = None
+        self.workers: Any = None
         self.job_devices = self.devices
         self.passes = self.evaluations = 0
-        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
+        self.pending = Pending()
         self._rate: Any = None
         self._multipliers: Any = None
         self._cached_indices: Any = None
@@ -111,7 +108,6 @@ class Parameters:
 
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         """Replace the passed parameters and auxiliary states; everything else is unchanged."""
-        self.materialize_pending()
         if self.state is not None and not set(self.state.params) <= set(params):
             old, old_aux = self.arrays()
             params, aux = {**old, **params}, {**old_aux, **aux}
@@ -145,29 +141,6 @@ class Parameters:
         self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
-    def join_workers(self, store: Any, trainable: Sequence[str], reduce: Reduce) -> Reduce:
-        """Prepare the sums of a `dist` store over the processes of the job, if there are several.
-
-        Args:
-            store: the key-value store, or None.
-            trainable: names of the parameters that the optimizer updates.
-            reduce: how gradients are reduced over devices.
-
-        Returns:
-            How gradients are reduced over the devices of this process.
-        """
-        self.workers, self.job_devices = None, self.devices
-        if num_processes() == 1 or store is None or "dist" not in store.type:
-            return reduce
-        if reduce.slices is not None:  # one step on the devices of all processes
-            self.job_devices = across(self.devices)
-            process_slices(self.job_devices, reduce.slices, equal=True)
-            self.set_arrays(*joined_arrays(self))
-            return reduce
-        self.workers, initial = Workers.start(self, trainable, reduce)
-        self.set_arrays(*initial)
-        return all_reduce()
-
     @property
     def slices(self) -> int | None:
         """Number of virtual slices of the batches of this process with reduce="ordered", else None."""
@@ -271,6 +244,12 @@ class Parameters:
         self._rate, self.passes = rates[-1], 0
         return rates
 
+    def undo_count(self, updated: Sequence[str], count: int) -> None:
+        """Reset the update counts to those before the last `count` updates, which failed; `updated` as in `begin_update`."""
+        done = self.optimizer.counts()
+        before = {i: done[i] - count for i in self.indices(updated) if i in done}
+        self.optimizer.set_counts({**done, **before}, self.optimizer.num_update - count)
+
     def _count_update(self, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
         """Advance the update counts by one; return the learning rate of this update, or one per parameter if they differ."""
         optimizer, indices = self.optimizer, self.indices(updated)
@@ -333,37 +312,6 @@ class Parameters:
         """Return whether a graph uses all parameters, and updates all that the optimizer has state for."""
         same = len(params) == len(state.params) and len(aux) == len(state.aux)
         return same and (state.opt_state == () or len(trainable) == len(self.trainable))
-
-    def run(self, passes: Any, program: Callable[..., Any], *args: Any, count: int = 1) -> Any:
-        """Run `program(state, *args, rescale)`, which donates the state, and store the state it returns.
-
-        KeyboardInterrupt is deferred until the new state is stored, because the old one's buffers are gone.  If the dispatch
-        fails, the host's update counts are reset to those before its `count` updates.
-
-        Returns:
-            The program's second result, or None if it returns only the state.
-        """
-        optimizer = self.optimizer
-        with defer_interrupts(), counters.explained():
-            try:
-                result = program(passes.view(), *args, np.float32(optimizer.rescale_grad))
-            except BaseException:
-                done = optimizer.counts()
-                before = {i: done[i] - count for i in self.indices(passes.updated) if i in done}
-                optimizer.set_counts({**done, **before}, optimizer.num_update - count)
-                raise
-            new, out = (result, None) if isinstance(result, TrainState) else result
-            self.commit(new, passes.trainable)
-        return out
-
-    def materialize_pending(self, except_for: Any = None) -> None:
-        """Compute the pending outputs of all graphs but `except_for`, because the parameters are about to change.
-
-        Outputs are those of the parameters at the time of `forward`.
-        """
-        for passes in list(self.waiting):
-            if passes is not except_for:
-                passes.materialize_outputs()
 
     def count_per_parameter(self) -> TrainState:
         """Replace a common update count in the state by one per parameter, and return the state.
