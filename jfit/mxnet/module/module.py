@@ -20,6 +20,7 @@ from jfit.mxnet.kvstore.compression import parse
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
+from jfit.mxnet.module.initial import check_names, converted, initialize
 from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
@@ -183,7 +184,7 @@ class Module(BaseModule):
         if self._loaded is not None:
             params, aux = self._loaded
             parameters.pending.materialize()
-            parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False))
+            parameters.set_arrays(*initialize(self.binding, None, params, aux, False, self.arrays))
             self._loaded = None
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
@@ -199,7 +200,7 @@ class Module(BaseModule):
 
     def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, allow_missing: bool, *_: bool) -> None:
         self.parameters.pending.materialize()
-        values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing)
+        values = initialize(self.binding, initializer, arg_params, aux_params, allow_missing, self.arrays)
         self.parameters.set_arrays(*values)
 
     def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
@@ -208,13 +209,13 @@ class Module(BaseModule):
             self._ignore_call("set_params")
             return
         if allow_missing and not allow_extra and self.binded:
-            self.binding.initial(self.arrays).check_names(arg_params, aux_params, "allow_extra")
+            check_names(self.binding, arg_params, aux_params, "allow_extra")
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, *options)
             return
         self.parameters.pending.materialize()
         params, aux = self.parameters.arrays()
-        new_params, new_aux = self.binding.initial(self.arrays).converted(arg_params, aux_params or {})
+        new_params, new_aux = converted(self.binding, arg_params, aux_params or {})
         self.parameters.set_arrays({**params, **new_params}, {**aux, **new_aux})
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:

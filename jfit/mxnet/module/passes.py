@@ -27,7 +27,7 @@ from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_groups, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.programs import Programs
-from jfit.mxnet.module.slices import dense_rows, device_shapes, drop_rows, merge_slices, slices_of, split_slices
+from jfit.mxnet.module.slices import dense_rows, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -84,7 +84,7 @@ class Passes:
         if slices is not None and self.programs.replicas is not None:
             raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)
-        plan = self.programs.plan(device_shapes(batch, counts, axes))
+        plan = self.programs.plan(batch, counts)
         if slices is not None:
             batch = padded_batch(batch, slices, axes, plan)
         elif len(set(counts)) > 1 and not plan.paddable:
@@ -141,8 +141,9 @@ class Passes:
 
     def merged(self, without: int = 0) -> list[Array]:
         """Return the outputs for the whole batch, without its last `without` rows."""
-        whole, rows, counts = self._whole(self.outputs(), self._rows()), self._rows(), self._last_pass().counts
-        return [drop_rows(out, where, sum(counts), without) for out, where in zip(whole, rows, strict=True)]
+        whole, rows = self._whole(self.outputs(), self._rows()), self._rows()
+        size = sum(self._last_pass().counts)
+        return [drop_rows(out, where, size, without) for out, where in zip(whole, rows, strict=True)] if without else whole
 
     def sliced(self) -> list[list[Array]]:
         """Return for each output a list with the slice of each device."""
