@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array
 
 from jfit import counters, interrupts
-from jfit.data import Batch
+from jfit.data.batch import Batch
+from jfit.data.batch import rows as rows_of
 from jfit.lowering.model import Model, Plan
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.module.binding import Binding
@@ -44,16 +45,16 @@ class Pass(NamedTuple):
         counts: number of rows of each device, without padding.
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
-        plan: which axis of each output is the row axis.
+        specs: shape and dtype of each input on one device, for the largest slice.
         ordered: whether it is a training pass with reduce="ordered".  `batch` is then the whole batch, padded; `counts` and
-            `plan` are those of its virtual slices, and outputs have a leading slice axis.
+            `specs` are those of its virtual slices, and outputs have a leading slice axis.
     """
 
     batch: Batch
     counts: tuple[int, ...]
     train: bool
     number: int
-    plan: Plan
+    specs: dict[str, jax.ShapeDtypeStruct]
     ordered: bool = False
 
 
@@ -84,15 +85,15 @@ class Passes:
         if slices is not None and self.programs.replicas is not None:
             raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)
-        plan = self.programs.plan(batch, counts)
+        specs = _specs_of_slice(batch, max(counts), axes)
         if slices is not None:
-            batch = padded_batch(batch, slices, axes, plan)
-        elif len(set(counts)) > 1 and not plan.paddable:
+            batch = padded_batch(batch, slices, axes, self._plan(specs))
+        elif len(set(counts)) > 1 and not (plan := self._plan(specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
         else:
             batch = self._on_devices(split_slices(batch, counts, axes) if len(parameters.devices) > 1 else batch)
         number = parameters.next_pass_number(train)
-        self._pass = at = Pass(batch, tuple(counts), train, number, plan, ordered=slices is not None)
+        self._pass = at = Pass(batch, tuple(counts), train, number, specs, ordered=slices is not None)
         self._deferred = Deferred(None if at.ordered else functools.partial(self._run_forward, at))
         parameters.pending.add(self._deferred)
 
@@ -106,6 +107,10 @@ class Passes:
         outputs = self.programs.forward(at.train)(*self._arguments(at))
         self.limit_queue(outputs[0])
         return outputs
+
+    def _plan(self, specs: dict[str, jax.ShapeDtypeStruct]) -> Plan:
+        """Return which axis of each output has the batch rows, for inputs of these shapes; only several devices need it."""
+        return self.programs.model.plan(specs)
 
     def _arguments(self, at: Pass) -> tuple[Any, ...]:
         """Return the arguments of the programs of a pass, see `jfit.step.forward_step`."""
@@ -141,8 +146,10 @@ class Passes:
 
     def merged(self, without: int = 0) -> list[Array]:
         """Return the outputs for the whole batch, without its last `without` rows."""
-        whole, rows = self._whole(self.outputs(), self._rows()), self._rows()
-        size = sum(self._last_pass().counts)
+        outputs, at = self.outputs(), self._last_pass()
+        if not without and len(at.counts) == 1 and not at.ordered:
+            return list(outputs)
+        whole, rows, size = self._whole(outputs, self._rows()), self._rows(), sum(at.counts)
         return [drop_rows(out, where, size, without) for out, where in zip(whole, rows, strict=True)] if without else whole
 
     def sliced(self) -> list[list[Array]]:
@@ -181,7 +188,7 @@ class Passes:
     def _rows(self) -> tuple[MaybeLayout, ...]:
         # None instead of LOST (no axis holds the batch rows): the outputs of several devices are then concatenated along
         # axis 0, as MXNet does with all outputs.
-        return tuple(None if r is LOST else r for r in self._last_pass().plan.rows)
+        return tuple(None if r is LOST else r for r in self._plan(self._last_pass().specs).rows)
 
     def whole_inputs(self) -> dict[str, Any]:
         """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
@@ -258,7 +265,9 @@ class Passes:
         values = [jnp.asarray(gradient) for gradient in gradients]
         if len(at.counts) == 1:
             return tuple(values)
-        return tuple(_split_head_gradient(v, where, at.counts) for v, where in zip(values, at.plan.rows, strict=True))
+        return tuple(
+            _split_head_gradient(v, where, at.counts) for v, where in zip(values, self._plan(at.specs).rows, strict=True)
+        )
 
     def _run_backward(self, at: Pass, heads: tuple[Any, ...]) -> tuple[Array, ...]:
         """Run both passes, store the gradients and the new auxiliary states, and return the outputs."""
@@ -423,6 +432,17 @@ class Passes:
 @jax.jit
 def _add(a: Array, b: Array) -> Array:
     return a + b
+
+
+def _specs_of_slice(batch: Batch, longest: int, axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each input for `longest` rows; `axes` has the batch axes that are not axis 0."""
+    size, specs = rows_of(batch, axes), {}
+    for name, value in batch.inputs.items():
+        shape, axis = list(np.shape(value)), axes.get(name, 0)
+        if shape[axis : axis + 1] == [size]:
+            shape[axis] = longest
+        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
+    return specs
 
 
 def _blocked(model: Model, index: int) -> bool:

@@ -6,12 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax import lax
 
-from jfit.data.batch import Batch, rows
-from jfit.lowering.model import Model, Plan
+from jfit.lowering.model import Model
 from jfit.mxnet.module.grouped import update_by_device
 from jfit.mxnet.module.ordered import ordered_program
 from jfit.mxnet.module.parameters import Parameters
@@ -42,7 +39,6 @@ class Programs:
     ) -> None:
         self.model, self.parameters, self.fixed_gammas, self.replicas = model, parameters, list(fixed_gammas), replicas
         self._made: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan] = {}
 
     def axes(self) -> tuple[int | None, TrainState]:
         """Return the axes of (parameters, TrainState) as for vmap: 0 for a leading device axis, None for replicated arrays."""
@@ -169,20 +165,3 @@ class Programs:
         """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
         optimizer = self.parameters.optimizer
         return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
-
-    def plan(self, batch: Batch, counts: Sequence[int]) -> Plan:
-        """Return the `Plan` (which axis of each output has the batch rows) for the largest slice of a batch; cached.
-
-        counts: number of rows of each slice.
-        """
-        axes, longest = self.model.batch_axes, max(counts)
-        size, specs = rows(batch, axes), {}
-        for name, value in batch.inputs.items():
-            shape, axis = list(np.shape(value)), axes.get(name, 0)
-            if shape[axis : axis + 1] == [size]:
-                shape[axis] = longest
-            specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
-        key = tuple(specs.items())
-        if key not in self._plans:
-            self._plans[key] = self.model.plan(specs)
-        return self._plans[key]
