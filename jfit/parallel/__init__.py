@@ -8,7 +8,7 @@ from jfit import lazy as _lazy
 if TYPE_CHECKING:  # these names, each of which is imported when it is first used
     from jfit.parallel.communication import Collectives, Traffic, collectives
     from jfit.parallel.contexts import Context, check_entry, cpu, gpu, resolve, tpu
-    from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local, with_shards
+    from jfit.parallel.data_parallel import DataParallel, data_parallel, with_local
     from jfit.parallel.devices import check_unsharded, place, place_split, sharding, split_batch
     from jfit.parallel.replicas import check_replicas
     from jfit.parallel.spmd import Window, compile_spmd
@@ -34,12 +34,11 @@ __all__ = [
     "split_batch",
     "tpu",
     "with_local",
-    "with_shards",
 ]
 
 _HOMES = {
     "jfit.parallel.communication": "Collectives Traffic collectives",
-    "jfit.parallel.data_parallel": "DataParallel data_parallel with_local with_shards",
+    "jfit.parallel.data_parallel": "DataParallel data_parallel with_local",
     "jfit.parallel.contexts": "Context cpu gpu check_entry resolve tpu",
     "jfit.parallel.devices": "check_unsharded place place_split sharding split_batch",
     "jfit.parallel.replicas": "check_replicas",
