@@ -20,7 +20,7 @@ import jfit
 from jfit.data import ArrayData, Rows
 from jfit.data import arrays as arrays_module
 from jfit.data import as_data as any_data
-from jfit.data.shuffle import block_permutation, permutation
+from jfit.data.arrays import block_permutation, permutation
 from jfit.data.weights import ClassWeights
 from jfit.feed.batches import DeviceBatches
 from jfit.lowering.function import from_function
