@@ -112,19 +112,6 @@ def test_a_saved_position_continues_in_a_new_iterator(batch_size, read, handle):
     assert epochs(again, 2) == epochs(first, 2)
 
 
-def test_a_saved_position_continues_although_workers_had_read_ahead():
-    it = images(workers=2)
-    it.next()
-    state = it.state_dict()
-    wanted = [contents(it.next()), contents(it.next())]
-    it.load_state_dict(state)
-    assert [contents(it.next()), contents(it.next())] == wanted
-    other = images(batch_size=5)
-    with pytest.raises(ValueError, match="batch_size=4, these have 5"):
-        other.load_state_dict(state)
-    it.close()
-
-
 def test_labels_from_a_list_and_keys_from_an_index(tmp_path):
     lines = tmp_path / "a.lst"
     lines.write_text("".join(f"{key}\t{100 + key}\t{key / 2}\tx.png\n" for key in range(10)))
@@ -307,30 +294,6 @@ def test_a_user_augmenter_receives_ndarrays():
     it = mx.image.ImageIter(2, (3, 16, 16), path_imgrec=str(TEN), aug_list=[mx.image.CenterCropAug((16, 16)), Twice()])
     plain = mx.image.ImageIter(2, (3, 16, 16), path_imgrec=str(TEN))
     assert np.array_equal(it.next().data[0].asnumpy(), plain.next().data[0].asnumpy() * 2)
-
-
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
-def test_an_image_iter_continues_where_it_was_saved(handle, seed):
-    def make():
-        return mx.image.ImageIter(
-            4, (3, 16, 16), path_imgrec=str(TEN), shuffle=True, rand_crop=True, last_batch_handle=handle, seed=seed
-        )
-
-    def rest(it):
-        found = []
-        for _ in range(3):
-            found += [(batch.data[0].asnumpy().tobytes(), batch.label[0].asnumpy().tolist(), batch.pad) for batch in it]
-            it.reset()
-        return found
-
-    it = make()
-    it.next()
-    state = it.state_dict()
-    wanted = rest(it)
-    again = make()
-    again.load_state_dict(state)
-    assert rest(again) == wanted
 
 
 def test_image_iter_raises_for_invalid_arguments_and_images(folder, damaged):

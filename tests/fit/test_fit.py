@@ -196,9 +196,6 @@ def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
     np.testing.assert_allclose(parts.params["layer"]["w"], whole.params["layer"]["w"], rtol=1e-4, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ settings
-
-
 def test_initializers_and_initial_values_reach_the_parameters():
     run = train(initializer="zeros", num_epoch=1, optimizer_params={"learning_rate": 0.0})
     assert not any(np.asarray(v).any() for v in run.params.values())
@@ -222,8 +219,6 @@ def test_multipliers_on_variables_reach_the_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-
-
 def test_data_that_exceeds_the_free_device_memory_is_streamed():
     data = jfit.data.ArrayData({"data": X})
     devices = jax.devices()[:1]

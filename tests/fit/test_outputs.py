@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit.data.trees import named_arrays
-from jfit.lowering.model import plan_of
 
 R = np.random.default_rng(0)
 ROWS, BATCH, RATE = 20, 8, 0.1  # batches of 8, 8 and 4 rows
@@ -258,22 +257,6 @@ def contrastive(output, label):
     """Cross entropy of finding the own row of `label` among all rows of the batch."""
     scores = output @ label.T
     return -jnp.diagonal(jax.nn.log_softmax(scores))
-
-
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("form", ["by name", "of the batch"])
-def test_joint_losses_that_combine_rows_are_not_padded(form):
-    loss = {"a": contrastive, "b": squared} if form == "by name" else lambda o, batch: contrastive(o["a"], batch["label"]["a"])
-    labels = {"a": X[:, :3], "b": Y["b"]}
-
-    def mean(params, batch):
-        output, y = two_heads(params, batch[0]), batch[1]
-        b = squared(output["b"], y["b"]).mean() if form == "by name" else 0.0
-        return contrastive(output["a"], y["a"]).mean() + b, {}
-
-    run = fit(two_heads, (X, labels), (X, labels), loss=loss, eval_metric=None)
-    agree(run, by_hand(mean, slices(X, labels)))
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -520,17 +503,6 @@ def test_gathered_losses_with_a_device_whose_rows_have_no_weight_are_those_of_on
 
     one, many = jax.jit(both)(batch), jax.jit(jax.vmap(lambda b: both(b, "devices"), axis_name="devices"))(halves)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.stack([b, b]), 1e-5, 1e-6), many, one)
-
-
-def test_labels_that_no_loss_needs_do_not_change_the_plan_of_later_batches():
-    def centred(params, x, train=False):
-        h = x @ params["v"]
-        return {"a": h - h.mean(0, keepdims=True) if train else h, "b": h}
-
-    model = jfit.Model.from_function(centred, loss={"a": squared}, params=W)
-    labelled = {"x": X[:8], "label/a": Y["b"][:8]}
-    for batch in (labelled | {"label/b": Y["b"][:8]}, labelled):
-        assert not plan_of(model.bound(batch), batch).paddable
 
 
 @pytest.mark.slow
