@@ -262,24 +262,6 @@ def test_mxnet_iterators_are_reset_and_their_padding_rows_have_metric_weight_zer
     assert stream.num_batches() == 3
 
 
-def test_iterators_with_next_only_are_read():
-    class Old:
-        provide_data, provide_label = [("data", (5, 2))], [("label", (5,))]
-        at = 0
-
-        def next(self):
-            if self.at >= 10:
-                raise StopIteration
-            self.at += 5
-            return DataBatch([X[self.at - 5 : self.at]], [Y[self.at - 5 : self.at]])
-
-        def reset(self):
-            self.at = 0
-
-    stream = data(Old())
-    assert labels_of(stream) == labels_of(stream, 1) == [Y[:5].tolist(), Y[5:].tolist()]
-
-
 def test_an_iterator_with_another_label_name_raises_with_both_names():
     with pytest.raises(ValueError, match="'softmax_label' is not an input of the graph"):
         labels_of(data(NDArrayIter(X, Y, batch_size=4)))

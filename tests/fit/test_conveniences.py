@@ -269,28 +269,11 @@ def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monito
         jfit.callbacks.checkpointing("a", keep_best=-1)
 
 
-def test_the_loss_of_an_output_is_minimized_whatever_the_name_of_the_output(tmp_path):
+def test_the_loss_of_an_output_is_minimized_whatever_the_name_of_the_output():
     for name in ("acc_loss", "val_acc_loss", "auc_mse", "r2_rmse", "val_f1_perplexity", "acc_cross-entropy", "recall_nll-loss"):
         assert not is_score(name)
     for name in ("acc", "val_accuracy", "loss_accuracy", "a_top_k_accuracy_3", "mse_roc_auc", "acc_r2", "err_f1"):
         assert is_score(name)
-    keep = jfit.callbacks.checkpointing(tmp_path, keep_best=1, monitor="val_acc_loss")
-
-    def replay(event: Any) -> None:
-        event.logs["val_acc_loss"] = [0.5, 0.3, 0.9][event.epoch]
-
-    train(data=blobs(8), num_epoch=3, callbacks=[replay, keep])
-    assert jfit.checkpoint.best(tmp_path).name == "step-00000002"
-
-
-def test_a_checkpoint_of_run_save_does_not_hide_the_best_one(tmp_path):
-    settings: dict[str, Any] = {"data": blobs(8), "num_epoch": 2, "checkpoint": tmp_path / "a", "checkpoint_best": "val_loss"}
-    run = train(callbacks=[Replayed([0.3, 0.5])], **settings)
-    run.save(tmp_path / "a")
-    run.save(tmp_path / "b")
-    assert jfit.Run.load(tmp_path / "a", which="best").position["step"] == 1
-    with pytest.raises(FileNotFoundError, match=r"does not exist: .* run.save wrote the newest one into another folder"):
-        jfit.Run.load(tmp_path / "b", which="best")
 
 
 def test_a_run_resumed_into_another_folder_copies_the_best_checkpoints(tmp_path, caplog, monkeypatch):

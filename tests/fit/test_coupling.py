@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jfit
-from jfit.lowering.coupling import rows_are_independent
 from jfit.lowering.dependence import Mixed, batch_rows, row_layouts
 from jfit.lowering.model import specs_of
 from jfit.ops.rows import RowLayout
@@ -388,15 +387,6 @@ def test_unequal_slices_of_rows_that_affect_each_other_raise(recwarn):
         parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
 
 
-@pytest.mark.slow
-def test_data_parallel_tests_a_model_before_it_pads():
-    model = jfit.Model.from_function(mlp, loss=indexed, params=P)
-    batch = {"x": FLAT[:5], "label": LABELS[:5]}
-    parallel = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
-    _, out = parallel(parallel.place(jfit.init_state(model, "sgd", batch, learning_rate=0.1)), batch)
-    np.testing.assert_allclose(out.loss, indexed(mlp(P, FLAT[:5]), LABELS[:5]).mean(), rtol=1e-5)
-
-
 def normalized(p, x, *, aux, axis_name):
     h = x @ p["a"]
     mean = h.mean(0, keepdims=True)
@@ -457,32 +447,7 @@ def test_integer_states_and_keys_are_equal_on_all_devices():
     assert int(state.aux["many"]) == (FLAT[:4] > 0).sum()
 
 
-def test_evaluation_uses_the_row_layouts_of_evaluation_mode():
-    def apply(p, x, *, train):
-        h = x @ p["a"]
-        return h.reshape(-1, 1) if train else h
-
-    def squares(o, y):
-        return ((o.reshape(y.shape) - y) ** 2).sum(1)
-
-    model, metrics = jfit.Model.from_function(apply, loss=squares, params=P), jfit.metrics.get("mse")
-    label, weight = FLAT[:4, :1] * np.ones(8, "float32"), np.array([1, 1, 0, 0], "float32")
-    batch = jfit.Batch({"x": FLAT[:4], "label": label}, weight, weight)
-    totals = jfit.eval_step(model, metrics=metrics)(P, {}, jfit.totals.zero_totals(metrics), batch)
-    expected = ((FLAT[:2] @ P["a"] - label[:2]) ** 2).mean()
-    assert jfit.totals.values(metrics, totals)["mse"] == pytest.approx(float(expected), rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ the experiment
-def test_the_experiment_finds_rows_that_affect_each_other():
-    batch = {"x": FLAT[:8], "label": np.arange(8)}  # with one largest label
-    assert rows_are_independent(lambda d: (d["x"] * d["label"][:, None], ()), batch)
-    assert not rows_are_independent(lambda d: (d["x"] + d["label"].max(), ()), batch)  # integers too
-    assert not rows_are_independent(lambda d: (d["x"], {"mean": d["x"].mean(0)}), batch)
-    assert not rows_are_independent(lambda d: (d["x"] / len(d["x"]), ()), batch)  # depends on their number
-    assert not rows_are_independent(lambda d: (d["x"], ()), {"x": FLAT[:1]})  # one row tells nothing
-
-
 def test_a_model_with_a_key_in_its_aux_is_tested():
     def apply(p, x, *, aux, train):
         key, drop = jax.random.split(aux["key"])

@@ -489,22 +489,6 @@ def test_gathered_losses_are_those_of_one_device(form, devices, recwarn):
         assert {n: found[n] for n in names} == pytest.approx({n: expected[n] for n in names}, rel=1e-5)
 
 
-def test_gathered_losses_with_a_device_whose_rows_have_no_weight_are_those_of_one_device():
-    weight, params = np.repeat([1, 0], 4).astype("float32"), {"w": W["w"]}
-    batch = jfit.Batch({"x": X[:8], "label": X[:8, :3]}, weight, weight)
-    loss = lambda o, y: contrastive(o, o + y)  # noqa: E731
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=loss, gather_outputs=True, params=params)
-    step, mean = jfit.train_step(model, "sgd"), jfit.gradients.mean_gradients(model)
-    state = jfit.init_state(model, "sgd", batch.inputs, learning_rate=0.5)
-    halves = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
-
-    def both(batch, axis_name=None):
-        return step(state, batch, axis_name=axis_name)[0].params, mean(params, {}, batch, axis_name=axis_name)
-
-    one, many = jax.jit(both)(batch), jax.jit(jax.vmap(lambda b: both(b, "devices"), axis_name="devices"))(halves)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.stack([b, b]), 1e-5, 1e-6), many, one)
-
-
 @pytest.mark.slow
 def test_a_model_that_combines_rows_warns_although_outputs_are_gathered_which_needs_rows_on_axis_0():
     def centered(params, x):

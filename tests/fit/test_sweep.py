@@ -110,14 +110,6 @@ def test_members_of_a_function_are_their_own_fits(mode):
 
 
 @pytest.mark.slow
-def test_a_batch_norm_and_row_weights(mode):
-    weight = np.random.default_rng(0).uniform(0.1, 2, len(X)).astype("float32")
-    net, over = mlp(batch_norm=True), {"learning_rate": [0.05, 0.1]}
-    for member in swept(net, (X, Y, weight), over=over):
-        assert_same(member, own_fit(net, member, (X, Y, weight)))
-
-
-@pytest.mark.slow
 def test_folds_are_fits_of_their_rows(mode):
     pairs = list(KFold(3).split(X))
     result = swept(eval_data=None, over={"learning_rate": [0.1, 0.2]}, folds=pairs, monitor="val_accuracy")

@@ -194,17 +194,6 @@ def test_train_step_and_data_parallel_pass_the_tree_to_optax(model, devices):
     )
 
 
-def test_an_update_step_passes_the_tree_to_optax():
-    apply, params = twelve_layers()
-    optimizer = optax.masked(optax.sgd(1.0), matrices(params))
-    model = jfit.Model.from_function(apply, loss=squared, params=params)
-    state = jfit.init_state(model, optimizer)
-    gradients = {name: jnp.ones_like(w) for name, w in state.params.items()}
-    state = jfit.step.update_step(optimizer, model=model)(state, gradients)
-    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
-    assert_same(model.structure.params.unflatten(state.params), optax.apply_updates(params, updates))
-
-
 @pytest.mark.slow
 @pytest.mark.repetitions(slow=4)
 @pytest.mark.parametrize("kind", ["decay of matrices, by a tree", "labels by a tree", "jfit's nadam"])
@@ -328,12 +317,3 @@ def test_typed_keys_are_state_that_is_not_trained(optimizer, devices, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X), whole.predict(X))
     again = jfit.fit(loaded, (X, Y), batch_size=BATCH, num_epoch=1, progress=False, eval_metric=None)
     assert_same(data_of(again.params["key"]), data_of(params["key"]), 0, 0)
-
-
-@pytest.mark.slow
-def test_typed_keys_survive_padding_micro_batches_and_early_stopping():
-    apply, params, aux = with_keys()
-    stop = jfit.callbacks.early_stopping("loss", patience=1)
-    run = fit(apply, params, "adam", aux=aux, batch_size=12, micro_batches=2, callbacks=[stop], eval_data=(X, Y))
-    np.testing.assert_array_equal(jax.random.key_data(run.params["key"]), jax.random.key_data(params["key"]))
-    assert int(run.aux["count"]) == EPOCHS * 3 * 2
