@@ -82,10 +82,6 @@ def test_an_attribute_of_the_node_wins_over_that_of_the_scope():
         assert sym.relu(V("x"), attr={"mood": "own"}).list_attr() == {"mood": "own", "place": "scope"}
 
 
-def test_an_initializer_object_is_written_as_mxnet_writes_it():
-    assert V("w", init=jfit.init.get("one")).attr("__init__") == '["one", {}]'
-
-
 def test_composition_orders_arguments_as_mxnet_does():
     f = sym.FullyConnected(V("data"), name="c2", num_hidden=3)
     assert f(data=sym.FullyConnected(V("d"), num_hidden=2, name="c1")).list_arguments() == GOLDEN["compose"]
@@ -223,12 +219,6 @@ def test_invalid_composition_raises():
         f(*[V(c) for c in "abcd"])
     with pytest.raises(TypeError, match="one output"):
         f(data=sym.SliceChannel(V("x"), num_outputs=2))
-
-
-def test_shared_variables_appear_once():
-    w = V("w")
-    a = sym.FullyConnected(V("x"), weight=w, num_hidden=3, no_bias=True)
-    assert sym.FullyConnected(a, weight=w, num_hidden=3, no_bias=True).list_arguments() == ["x", "w"]
 
 
 def test_graphs_cannot_be_changed_in_place():

@@ -14,8 +14,6 @@ from jfit.mxnet.metric import CustomMetric, create
 from jfit.mxnet.monitor.monitor import Monitor
 from jfit.mxnet.optimizer import SGD, Adam
 
-DEVICES = [jfit.cpu(i) for i in range(3)]
-
 
 def net(hidden=2, dropout=0.0):
     x = jfit.sym.Variable("data")

@@ -34,7 +34,7 @@ def same(got, want):
         return isinstance(got, float) and math.isnan(got)
     if isinstance(want, str):
         return got == want
-    return isinstance(got, float) and got == pytest.approx(want, rel=1e-4)
+    return isinstance(got, float) and got == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.repetitions(6)
