@@ -7,6 +7,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from jfit.mxnet.optimizer import lr_scheduler as stateful
 from jfit.optim import as_optax, as_schedule, epochs, fraction, run_schedule, schedules
@@ -163,40 +164,34 @@ def test_a_named_schedule_gets_its_end_and_base_learning_rate_from_the_run():
     np.testing.assert_array_equal(rates(found, range(1, 61)), rates(schedules.cosine(60, 0.4, warmup_steps=20), range(1, 61)))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: schedules.factor(step=2, factor=1.5), "factor is 1.5; it must be at most 1"),
-        (lambda: schedules.factor(step=0), "step is 0; it must be at least 1"),
-        (lambda: schedules.multifactor([5, 3]), r"step is \[5, 3\]; it must be a strictly increasing list"),
-        (lambda: schedules.constant(0.1, warmup_begin_lr=0.5), "base_lr 0.1 is below warmup_begin_lr 0.5"),
-        (lambda: schedules.constant(0.1, warmup_mode="odd"), "warmup_mode is 'odd'"),
-        (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps is -1; it must be a whole number"),
-        (lambda: schedules.poly(max_update=3, warmup_steps=5), "max_update is 3"),
-        (lambda: as_schedule("cosin"), "unknown schedule 'cosin'; did you mean 'cosine'"),
-        (lambda: as_schedule("factor"), "its parameters are step, factor"),
-        (lambda: epochs(-1), r"epochs\(-1\): a length must be a finite number, at least 0"),
-        (lambda: fraction(30), r"fraction\(30\): a fraction of the run must be at most 1; use epochs\(n\) for epochs"),
-        (lambda: schedules.factor(3, unit="epochs"), "unit is 'epochs'; it must be one of 'step', 'epoch', 'fraction'"),
-        (lambda: schedules.factor(epochs(3))(1), "a run of unknown length; pass the schedule to jfit.fit, or call .over"),
-        (lambda: as_optax("cosine", max_update=0.9), "a run of unknown length"),
-        (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run of unknown length"),
-        (lambda: schedules.factor(epochs(3)).over(updates=9), r"epochs\(3\): the number of updates of an epoch is unknown"),
-        (
-            lambda: schedules.factor(0.5).over(updates_per_epoch=9),
-            r"fraction\(0.5\): the number of updates of the run is unknown",
-        ),
-        (
-            lambda: schedules.multifactor([0.1, 0.2]).over(updates=3),
-            r"step is \[0, 1\].*step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",
-        ),
-        (lambda: run_schedule("poly", {}, 0.1), "'poly' needs the number of updates"),
-        (lambda: run_schedule(schedules.poly(3), {"unit": "epoch"}), "needs a schedule by name"),
-    ],
+test_errors_name_the_actual_and_expected_value = refused(
+    (lambda: schedules.factor(step=2, factor=1.5), "factor is 1.5; it must be at most 1"),
+    (lambda: schedules.factor(step=0), "step is 0; it must be at least 1"),
+    (lambda: schedules.multifactor([5, 3]), r"step is \[5, 3\]; it must be a strictly increasing list"),
+    (lambda: schedules.constant(0.1, warmup_begin_lr=0.5), "base_lr 0.1 is below warmup_begin_lr 0.5"),
+    (lambda: schedules.constant(0.1, warmup_mode="odd"), "warmup_mode is 'odd'"),
+    (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps is -1; it must be a whole number"),
+    (lambda: schedules.poly(max_update=3, warmup_steps=5), "max_update is 3"),
+    (lambda: as_schedule("cosin"), "unknown schedule 'cosin'; did you mean 'cosine'"),
+    (lambda: as_schedule("factor"), "its parameters are step, factor"),
+    (lambda: epochs(-1), r"epochs\(-1\): a length must be a finite number, at least 0"),
+    (lambda: fraction(30), r"fraction\(30\): a fraction of the run must be at most 1; use epochs\(n\) for epochs"),
+    (lambda: schedules.factor(3, unit="epochs"), "unit is 'epochs'; it must be one of 'step', 'epoch', 'fraction'"),
+    (lambda: schedules.factor(epochs(3))(1), "a run of unknown length; pass the schedule to jfit.fit, or call .over"),
+    (lambda: as_optax("cosine", max_update=0.9), "a run of unknown length"),
+    (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run of unknown length"),
+    (lambda: schedules.factor(epochs(3)).over(updates=9), r"epochs\(3\): the number of updates of an epoch is unknown"),
+    (
+        lambda: schedules.factor(0.5).over(updates_per_epoch=9),
+        r"fraction\(0.5\): the number of updates of the run is unknown",
+    ),
+    (
+        lambda: schedules.multifactor([0.1, 0.2]).over(updates=3),
+        r"step is \[0, 1\].*step=\[fraction\(0.1\), fraction\(0.2\)\]; updates: 3, updates per epoch: None\)",
+    ),
+    (lambda: run_schedule("poly", {}, 0.1), "'poly' needs the number of updates"),
+    (lambda: run_schedule(schedules.poly(3), {"unit": "epoch"}), "needs a schedule by name"),
 )
-def test_errors_name_the_actual_and_expected_value(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_an_invalid_schedule_raises():
