@@ -119,6 +119,7 @@ def test_a_variable_stores_its_arguments_as_attributes():
     assert (w.attr("lr_mult"), w.attr("nothing"), w.name) == ("0.5", None, "w")
 
 
+F = sym.FullyConnected(V("data"), num_hidden=3, name="f")
 test_invalid_arguments_raise = refused(
     (lambda: V(3), TypeError, "name is a string, got 3"),
     (lambda: V("x", color="red"), ValueError, "no argument 'color'.*__color__"),
@@ -143,6 +144,10 @@ test_invalid_arguments_raise = refused(
     (lambda: V("x") + np.ones(3), TypeError, "array of shape \\(3,\\); use a Variable"),
     (lambda: V("x") + "1", TypeError, "unsupported operand"),
     (lambda: sym.Group([V("a"), V("b")]).attr("k"), ValueError, "has outputs of 2 nodes.*select an output first"),
+    (lambda: F(dta=V("z")), r"no variable is named 'dta'.*'data'"),
+    (lambda: F(V("z"), f_bias=V("b")), TypeError, "not both at once"),
+    (lambda: F(*[V(c) for c in "abcd"]), TypeError, r"got 4 symbols.*3 variables"),
+    (lambda: F(data=sym.SliceChannel(V("x"), num_outputs=2)), TypeError, "one output"),
 )
 
 
@@ -202,18 +207,6 @@ def test_composing_does_not_change_the_parts():
     assert by_name.list_arguments() == ["z", "f_weight", "f_bias"] == by_position.list_arguments()
     assert (by_name.name, by_position.name) == ("g", "f")
     assert f.tojson() == before
-
-
-def test_invalid_composition_raises():
-    f = sym.FullyConnected(V("data"), num_hidden=3, name="f")
-    with pytest.raises(ValueError, match=r"no variable is named 'dta'.*'data'"):
-        f(dta=V("z"))
-    with pytest.raises(TypeError, match="not both at once"):
-        f(V("z"), f_bias=V("b"))
-    with pytest.raises(TypeError, match=r"got 4 symbols.*3 variables"):
-        f(*[V(c) for c in "abcd"])
-    with pytest.raises(TypeError, match="one output"):
-        f(data=sym.SliceChannel(V("x"), num_outputs=2))
 
 
 def test_graphs_cannot_be_changed_in_place():
