@@ -147,23 +147,6 @@ def test_weights_of_both_directions_are_sized_from_the_rest_of_the_vector():
     assert shapes(net(V("left", shape=(5, 9)), alike[1]), data=(2, 3, 6))["right"] == (5, 9)
 
 
-def test_shapes_of_a_graph_are_inferred_once(monkeypatch):
-    from jfit.graph import infer as module
-
-    calls = []
-    inferred = module._infer_shapes
-    monkeypatch.setattr(module, "_infer_shapes", lambda *args: calls.append(args[2]) or inferred(*args))
-    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
-    first = net.infer_shape(data=(2, 5))
-    assert net.infer_shape(data=(2, 5)) == first
-    assert net.infer_shape(data=(2, 5), fc_weight=(3, 5)) == first  # more shapes, which agree
-    assert calls == [{"data": (2, 5)}]
-    with pytest.raises(GraphError, match="fc_weight"):
-        net.infer_shape(data=(2, 5), fc_weight=(3, 4))  # they do not agree
-    assert net.infer_shape(data=(4, 5))[1] == [(4, 3)]
-    assert len(calls) == 3
-
-
 def test_results_of_one_output_are_not_used_for_several():
     a = sym.relu(sym.Variable("x"), name="a")
     pairs = [(a, sym.reshape(a, shape=shape, name="b")) for shape in ((-1,), (2, -1), (4, -1))]

@@ -13,9 +13,9 @@ import jfit
 from jfit import counters
 from jfit.data import DataBatch
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
+from jfit.mxnet.monitor.capture import capture_gradients
 from jfit.mxnet.monitor.monitor import Monitor
-from jfit.step import forward_step, gradient_step
+from jfit.step import gradient_step
 
 FOLDER = Path(__file__).parents[1] / "golden" / "fit"
 KEY = jax.random.key_data(jax.random.key(7))
@@ -62,24 +62,6 @@ def test_a_user_statistic_may_return_several_numbers_or_arrays():
     monitor.tic()
     monitor.collect({"a": jnp.array([1.0, 5.0]), "b": jnp.zeros(2)})
     assert monitor.toc() == [(1, "a", "1.0\t5.0\t[1. 1.]\t")]
-
-
-def test_executor_callbacks_are_recorded_only_in_monitored_steps():
-    class Executor:
-        arg_dict, aux_dict = {"w": np.ones(4, "float32")}, {"mean": np.zeros(2, "float32")}
-
-        def set_monitor_callback(self, callback, monitor_all=False):
-            self.callback, self.monitor_all = callback, monitor_all
-
-    exe, monitor = Executor(), Monitor(2, monitor_all=True)
-    monitor.install(exe)
-    found = []
-    for _ in range(2):
-        monitor.tic()
-        exe.callback(b"fc_output", np.full(1, 3.0, "float32"))
-        found.append(monitor.toc())
-    assert exe.monitor_all
-    assert found == [[(1, "fc_output", "3.0\t"), (1, "w", "1.0\t"), (1, "mean", "0.0\t")], []]
 
 
 def test_arrays_on_several_devices_are_measured_together():
@@ -224,34 +206,6 @@ def test_gradients_of_parameters_are_those_of_the_step_with_the_same_random_numb
     assert not {k for k in flows if "label" in k or k in ("emb_backward_output0", "softmax_backward_output1")}
     assert next(iter(flows)) == "softmax_backward_output0"
     assert list(flows)[-1] == "conv_backward_output2"
-
-
-def test_outputs_are_those_of_the_pass_with_the_same_random_numbers():
-    model, params, aux, batch = deep_inputs()
-    found = capture_outputs(deep(), list(batch))(params, aux, batch, KEY, 3, 1)
-    (want,) = jax.jit(forward_step(model))(params, aux, batch, KEY, 3, 1)
-    np.testing.assert_allclose(found["softmax_output"], want, rtol=1e-6)
-    assert 0 < np.mean(np.asarray(found["drop_output"]) == 0) < 1
-    names = ["conv_output", "bn_output", "act_output", "flat_output", "drop_output", "split_output0", "split_output1"]
-    assert list(found)[:7] == names
-    quiet = capture_outputs(deep(), list(batch), "drop", train=False)(params, aux, batch, KEY, 3, 1)
-    assert list(quiet) == ["drop_output"]
-
-
-def test_monitor_all_includes_the_inputs_of_operators():
-    _, params, aux, batch = deep_inputs()
-    found = capture_outputs(deep(), list(batch), "(conv|bn|softmax)_", monitor_all=True)(params, aux, batch, KEY, 0, 0)
-    assert list(found)[:4] == ["conv_data", "conv_weight", "conv_bias", "conv_output"]
-    assert list(found)[4:9] == ["bn_data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
-    np.testing.assert_array_equal(found["conv_data"], batch["data"])
-    np.testing.assert_array_equal(found["bn_data"], found["conv_output"])
-
-
-def test_a_pattern_that_matches_nothing_captures_nothing():
-    for capture in (capture_outputs, capture_gradients):
-        made = capture(SYM.relu(SYM.Variable("data"), name="r"), None, "fc")
-        assert made.names == ()
-        assert made({}, {}, {"data": np.ones(2)}, KEY, 0, 0) == {}
 
 
 def test_recurrent_networks_without_begin_states_can_be_monitored():

@@ -312,15 +312,6 @@ def test_mx_gluon_trainer_accepts_only_parameters():
         gluon.Trainer({"w": jnp.ones(1)}, "sgd")
 
 
-def test_a_write_keeps_the_device_of_the_array():
-    cell = MutableArray(jax.device_put(jnp.zeros(3), jax.devices()[1]))
-    for new in (np.ones(3), jnp.ones(3), jax.device_put(jnp.ones(3), jax.devices()[2]), 2):
-        cell[:] = new
-        assert cell.value.devices() == {jax.devices()[1]} and cell.value.committed
-    cell[0] = np.ones(1)
-    assert cell.value.devices() == {jax.devices()[1]} and cell.asnumpy().tolist() == [1, 2, 2]
-
-
 @pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
 def test_surplus_leading_axes_of_size_one_are_dropped_in_a_write(make):
     cell = MutableArray(make((2, 2)))

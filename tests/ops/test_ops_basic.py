@@ -17,7 +17,6 @@ from jfit.ops.context import Ctx
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import lookup
 from jfit.ops.rows import LOST, RowLayout, reshape_rows
-from jfit.ops.shape import reshape_target
 
 GOLDEN = load_cases("elementwise", "reduce", "shape", "indexing", "sequence", "linalg", "dtype", "edges")
 
@@ -99,24 +98,6 @@ def test_integers_and_numbers():
     assert call("_plus_scalar", np.int32([1]), scalar=0.5, is_int=False).tolist() == [1.5]
     assert call("_mod_scalar", np.float32([-1, 5]), scalar=3).tolist() == [2, 2]
     assert call("_mod_scalar", np.float32([5]), scalar=0).tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("source", "codes", "reverse", "want"),
-    [
-        ((2, 3, 4), (4, 0, 2), False, (4, 3, 2)),
-        ((2, 3, 4), (6, 1, -1), False, (6, 1, 4)),
-        ((2, 3, 4), (-2, 1, 1), False, (2, 3, 4, 1, 1)),
-        ((2, 3, 4), (-3, 4), False, (6, 4)),
-        ((2, 3, 4, 5), (-3, -3), False, (6, 20)),
-        ((2, 3, 4), (-4, 1, 2, -2), False, (1, 2, 3, 4)),
-        ((2, 3, 4), (2, -4, -1, 3, -2), False, (2, 1, 3, 4)),
-        ((10, 5, 4), (-1, 0), True, (50, 4)),
-        ((6, 4), (-4, 2, 3, 0), True, (2, 3, 4)),
-    ],
-)
-def test_reshape_codes(source, codes, reverse, want):
-    assert reshape_target(source, codes, reverse) == want
 
 
 def test_reshape_legacy_target():
@@ -204,18 +185,6 @@ ROWS = [
 @pytest.mark.parametrize(("name", "rows", "shapes", "attrs", "want"), ROWS, ids=[f"{r[0]}-{k}" for k, r in enumerate(ROWS)])
 def test_rows_follow_the_operator(name, rows, shapes, attrs, want):
     assert rows_of(name, rows, shapes, **attrs) == want
-
-
-def test_shapes_unify_in_both_directions():
-    assert filled("elemwise_add", (0, 3), None) == [(0, 3)] * 2
-    assert filled("elemwise_add", (0, 3), (2, 0)) == [(2, 3)] * 2
-    assert filled("add_n", None, None, None, out=(2, 3)) == [(2, 3)] * 3
-    assert filled("relu", None, out=(2, 0)) == [(2, 0)]
-    assert filled("Concat", (0, 3), (5, 0), dim=1) == [(5, 3), (5, 0)]
-    assert filled("Concat", (0, 3), (5, 0), dim=1, out=(5, 7)) == [(5, 3), (5, 4)]
-    assert filled("dot", (4, 0), (3, 2)) == [(4, 3), (3, 2)]
-    assert filled("pick", (4, 9), None) == [(4, 9), (4,)]
-    assert filled("where", None, (2, 3), None) == [None, (2, 3), (2, 3)]
 
 
 test_errors_name_the_actual_and_expected_value = refused(

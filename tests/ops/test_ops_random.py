@@ -12,7 +12,6 @@ from scipy import stats
 import jfit
 from jfit.graph.nodes import GraphError
 from jfit.ops import LOST, Ctx, RowLayout, lookup
-from jfit.ops.random import TABLE
 
 COUNT = 4000
 # largest distance of distribution functions: one draw in a hundred passes 1.63 / √n, and the seeds fix which
@@ -75,17 +74,6 @@ def test_draws_like_an_array_have_its_shape_and_distribution(name, attrs, law):
     like = run(f"_random_{name}_like", jnp.zeros((COUNT // 4, 4), jnp.float32), seed=1, **attrs)
     assert like.shape == (COUNT // 4, 4)
     assert _distance(like, law) < FAR
-
-
-@pytest.mark.parametrize("name", ["gamma", "poisson", "negative_binomial", "generalized_negative_binomial"])
-def test_every_distribution_has_three_operators(name):
-    law = next(t for t in TABLE if t.name == name)
-    data = jax.ShapeDtypeStruct((2, 3), jnp.float16)
-    like = jax.eval_shape(lambda x: run(f"_random_{name}_like", x), data)
-    assert (like.shape, like.dtype) == ((2, 3), jnp.float16)
-    parameters = [data] * len(law.arrays)
-    sampled = jax.eval_shape(lambda *p: run(f"_sample_{name}", *p, shape=(4,)), *parameters)
-    assert (sampled.shape, sampled.dtype) == ((2, 3, 4), jnp.float32)
 
 
 @pytest.mark.slow
