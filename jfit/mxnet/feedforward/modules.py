@@ -9,7 +9,6 @@ from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.module.binding import first_slices
 from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 
 
@@ -20,13 +19,8 @@ class FeedForwardModule(Module):
     not 1 / batch size.
     """
 
-    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Accumulate the last batch in a metric, without padding rows."""
-        if pre_sliced:
-            super().update_metric(eval_metric, labels, pre_sliced)
-            return
-        outputs = [self.arrays.wrap(out) for out in self.passes.merged()]
-        eval_metric.fold([self.arrays.wrap(as_array(a)) for a in labels or ()], outputs, self._weights(outputs))
+    def _fold(self, eval_metric: Any, labels: list[Any], outputs: list[Any], weights: Any) -> None:
+        eval_metric.fold(labels, outputs, weights)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         with warnings.catch_warnings():

@@ -17,9 +17,8 @@ from jfit.lowering import lower
 from jfit.lowering.groups import variable_devices, with_groups
 from jfit.lowering.model import Aux, Model
 from jfit.mxnet.groups import replica_groups
-from jfit.mxnet.module.grouped import Placement
+from jfit.mxnet.module.groups import Placement, Replicas
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.module.replicas import Replicas
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu

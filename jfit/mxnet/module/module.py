@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit.data import Batch
 from jfit.data.ndarray_iter import DataDesc
+from jfit.feed.labels import BatchLabels
 from jfit.graph import Symbol
 from jfit.interrupts import StopFlag
+from jfit.lowering.model import plan_of
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
@@ -21,7 +24,6 @@ from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, lis
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import check_names, converted, initialize
-from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
@@ -173,7 +175,9 @@ class Module(BaseModule):
             raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
         self.passes, self._input_check = None, None  # type: ignore[assignment]
         shared = request.shared_module
-        parameters = self.parameters if shared is None else _parameters_of(shared)
+        if shared is not None and not (shared.binded and shared.params_initialized):
+            raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
+        parameters = self.parameters if shared is None else shared.parameters
         grad_req = request.grad_req if request.for_training else "null"
         self.binding.bind(data_shapes, label_shapes, grad_req, request.inputs_need_grad, parameters.placement)
         if shared is not None:
@@ -401,9 +405,12 @@ class Module(BaseModule):
         if pre_sliced:
             labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
+        self._fold(eval_metric, [self.arrays.wrap(as_array(a)) for a in labels or ()], outputs, self._weights(outputs))
+
+    def _fold(self, eval_metric: Any, labels: list[Any], outputs: list[Any], weights: Any) -> None:
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
-        named_labels = dict(zip(names, [self.arrays.wrap(as_array(a)) for a in labels or ()], strict=False))
-        eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
+        named_labels = dict(zip(names, labels, strict=False))
+        eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), weights)
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
         """Return the row weights of each output; None for an output without a row axis, such as a mean loss."""
@@ -566,8 +573,50 @@ class Module(BaseModule):
         return module
 
 
-def _parameters_of(module: Any) -> Parameters:
-    """Return the `Parameters` of the module that was passed as `shared_module`."""
-    if not (module.binded and module.params_initialized):
-        raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
-    return module.parameters
+class InputCheck:
+    """Look for invalid values in the inputs of a bound module, on which MXNet trains without a word.
+
+    They are nan, labels that are no classes, and indices outside of tables.
+
+    Args:
+        binding: the graph with its bound shapes.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        model = binding.model
+        specs: dict[str, Any] = {name: binding.specs[name] for name in (*model.inputs, *model.labels) if name in binding.specs}
+        self._axes, self._labels = model.batch_axes, BatchLabels(model, plan_of(model, specs))
+
+    def problem(self, inputs: Mapping[str, Any], where: str) -> str | None:
+        """Describe the first invalid value, or return None.
+
+        Args:
+            inputs: arrays by name.  Only those are looked at whose values the host has without waiting for a device.
+            where: start of the text, such as "epoch 0, batch 3".
+        """
+        arrays = {name: x for name, value in inputs.items() if (x := _on_host(as_array(value))) is not None}
+        for name, x in arrays.items():
+            if _has_nan(x):
+                rows = np.moveaxis(np.isnan(x), self._axes.get(name, 0), 0)
+                row = int(np.argmax(rows.reshape(len(rows), -1).any(axis=1)))
+                return f"{where}: input {name!r} has nan in row {row}; drop such rows, or replace the values."
+        try:
+            self._labels.check(Batch(arrays), where)
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def _on_host(value: Any) -> np.ndarray | None:
+    if isinstance(value, np.ndarray):
+        return value
+    # A computed array on one CPU device is memory of the host, so that reading it neither waits nor copies.
+    local = isinstance(value, jax.Array) and [device.platform for device in value.devices()] == ["cpu"]
+    return np.asarray(value) if local and getattr(value, "is_ready")() else None  # noqa: B009 (pyright: jax hides it)
+
+
+def _has_nan(x: np.ndarray) -> bool:
+    if x.dtype.kind != "f":
+        return False
+    with np.errstate(all="ignore"):  # the sum, which needs no array of flags, is nan or infinite if one value is
+        return not np.isfinite(x.sum()) and bool(np.isnan(x).any())

@@ -33,7 +33,7 @@ from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.optim.rows import is_rows
-from jfit.parallel import Window, place_split, sharding
+from jfit.parallel import Window, place, place_split, sharding
 from jfit.step.state import TrainState
 
 
@@ -227,10 +227,13 @@ class Passes:
         if not capture.names:
             return []
         more = () if heads is None else (self._split_head_gradients(heads),)
-        arrays = self.programs.captured(key, capture.raw, len(more))(*self._arguments(at), *more)
-        devices = len(self.parameters.devices)
-        if not isinstance(arrays, list):
-            arrays = [arrays] if devices == 1 else [{n: v[d] for n, v in arrays.items()} for d in range(devices)]
+        params, aux, *rest = self._arguments(at)
+        devices = self.parameters.devices
+        if self.parameters.grouped:  # without groups, so that one program has all arrays
+            params = place_split(params, devices) if self.parameters.split else place(params, devices)
+            aux = place(aux, devices)
+        whole = self.programs.captured(key, capture.raw, len(more))(params, aux, *rest, *more)
+        arrays = [whole] if len(devices) == 1 else [{n: v[d] for n, v in whole.items()} for d in range(len(devices))]
         return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
 
     # -------------------------------------------------------------------------------- backward
