@@ -208,9 +208,7 @@ class FeedForward:
         Source: MXNet.jl, `init_model`.
         """
         if self.symbol is None:
-            raise ValueError(
-                "the symbol is a function of the bucket key, which the Julia API does not support; call fit(data)."
-            )
+            raise ValueError("the Julia API does not support a symbol that is a function of the bucket key; call fit(data).")
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
         bound = module.binding
@@ -267,9 +265,7 @@ class FeedForward:
         if self.num_epoch is None:
             raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError(
-                "FeedForward sets rescale_grad to 1 / batch size for an optimizer given by name; pass an Optimizer."
-            )
+            raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
         if self.sym_gen is not None:
             if not hasattr(X, "default_bucket_key"):
                 raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
@@ -459,10 +455,8 @@ class FeedForward:
             module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
         if not (module.binded and same_shapes(module.data_shapes, inputs)):
             if last is not None and not overwrite:
-                raise AssertionError(
-                    f"the predictor is bound to {[tuple(d) for d in last.data_shapes]}, the data has "
-                    f"{[tuple(d) for d in inputs]}; overwrite=True binds it again."
-                )
+                shapes = f"{[tuple(d) for d in last.data_shapes]}, the data has {[tuple(d) for d in inputs]}"
+                raise AssertionError(f"the predictor is bound to {shapes}; overwrite=True binds it again.")
             module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
             if verbosity >= 1:
                 logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
@@ -531,9 +525,7 @@ class FeedForward:
             return self
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
-            raise AssertionError(
-                f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True to load it."
-            )
+            raise AssertionError(f"the network of {prefix!r} differs from this model's; allow_different_arch=True loads it.")
         self._set_params(params, aux)
         return self
 

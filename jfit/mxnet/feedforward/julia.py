@@ -123,9 +123,7 @@ class JuliaTraining:
         self.by_epoch = callbacks_of(opts.callbacks, AbstractEpochCallback)
         rows = batch_size_of(data)
         if opts.eval_data is not None and (eval_rows := batch_size_of(opts.eval_data)) != rows:
-            raise AssertionError(
-                f"eval_data has batches of {eval_rows} rows and the training data of {rows}; pass equal batches."
-            )
+            raise AssertionError(f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal batches.")
         opts.log(1, "Start training on %s", model.ctx)
         self.optimizer, self.state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
 

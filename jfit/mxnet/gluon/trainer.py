@@ -231,14 +231,11 @@ class Trainer:
         return parameters
 
     def _shared_contexts(self) -> list[Any]:
-        first: list[Any] = []
+        first = self._params[0].list_ctx() if self._params else []
         for param in self._params:
             contexts = param.list_ctx()
-            first = first or contexts
             if [device_of(c) for c in contexts] != [device_of(c) for c in first]:
-                raise AssertionError(
-                    f"parameter {param.name!r} is on {contexts}, others are on {first}; use the same contexts."
-                )
+                raise AssertionError(f"parameter {param.name!r} is on {contexts}, others on {first}; use the same contexts.")
         return first if self._tree is None else [None]
 
     def _resolved_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
@@ -333,10 +330,8 @@ class Trainer:
         for _, param in [] if ignore_stale_grad else self._trainable():
             for cell, ctx in zip(param._cells(param._data), self._contexts, strict=True):
                 if not getattr(cell, "_fresh_grad", False):
-                    raise UserWarning(
-                        f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it since the "
-                        "last step; pass ignore_stale_grad=True to skip it."
-                    )
+                    problem = f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it"
+                    raise UserWarning(f"{problem} since the last step; pass ignore_stale_grad=True to skip it.")
 
     def _check_not_on_kvstore(self, method: str) -> None:
         if self._kvstore is not None and self._update_on_kvstore:

@@ -301,16 +301,10 @@ class BaseModule:
             List of (name, value).
         """
         require(self, "score", "binded", "params_initialized")
-        if reset:
-            eval_data.reset()
         eval_metric = metrics.create(eval_metric)
         eval_metric.reset()
         actual_num_batch = 0
-        for nbatch, eval_batch in enumerate(eval_data):
-            if nbatch == num_batch:
-                break
-            self.prepare(eval_batch, sparse_row_id_fn)
-            self.forward(eval_batch, is_train=False)
+        for nbatch, eval_batch in self._evaluated(eval_data, num_batch, reset, sparse_row_id_fn):
             self._measure(eval_metric, eval_batch)
             call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             actual_num_batch += 1
@@ -326,18 +320,23 @@ class BaseModule:
         else:
             self.update_metric(eval_metric, batch.label)
 
+    def _evaluated(self, data: Any, num_batch: int | None, reset: bool, row_ids: Any) -> Iterator[tuple[int, Any]]:
+        """Iterate over (number, batch), each after its forward pass in evaluation mode; arguments as for `score`."""
+        if reset:
+            data.reset()
+        for nbatch, batch in enumerate(data):
+            if nbatch == num_batch:
+                return
+            self.prepare(batch, row_ids)
+            self.forward(batch, is_train=False)
+            yield nbatch, batch
+
     def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
     ) -> Iterator[tuple[list[Any], int, Any]]:
         """Iterate over (outputs without padding rows, batch number, batch); arguments as for `predict`."""
         require(self, "iter_predict", "binded", "params_initialized")
-        if reset:
-            eval_data.reset()
-        for nbatch, batch in enumerate(eval_data):
-            if nbatch == num_batch:
-                break
-            self.prepare(batch, sparse_row_id_fn)
-            self.forward(batch, is_train=False)
+        for nbatch, batch in self._evaluated(eval_data, num_batch, reset, sparse_row_id_fn):
             yield self._without_padding(wrapped_rows(batch)), nbatch, batch
 
     def _without_padding(self, pad: int) -> list[Any]:
@@ -614,10 +613,8 @@ bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     """
     thread = getattr(module, "_fit_thread", None)
     if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
-        raise RuntimeError(
-            f"{type(module).__name__}.{method}: thread {thread.name!r} is in fit of this module; wait until fit has ended, or "
-            "use another module with the parameters that an epoch_end_callback gets"
-        )
+        problem = f"thread {thread.name!r} is in fit of this module; wait until fit has ended, or use another module"
+        raise RuntimeError(f"{type(module).__name__}.{method}: {problem}")
     missing = [step for step in steps if not getattr(module, step)]
     if not missing:
         return

@@ -75,7 +75,7 @@ class Binding:
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(
-                f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices; pass one for each"
+                f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices; pass equally many"
             )
         check = lambda names, what, must: check_names(symbol, list(names or ()), what, logger, must=must)  # noqa: E731
         self.data_names = check(data_names, "data", True)
@@ -128,10 +128,8 @@ class Binding:
             self.model, self.replicas = with_fixed_aux(model, reqs), None
         else:
             if len(groups) != len(self.devices):
-                raise ValueError(
-                    f"the module has {len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with "
-                    "ctx_groups on their devices; pass the same contexts to both"
-                )
+                both = f"{len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with ctx_groups"
+                raise ValueError(f"the module has {both} on their devices; pass the same contexts to both")
             grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
             self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
             self.model = self.replicas.models[0]

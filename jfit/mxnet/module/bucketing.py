@@ -170,10 +170,8 @@ class BucketingModule(BaseModule):
         binding, whole = module.binding, default.binding
         extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
         if extra:
-            raise ValueError(
-                f"bucket {key!r} has the parameter {extra[0]!r}, which the network of default_bucket_key={self._default_key!r} "
-                "lacks; it must have all parameters"
-            )
+            where = f"the network of default_bucket_key={self._default_key!r}"
+            raise ValueError(f"bucket {key!r} has the parameter {extra[0]!r}, which {where} lacks; it must have all parameters")
         request = self._grad_req
         if isinstance(request, Mapping):
             request = {name: value for name, value in request.items() if name in binding.arguments}

@@ -291,7 +291,7 @@ class Module(BaseModule):
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             if isinstance(store, stores.KVStore) and store.reduce is not None:
                 raise ValueError(
-                    "the module has compression_params, but the kvstore has a reduce= of its own; leave one of them out"
+                    "the module has compression_params, and the kvstore a reduce= of its own; leave one of them out"
                 )
             return parse({"type": "2bit", **self._compression}).rule
         if isinstance(store, stores.KVStore) and store.reduce is not None:
@@ -308,7 +308,7 @@ class Module(BaseModule):
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
             raise ValueError(
-                "borrow_optimizer needs a module with the same parameters; bind this one with shared_module= first"
+                "borrow_optimizer needs the same parameters in both modules; bind this one with shared_module= first"
             )
         self.optimizer_initialized = True
 

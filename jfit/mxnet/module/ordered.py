@@ -61,10 +61,8 @@ def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -
     """
     size = rows(batch, axes)
     if size % count and not plan.paddable:
-        raise ValueError(
-            f"the batch has {size} rows, not a multiple of the {count} slices of reduce='ordered', and cannot be padded: "
-            f"{plan.reason}"
-        )
+        problem = f"{size} rows, not a multiple of the {count} slices of reduce='ordered'"
+        raise ValueError(f"the batch has {problem}, and cannot be padded: {plan.reason}")
     return split_batch(batch, 1, axes, count)
 
 
