@@ -380,10 +380,8 @@ def undeclared_labels(symbol: Symbol, input_names: Collection[str]) -> list[str]
     labels: dict[str, None] = {}
     used = set()
     for node in symbol.nodes():
-        if node.op is None:
-            continue
-        for slot, entry in zip(node.input_names(), node.inputs, strict=False):
-            if entry.node.op is None and slot == node.op.label:
+        for at, entry in enumerate(node.inputs):
+            if entry.node.op is None and at == node.label_at:
                 labels[entry.node.name] = None
             else:
                 used.add(entry.node.name)

@@ -18,8 +18,7 @@ from jax import Array, lax
 from jfit.data import ArrayData, Batch, NDArrayIter
 from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
-from jfit.loop.dispatch import auto_steps_per_call, repeat_steps
-from jfit.loop.report import report
+from jfit.loop.dispatch import auto_steps_per_call, repeat_steps, report
 from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table

@@ -12,7 +12,6 @@ import numpy as np
 
 from jfit.data import Batch
 from jfit.data.ndarray_iter import DataDesc
-from jfit.feed.labels import BatchLabels
 from jfit.graph import Symbol
 from jfit.interrupts import StopFlag
 from jfit.lowering.model import plan_of
@@ -33,6 +32,7 @@ from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.parallel import check_entry
+from jfit.step.batch_check import BatchLabels
 from jfit.step.reduce import all_reduce, unreduced
 
 
