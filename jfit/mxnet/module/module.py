@@ -85,6 +85,7 @@ class Module(BaseModule):
 
     _divide = staticmethod(python_slices)
     _make_store = staticmethod(stores.create)
+    _warns_of_scale = True  # if the rescale_grad of an Optimizer object is not 1 / batch size
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class Module(BaseModule):
             return create_optimizer(optimizer, sym=self._symbol, param_idx2name=names, **params)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is {optimizer!r}, expected a name or an Optimizer")
-        if optimizer.rescale_grad != scale:
+        if optimizer.rescale_grad != scale and self._warns_of_scale:
             warnings.warn(
                 "Optimizer created manually outside Module but rescale_grad is not normalized to 1.0/batch_size/num_workers "
                 f"({optimizer.rescale_grad} vs. {scale}). Is this intended?",
