@@ -14,7 +14,6 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import NDArrayIter
-from jfit.interrupts import stop_flag
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
@@ -298,8 +297,7 @@ class FeedForward:
             return
         if options:
             raise TypeError(f"fit has no argument {next(iter(options))!r}; the options of train need an Optimizer as X.")
-        if self.num_epoch is None:
-            raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
+        assert self.num_epoch is not None, "num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs."
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
             raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
         if self.sym_gen is not None:
@@ -311,14 +309,14 @@ class FeedForward:
         module = self._training_module(data, kvstore, logging if logger is None else logger, work_load_list, monitor)
         batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
         data.reset()
-        with self.keep_params(module), stop_flag().watching() as flag:
+        with self.keep_params(module), module._stoppable():
             metric = metrics.create(eval_metric)
             for epoch in range(self.begin_epoch, self.num_epoch):
                 start = time.time()
                 log_reset = functools.partial(module.logger.info, of_worker("Epoch[%d] Resetting Data Iterator"), epoch)
                 metric.reset()
                 batches = data if self.epoch_size is None else _sized_epoch(data, self.epoch_size, log_reset)
-                module._fit_epoch(batches, metric, batch_callbacks, monitor, epoch, None, flag)
+                module._fit_epoch(batches, metric, batch_callbacks, monitor, epoch)
                 if batches is data:
                     log_reset()
                     data.reset()
@@ -330,7 +328,7 @@ class FeedForward:
                 if valid is not None:
                     module.score(valid, metric, None, eval_batch_end_callback, eval_end_callback, epoch=epoch)
                     valid.reset()
-                module._stop_if(flag)
+                module._stop_if_asked()
 
     def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any, monitor: Any) -> Any:
         """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
@@ -543,8 +541,7 @@ class FeedForward:
             ValueError: the model has no parameters.
         """
         epoch = self.num_epoch if epoch is None else epoch
-        if epoch is None:
-            raise AssertionError("epoch is missing: pass the number of the parameter file, as in save(prefix, 10).")
+        assert epoch is not None, "epoch is missing: pass the number of the parameter file, as in save(prefix, 10)."
         params, aux = self._checked_params()
         files.save_checkpoint(prefix, epoch, self.symbol, params, aux, remove_amp_cast)
 
@@ -587,8 +584,8 @@ class FeedForward:
             julia.TrainingOptions().log(1, "the model already has parameters, so nothing is loaded (overwrite=True loads them)")
             return self
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
-            raise AssertionError(f"the network of {prefix!r} differs from this model's; allow_different_arch=True loads it.")
+        same = allow_different_arch or self.symbol.tojson() == symbol.tojson()
+        assert same, f"the network of {prefix!r} differs from this model's; allow_different_arch=True loads it."
         self._set_params(params, aux)
         return self
 

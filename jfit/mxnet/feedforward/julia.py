@@ -13,7 +13,6 @@ from typing import Any
 from jfit import checks
 from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
-from jfit.interrupts import stop_flag
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState
 from jfit.mxnet.kvstore.store import select_julia
@@ -120,8 +119,8 @@ def train(model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
     """
     by_batch, by_epoch = _callbacks(opts.callbacks)
     rows = _batch_size(data)
-    if opts.eval_data is not None and (eval_rows := _batch_size(opts.eval_data)) != rows:
-        raise AssertionError(f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal batches.")
+    eval_rows = rows if opts.eval_data is None else _batch_size(opts.eval_data)
+    assert eval_rows == rows, f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal batches."
     opts.log(1, "Start training on %s", model.ctx)
     optimizer, state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
     module = _training_module(model, optimizer, data, opts)
@@ -137,11 +136,7 @@ def train(model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
     for callback in by_epoch:
         callback(model, state, [])
     opts.log(2, "Start training...")
-    with (
-        model.keep_params(module),
-        stop_flag().watching() as flag,
-        epoch_schedule(optimizer, opts.eta_decay) as begin_epoch,
-    ):
+    with model.keep_params(module), module._stoppable(), epoch_schedule(optimizer, opts.eta_decay) as begin_epoch:
         for state.curr_epoch in range(1, opts.n_epoch + 1):
             begin_epoch()
             start, metric, state.curr_batch = time.time(), metrics.create(opts.eval_metric), 0
@@ -149,7 +144,7 @@ def train(model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
             data.reset()
             for callback in by_batch:
                 callback(state)
-            module._fit_epoch(data, metric, batch_ended, None, state.curr_epoch, None, flag)
+            module._fit_epoch(data, metric, batch_ended, None, state.curr_epoch)
             named = metric.get_name_value()
             opts.log(2, "== Epoch %03d/%03d ==========", state.curr_epoch, opts.n_epoch)
             opts.summary("Training", named, time.time() - start)
@@ -159,7 +154,7 @@ def train(model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
                 model.copy_params_from(module)
             for callback in by_epoch:
                 callback(model, state, named)
-            module._stop_if(flag)
+            module._stop_if_asked()
     opts.log(1, "Finish training on %s", model.ctx)
 
 
@@ -244,9 +239,6 @@ def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> 
     if optimizer.rescale_grad == 0:
         optimizer.rescale_grad = 1.0 / rows
     elif optimizer.rescale_grad == 1 and rows > 1:
-        warnings.warn(
-            f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are summed. Pass rescale_grad=0 for "
-            "1 / batch size, MXNet.jl's default.",
-            stacklevel=4,
-        )
+        problem = f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are summed"
+        warnings.warn(f"{problem}. Pass rescale_grad=0 for 1 / batch size, MXNet.jl's default.", stacklevel=4)
     return optimizer

@@ -74,9 +74,7 @@ class Binding:
         self.groups = [] if group2ctxs is None else replica_groups(symbol, group2ctxs, self.context)
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
-            raise ValueError(
-                f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices; pass equally many"
-            )
+            raise ValueError(f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices")
         check = lambda names, what, must: check_names(symbol, list(names or ()), what, logger, must=must)  # noqa: E731
         self.data_names = check(data_names, "data", True)
         check(label_names, "label", False)
