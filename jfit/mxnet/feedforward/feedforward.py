@@ -243,12 +243,11 @@ class FeedForward:
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
         bound, current = module.binding, []
         for values, names in ((self.arg_params, bound.params), (self.aux_params, bound.aux)):
-            known = {} if overwrite else {n: v for n, v in (values or {}).items() if n in names}
-            wrong = {n: tuple(v.shape) for n, v in known.items() if tuple(v.shape) != bound.specs[n].shape}
-            for name, shape in wrong.items():
-                problem = f"found {shape}, expected {bound.specs[name].shape}"
+            known = {n: v for n, v in (values or {}).items() if n in names and not overwrite}
+            for name in [n for n, v in known.items() if tuple(v.shape) != bound.specs[n].shape]:
+                problem = f"found {tuple(known.pop(name).shape)}, expected {bound.specs[name].shape}"
                 module.logger.warning(f"Shape mismatch for {name}: {problem}. It is initialized again.")
-            current.append({n: v for n, v in known.items() if n not in wrong})
+            current.append(known)
         params, aux = initialize(bound, initializer, current[0], current[1], True, module.arrays)
         self._set_params(params, aux)
         return self.symbol.list_arguments(), list(params), list(aux)

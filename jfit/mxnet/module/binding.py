@@ -86,22 +86,15 @@ class Binding:
         input_names += undeclared_labels(symbol, set(input_names))
         self.params = [n for n in self.arguments if n not in input_names]
         self._input_names = [n for n in input_names if n in self.arguments]
-        self.data_shapes: list[DataDesc] = []
-        self.label_shapes: list[DataDesc] = []
-        self.grad_reqs: dict[str, str] = {}
-        self.trainable: list[str] = []
-        self.fixed_gammas: list[str] = []
-        self.specs: dict[str, jax.ShapeDtypeStruct] = {}
+        self.data_shapes, self.label_shapes, self.trainable, self.fixed_gammas = [], [], [], []
+        self.grad_reqs, self.specs, self._previous_labels = {}, {}, {}
         self.states: dict[str, Any] = {}
-        self._previous_labels: dict[str, Any] = {}
 
     @property
     def placement(self) -> Placement:
         """The device of each parameter and auxiliary state."""
         home = self.devices[0]
-        if not self.groups:
-            return Placement(home, {})
-        return Placement(home, variable_devices(self.symbol, self.groups[0], home), self.groups)
+        return Placement(home, variable_devices(self.symbol, self.groups[0], home) if self.groups else {}, self.groups)
 
     # -------------------------------------------------------------------------------- shapes
     def bind(
