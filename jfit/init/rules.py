@@ -17,33 +17,6 @@ from jfit.init import sampling
 from jfit.init.core import InitDesc, InitFn, Initializer, described, distribution_of, get, own_rules, register
 from jfit.init.sampling import Distribution, Fixed, gauss
 
-__all__ = [
-    "Bilinear",
-    "Constant",
-    "Default",
-    "LSTMBias",
-    "MSRAPrelu",
-    "Mixed",
-    "Normal",
-    "One",
-    "Orthogonal",
-    "Uniform",
-    "Xavier",
-    "Zero",
-    "bilinear",
-    "constant",
-    "default",
-    "lstmbias",
-    "mixed",
-    "msraprelu",
-    "normal",
-    "one",
-    "orthogonal",
-    "uniform",
-    "xavier",
-    "zero",
-]
-
 
 @register("zeros")
 @dataclass(frozen=True)

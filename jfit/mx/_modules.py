@@ -49,7 +49,7 @@ TABLE: dict[str, str | dict[str, str]] = {
     "name": {"graph.scopes": "NameManager Prefix"},
     "nd": "mxnet.ndarray",
     "operator": "mxnet.operator",
-    "optimizer": {"mxnet.optimizer.named": "* Optimizer", _ARRAYS: "Updater get_updater"},
+    "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "random": "mxnet.random",
     "recordio": "mxnet.recordio",
     "rnn": "mxnet.rnn",

@@ -1,5 +1,6 @@
 """The operators of jfit; each is described by a registered `Op`.  `python -m jfit.ops` prints a table of all of them."""
 
+from jfit import lazy as _lazy
 from jfit.ops import (  # noqa: F401  importing a family registers its operators
     attention,
     boxes,
@@ -33,27 +34,6 @@ from jfit.ops import (  # noqa: F401  importing a family registers its operators
     softmax,
     sorting,
     spectral,
-    tables,
 )
-from jfit.ops.attributes import REQUIRED, Attr, Attrs
-from jfit.ops.context import Ctx
-from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
-from jfit.ops.rows import LOST, RowLayout
 
-__all__ = [
-    "ALIASES",
-    "LOST",
-    "REGISTRY",
-    "REQUIRED",
-    "Attr",
-    "Attrs",
-    "Ctx",
-    "Op",
-    "RowLayout",
-    "UnknownOperator",
-    "lookup",
-    "nearest",
-    "operator",
-    "record_for",
-    "register",
-]
+_lazy.stub(__name__)

@@ -19,7 +19,8 @@ from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as opt
 from jfit.mxnet.mutable import MutableArray, as_array
-from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
+from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, create, get_updater
+from jfit.mxnet.optimizer.apply import apply_update, state_from_mxnet, state_to_mxnet
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "updater.json").read_text())
@@ -322,7 +323,7 @@ def test_states_with_master_weights_round_trip_and_mixed_dtypes_are_one_dispatch
     for mine, theirs in zip(weights, copies, strict=True):
         np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
     with pytest.raises(ValueError, match=r"has 2 arrays, Adam expects 3 \(mean, var, master\)"):
-        opt.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
+        state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
 
 
 def test_a_user_optimizer_class_receives_the_master_weight():
@@ -353,12 +354,12 @@ def test_states_convert_to_mxnets_nesting_and_back():
         (RMSProp(), (one,), (one,)),
         (RMSProp(centered=True), (one, one, one), (one, one, one)),
     ]:
-        assert opt.state_to_mxnet(optimizer, slots) is nested or opt.state_to_mxnet(optimizer, slots) == nested
-        assert opt.state_from_mxnet(optimizer, nested) == slots
-    assert opt.state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
-    assert opt.state_from_mxnet(Adam(), None) is None
+        assert state_to_mxnet(optimizer, slots) is nested or state_to_mxnet(optimizer, slots) == nested
+        assert state_from_mxnet(optimizer, nested) == slots
+    assert state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
+    assert state_from_mxnet(Adam(), None) is None
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
-        opt.state_from_mxnet(SGD(momentum=0.5), (one, one))
+        state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of parameter 'w' is None; create it"):
         Adam().update("w", MutableArray(one), one, None)
 

@@ -5,26 +5,16 @@
 True
 """
 
-from jfit.export.nodes import attention, conv, elementwise, indexing, nn, norm, reduce, rnn, shape, vision
-from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased
-
-__all__ = [
-    "CONVERTERS",
-    "At",
-    "Entry",
-    "Graph",
-    "Size",
-    "Step",
-    "Unsupported",
-    "aliased",
-    "attention",
-    "conv",
-    "elementwise",
-    "indexing",
-    "nn",
-    "norm",
-    "reduce",
-    "rnn",
-    "shape",
-    "vision",
-]
+from jfit.export.nodes import (  # noqa: F401  each registers its converters
+    attention,
+    conv,
+    elementwise,
+    indexing,
+    nn,
+    norm,
+    reduce,
+    rnn,
+    shape,
+    vision,
+)
+from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased  # noqa: F401

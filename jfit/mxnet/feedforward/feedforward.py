@@ -265,7 +265,7 @@ class FeedForward:
         if self.num_epoch is None:
             raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError("rescale_grad is 1 / batch size for an optimizer given by name; pass an Optimizer to set it.")
+            raise TypeError("FeedForward sets rescale_grad for an optimizer given by name; pass an Optimizer.")
         if self.sym_gen is not None:
             if not hasattr(X, "default_bucket_key"):
                 raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")

@@ -26,19 +26,6 @@ from jfit.mxnet.image.functions import (
 )
 from jfit.mxnet.mutable import MutableArray
 
-__all__ = [
-    "Augmenter",
-    "CastAug",
-    "CenterCropAug",
-    "ForceResizeAug",
-    "HorizontalFlipAug",
-    "RandomCropAug",
-    "RandomOrderAug",
-    "RandomSizedCropAug",
-    "ResizeAug",
-    "SequentialAug",
-]
-
 
 class Augmenter:
     """Base class; a subclass implements `__call__(src) -> image`.

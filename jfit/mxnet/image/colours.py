@@ -14,17 +14,6 @@ from jfit.data.images import colour
 from jfit.mxnet.image.augmenters import Augmenter, RandomOrderAug
 from jfit.mxnet.image.functions import as_float32, color_normalize, on_host
 
-__all__ = [
-    "BrightnessJitterAug",
-    "ColorJitterAug",
-    "ColorNormalizeAug",
-    "ContrastJitterAug",
-    "HueJitterAug",
-    "LightingAug",
-    "RandomGrayAug",
-    "SaturationJitterAug",
-]
-
 
 class BrightnessJitterAug(Augmenter):
     """Random brightness: x · (1 + a), a uniform in [-brightness, brightness].

@@ -13,24 +13,6 @@ from jfit import metrics as pure
 from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
 from jfit.mxnet.mutable import as_array
 
-__all__ = [
-    "F1",
-    "MAE",
-    "MCC",
-    "MSE",
-    "PCC",
-    "RMSE",
-    "Accuracy",
-    "Caffe",
-    "CrossEntropy",
-    "Loss",
-    "NegativeLogLikelihood",
-    "PearsonCorrelation",
-    "Perplexity",
-    "TopKAccuracy",
-    "Torch",
-]
-
 Names = Any  # list of names, or None
 
 

@@ -9,40 +9,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from jfit.mxnet.optimizer import large_batch, moments, momentum  # noqa: F401  which register their classes
 from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.large_batch import LAMB, LARS, LBSGD
-from jfit.mxnet.optimizer.moments import FTML, Adam, Adamax, AdamW, Nadam
-from jfit.mxnet.optimizer.momentum import DCASGD, NAG, SGD, SGLD, Signum, Test, ccSGD
-from jfit.mxnet.optimizer.rms import AdaDelta, AdaGrad, Ftrl, GroupAdaGrad, RMSProp
+from jfit.mxnet.optimizer.rms import GroupAdaGrad
 
 register = Optimizer.register
 create = Optimizer.create_optimizer
 contrib = SimpleNamespace(GroupAdaGrad=GroupAdaGrad, register=register)
 opt_registry = Optimizer.opt_registry  # lower-case name -> class
-
-__all__ = [
-    "DCASGD",
-    "FTML",
-    "LAMB",
-    "LARS",
-    "LBSGD",
-    "NAG",
-    "SGD",
-    "SGLD",
-    "AdaDelta",
-    "AdaGrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Ftrl",
-    "GroupAdaGrad",
-    "Nadam",
-    "RMSProp",
-    "Signum",
-    "Test",
-    "ccSGD",
-    "contrib",
-    "create",
-    "opt_registry",
-    "register",
-]
