@@ -5,7 +5,7 @@ from jfit.parallel.contexts import (
     Context as Context, check_entry as check_entry, cpu as cpu, gpu as gpu, resolve as resolve, tpu as tpu,
 )
 from jfit.parallel.data_parallel import (
-    DataParallel as DataParallel, data_parallel as data_parallel, with_local as with_local, with_shards as with_shards,
+    DataParallel as DataParallel, data_parallel as data_parallel, with_local as with_local,
 )
 from jfit.parallel.devices import (
     check_unsharded as check_unsharded, place as place, place_split as place_split, sharding as sharding,

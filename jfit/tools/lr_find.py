@@ -27,8 +27,7 @@ from jfit.data.batch import is_mxnet_iter
 from jfit.data.stream import is_endless
 from jfit.history.plots import new_axes, save_figure
 from jfit.interrupts import StopFlag, Stopped
-from jfit.loop.dispatch import Dispatch
-from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.dispatch import Dispatch, dispatcher_of
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, check_entry, place

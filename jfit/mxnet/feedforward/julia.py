@@ -203,11 +203,13 @@ class JuliaTraining:
             state.curr_iter += state.curr_batch
 
 
-def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
-    """Return the parameters that have the shapes in `specs`; warn about the others, which the caller initializes."""
+def matching_params(
+    params: Mapping[str, Any] | None, names: Sequence[str], specs: Mapping[str, Any], logger: Any
+) -> dict[str, Any]:
+    """Return the parameters of these names that have the shapes in `specs`; warn about the others, which are initialized."""
     matches = {}
     for name, value in (params or {}).items():
-        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in specs else None
+        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in names else None
         if found == expected:
             matches[name] = value
         elif expected is not None:

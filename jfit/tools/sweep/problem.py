@@ -12,7 +12,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import ArrayData
-from jfit.data.shuffle import permutation
+from jfit.data.arrays import permutation
 from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, first_batch
 from jfit.history.table import History
 from jfit.metrics.core import on_host
