@@ -18,21 +18,11 @@ import safetensors.numpy
 
 from jfit.formats.atomic import FormatError, atomic_path, read_file
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-}
+_NAMES = {  # in the files -> of the dtype
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": ml_dtypes.bfloat16, "F32": "float32", "F64": "float64",
+}  # fmt: skip
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
 _MAX_HEADER = 100_000_000
 _REMEDY = "the file is damaged or not a safetensors file: restore it from another copy, or save it again."
 

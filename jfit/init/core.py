@@ -44,17 +44,6 @@ _PLAIN_RULES = {
 VALUES = {"bias": 0.0, "beta": 0.0, "gamma": 1.0, "zero": 0.0, "one": 1.0, "quantized_weight": 0.0, "quantized_bias": 0.0}
 
 _EXCERPT = 80  # maximum number of characters of user text in an error message
-_TEXT_ERRORS = (  # exceptions that a wrong initializer text may raise in the initializer
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
 # dtypes to which NumPy and XLA cast float32 with the same rounding
 _DTYPES = {np.dtype(t) for t in (np.float32, np.float64, np.float16, jnp.bfloat16)}
 
@@ -260,7 +249,7 @@ def variable_init_errors(name: str, spec: Any) -> Iterator[None]:
         yield
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
         raise  # an initializer of the user that computes in numpy: draw_all calls it again outside jit
-    except _TEXT_ERRORS as error:
+    except Exception as error:
         if not isinstance(spec, str):
             raise
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:400].rstrip(".")

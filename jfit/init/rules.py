@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.init import sampling
 from jfit.init.core import InitDesc, InitFn, Initializer, described, distribution_of, get, own_rules, register
 from jfit.init.sampling import Distribution, Fixed, gauss
@@ -139,7 +140,7 @@ class Orthogonal(Initializer):
     rand_type: str = "uniform"
 
     def __post_init__(self) -> None:
-        _one_of("Orthogonal", "rand_type", self.rand_type, ("uniform", "normal"))
+        one_of(("uniform", "normal"), **{"Orthogonal: rand_type": self.rand_type})
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         flat = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
@@ -190,8 +191,8 @@ class Xavier(Initializer):
     magnitude: float = 3
 
     def __post_init__(self) -> None:
-        _one_of("Xavier", "rnd_type", self.rnd_type, ("uniform", "gaussian"))
-        _one_of("Xavier", "factor_type", self.factor_type, ("avg", "in", "out"))
+        one_of(("uniform", "gaussian"), **{"Xavier: rnd_type": self.rnd_type})
+        one_of(("avg", "in", "out"), **{"Xavier: factor_type": self.factor_type})
 
     def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         return _xavier(name, shape, self.rnd_type, self.factor_type, self.magnitude)
@@ -221,7 +222,7 @@ class MSRAPrelu(Initializer):
     slope: float = 0.25
 
     def __post_init__(self) -> None:
-        _one_of("MSRAPrelu", "factor_type", self.factor_type, ("avg", "in", "out"))
+        one_of(("avg", "in", "out"), **{"MSRAPrelu: factor_type": self.factor_type})
 
     def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         return _xavier(name, shape, "gaussian", self.factor_type, 2.0 / (1 + self.slope**2))
@@ -358,11 +359,6 @@ def default() -> Initializer:
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
     return Default()
-
-
-def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{owner}: {name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
 
 
 zero, one, constant, uniform, normal, orthogonal = Zero, One, Constant, Uniform, Normal, Orthogonal

@@ -17,7 +17,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,29 +31,7 @@ from jfit.init.stored import named_arrays
 from jfit.mxnet.errors import translated
 from jfit.mxnet.keys import next_key, use_key
 from jfit.mxnet.mutable import as_array
-from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.array import NDArray
-
-__all__ = [
-    "Bilinear",
-    "Constant",
-    "FusedRNN",
-    "InitDesc",
-    "Initializer",
-    "LSTMBias",
-    "Load",
-    "MSRAPrelu",
-    "Mixed",
-    "Normal",
-    "One",
-    "Orthogonal",
-    "Uniform",
-    "Xavier",
-    "Zero",
-    "alias",
-    "create",
-    "register",
-]
 
 _REGISTRY: dict[str, type] = {}
 
@@ -493,7 +471,3 @@ def writes_in_place(initializer: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) == 2
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.init", name, __all__)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, integer
+from jfit.ops.attributes import Attrs, choice, flag, integer, several
 from jfit.ops.context import Ctx
 from jfit.ops.loss import head
 from jfit.ops.registry import operator
@@ -81,11 +81,8 @@ def _rows(attrs, rows, shapes, outs):
 @operator(
     "CTCLoss",
     inputs=_names,
-    attrs={
-        "use_data_lengths": flag(False),
-        "use_label_lengths": flag(False),
-        "blank_label": choice("first", "last", default="first"),
-    },
+    attrs=several(flag, use_data_lengths=False, use_label_lengths=False)
+    | {"blank_label": choice("first", "last", default="first")},
     outputs=("output0",),
     aliases=("_contrib_CTCLoss", "_contrib_ctc_loss", "ctc_loss"),
     fill=_fill,

@@ -416,7 +416,6 @@ def _where_types(attrs, ins):
 
 @operator(
     "where",
-    inputs=("condition", "x", "y"),
     aliases=("_sparse_where",),
     fill=_where_shapes,
     types=_where_types,

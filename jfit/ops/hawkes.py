@@ -39,7 +39,6 @@ def _rows(attrs, rows, shapes, outs):
 
 @operator(
     "_contrib_hawkesll",
-    inputs=("lda", "alpha", "beta", "state", "lags", "marks", "valid_length", "max_time"),
     outputs=("output", "out_state"),
     fill=_shapes,
     types=_types,

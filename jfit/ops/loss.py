@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, number
+from jfit.ops.attributes import Attrs, choice, flag, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
@@ -189,16 +189,9 @@ def _softmax_rows(attrs, rows, shapes, outs):
 @operator(
     "SoftmaxOutput",
     inputs=("data", "label"),
-    attrs={
-        "grad_scale": number(1.0),
-        "ignore_label": number(-1.0),
-        "multi_output": flag(False),
-        "use_ignore": flag(False),
-        "preserve_shape": flag(False),
-        "normalization": choice("batch", "null", "valid", default="null"),
-        "out_grad": flag(False),
-        "smooth_alpha": number(0.0),
-    },
+    attrs=several(number, grad_scale=1.0, ignore_label=-1.0)
+    | several(flag, multi_output=False, use_ignore=False, preserve_shape=False)
+    | {"normalization": choice("batch", "null", "valid", default="null"), "out_grad": flag(False), "smooth_alpha": number(0.0)},
     aliases=("Softmax",),
     fill=_softmax_output_fill,
     types=label_types,
@@ -341,11 +334,8 @@ def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Ar
 
 @operator(
     "MakeLoss",
-    attrs={
-        "grad_scale": number(1.0),
-        "valid_thresh": number(0.0),
-        "normalization": choice("batch", "null", "valid", default="null"),
-    },
+    attrs=several(number, grad_scale=1.0, valid_thresh=0.0)
+    | {"normalization": choice("batch", "null", "valid", default="null")},
     kind="head",
     loss=_loss_of_output,
     positions=_row_size,
@@ -463,11 +453,7 @@ def _sparse_fill(attrs: Attrs, ins: list, outs: list) -> list:
     "IdentityAttachKLSparseReg",
     aux=("moving_avg",),
     init={"moving_avg": '["zero", {}]'},
-    attrs={
-        "sparseness_target": number(0.100000001),
-        "penalty": number(0.00100000005),
-        "momentum": number(0.899999976),
-    },
+    attrs=several(number, sparseness_target=0.100000001, penalty=0.00100000005, momentum=0.899999976),
     fill=_sparse_fill,
     rows=batch_rows,
 )

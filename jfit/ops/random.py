@@ -11,7 +11,21 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
-from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_choice, maybe_shape, number, shape, text
+from jfit.ops.attributes import (
+    DTYPES,
+    REQUIRED,
+    Attr,
+    Attrs,
+    choice,
+    flag,
+    integer,
+    maybe_choice,
+    maybe_shape,
+    number,
+    several,
+    shape,
+    text,
+)
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
@@ -190,14 +204,8 @@ for _law in TABLE:
 
 @operator(
     "_random_randint",
-    inputs=(),
-    attrs={
-        "low": integer(),
-        "high": integer(),
-        "shape": maybe_shape(),
-        "ctx": text(""),
-        "dtype": maybe_choice("int32", "int64"),
-    },
+    attrs=several(integer, low=REQUIRED, high=REQUIRED)
+    | {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice("int32", "int64")},
     aliases=("random_randint",),
     types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype or "int32"]]),
     rows=no_rows,
@@ -309,7 +317,6 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
 # ------------------------------------------------------------------------------------------ unique ids, random order
 @operator(
     "_sample_unique_zipfian",
-    inputs=(),
     attrs={"range_max": integer(), "shape": maybe_shape()},
     outputs=("output0", "output1"),
     types=lambda attrs, ins: (ins, [DTYPES["int64"]] * 2),
@@ -448,7 +455,6 @@ for _row in DENSITY_TABLE:
 
 @operator(
     "_random_pdf_dirichlet",
-    inputs=("sample", "alpha"),
     attrs={"is_log": flag(False)},
     aliases=("random_pdf_dirichlet",),
     rows=lambda attrs, rows, shapes, outs: (

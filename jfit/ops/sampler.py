@@ -90,7 +90,6 @@ def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
 
 @operator(
     "BilinearSampler",
-    inputs=("data", "grid"),
     attrs={"cudnn_off": maybe_flag()},
     rows=shared_batch_rows,
 )
@@ -104,7 +103,6 @@ def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
 # ------------------------------------------------------------------------------------------ SpatialTransformer
 @operator(
     "SpatialTransformer",
-    inputs=("data", "loc"),
     attrs={
         "target_shape": shape((0, 0)),
         "transform_type": choice("affine"),

@@ -147,7 +147,6 @@ def _like_part(attrs, lhs, rhs):
 
 @operator(
     "reshape_like",
-    inputs=("lhs", "rhs"),
     attrs={k: maybe_integer(None) for k in ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")},
     aliases=("_npx_reshape_like",),
     types=lambda attrs, ins: (ins, [ins[0]]),
@@ -255,7 +254,6 @@ def broadcast_axis(ctx, attrs, data):
 
 @operator(
     "broadcast_like",
-    inputs=("lhs", "rhs"),
     attrs={"lhs_axes": maybe_shape(None), "rhs_axes": maybe_shape(None)},
     types=lambda attrs, ins: (ins, [ins[0]]),
     rows=same_size_rows,

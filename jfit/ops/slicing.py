@@ -174,7 +174,6 @@ def slice_axis(ctx, attrs, data):
 
 @operator(
     "slice_like",
-    inputs=("data", "shape_like"),
     attrs={"axes": shape(())},
     types=lambda attrs, ins: (ins, [ins[0]]),
     rows=same_size_rows,

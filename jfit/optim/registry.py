@@ -21,7 +21,7 @@ import optax.contrib
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
+from jfit.optim import rules
 from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
 
 # learning rate of optax optimizers without a default
@@ -76,25 +76,12 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         OPTIMIZERS[each] = Named(make, rate)
 
 
-register("sgd", momentum.sgd, "ccsgd")
-register("nag", momentum.nag)
-register("signum", momentum.signum)
-register("dcasgd", momentum.dcasgd)
-register("test", momentum.adding)
-register("adam", moments.adam)
-register("adamw", moments.adamw)
-register("adamax", moments.adamax)
-register("nadam", moments.nadam)
-register("rmsprop", rms.rmsprop)
-register("adagrad", rms.adagrad)
-register("groupadagrad", rms.group_adagrad, "group_adagrad")
-register("adadelta", rms.adadelta)
-register("ftrl", leader.ftrl)
-register("ftml", leader.ftml)
-register("lamb", large_batch.lamb)
-register("lars", large_batch.lars)
-register("lbsgd", large_batch.lbsgd)
-register("sgld", langevin.sgld)
+_OWN = (rules.sgd, rules.nag, rules.signum, rules.dcasgd, rules.adam, rules.adamw, rules.adamax, rules.nadam, rules.rmsprop)
+_OWN += (rules.adagrad, rules.adadelta, rules.ftrl, rules.ftml, rules.lamb, rules.lars, rules.lbsgd, rules.sgld)
+for _make in _OWN:
+    register(_make.__name__, _make, *(("ccsgd",) if _make is rules.sgd else ()))
+register("test", rules.adding)
+register("groupadagrad", rules.group_adagrad, "group_adagrad")
 
 
 def get(spec: Any, **params: Any) -> Optimizer:

@@ -36,7 +36,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.checks import name_hint, one_of
+from jfit.checks import at_least_0, name_hint, one_of
 
 Rate = float | Array
 Length = Any  # number of updates or `Span`; inside the factories below always a number of updates
@@ -609,8 +609,7 @@ class Span:
     unit: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.amount, int | float) or isinstance(self.amount, bool) or not 0 <= self.amount < math.inf:
-            raise ValueError(f"{self!r}: a length must be a finite number, at least 0.")
+        at_least_0(**{repr(self): self.amount})
         if self.unit == "fraction" and self.amount > 1:
             raise ValueError(f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs")
 
@@ -705,8 +704,7 @@ def check_unit(unit: Any) -> str:
         >>> check_unit("epoch")
         'epoch'
     """
-    if unit not in UNITS:
-        raise ValueError(f"unit is {unit!r}; it must be one of {', '.join(map(repr, UNITS))}.")
+    one_of(UNITS, unit=unit)
     return unit
 
 

@@ -5,16 +5,9 @@
 True
 """
 
-from jfit.export.nodes import (  # noqa: F401  each registers its converters
-    attention,
-    conv,
-    elementwise,
-    indexing,
-    nn,
-    norm,
-    reduce,
-    rnn,
-    shape,
-    vision,
-)
+import importlib as _importlib
+
 from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased  # noqa: F401
+
+for _family in ["attention", "conv", "elementwise", "indexing", "nn", "norm", "reduce", "rnn", "shape", "vision"]:
+    _importlib.import_module(f"{__name__}.{_family}")  # which registers its converters

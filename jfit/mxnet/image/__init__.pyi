@@ -2,16 +2,13 @@
 
 from jfit.data.images.crops import scale_down as scale_down
 from jfit.mxnet.image.augmenters import (
-    Augmenter as Augmenter, CastAug as CastAug, CenterCropAug as CenterCropAug, ForceResizeAug as ForceResizeAug,
-    HorizontalFlipAug as HorizontalFlipAug, RandomCropAug as RandomCropAug, RandomOrderAug as RandomOrderAug,
-    RandomSizedCropAug as RandomSizedCropAug, ResizeAug as ResizeAug, SequentialAug as SequentialAug,
+    Augmenter as Augmenter, BrightnessJitterAug as BrightnessJitterAug, CastAug as CastAug, CenterCropAug as CenterCropAug,
+    ColorJitterAug as ColorJitterAug, ColorNormalizeAug as ColorNormalizeAug, ContrastJitterAug as ContrastJitterAug,
+    CreateAugmenter as CreateAugmenter, ForceResizeAug as ForceResizeAug, HorizontalFlipAug as HorizontalFlipAug,
+    HueJitterAug as HueJitterAug, LightingAug as LightingAug, RandomCropAug as RandomCropAug, RandomGrayAug as
+    RandomGrayAug, RandomOrderAug as RandomOrderAug, RandomSizedCropAug as RandomSizedCropAug, ResizeAug as ResizeAug,
+    SaturationJitterAug as SaturationJitterAug, SequentialAug as SequentialAug,
 )
-from jfit.mxnet.image.colours import (
-    BrightnessJitterAug as BrightnessJitterAug, ColorJitterAug as ColorJitterAug, ColorNormalizeAug as ColorNormalizeAug,
-    ContrastJitterAug as ContrastJitterAug, HueJitterAug as HueJitterAug, LightingAug as LightingAug,
-    RandomGrayAug as RandomGrayAug, SaturationJitterAug as SaturationJitterAug,
-)
-from jfit.mxnet.image.create import CreateAugmenter as CreateAugmenter
 from jfit.mxnet.image.functions import (
     center_crop as center_crop, color_normalize as color_normalize, copyMakeBorder as copyMakeBorder, fixed_crop as fixed_crop,
     imdecode as imdecode, imread as imread, imresize as imresize, random_crop as random_crop,
