@@ -162,11 +162,7 @@ def _centred(boxes: Array) -> tuple[Array, Array]:
     return boxes[..., :2] + size * 0.5, size
 
 
-@operator(
-    "_contrib_box_encode",
-    outputs=("output0", "output1"),
-    rows=shared_batch_rows,
-)
+@operator("_contrib_box_encode", outputs=("output0", "output1"), rows=shared_batch_rows)
 def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     """y = ([((x', y') - (x, y)) / (w, h), log((w', h') / (w, h))] - means) / stds where sample > 0.5, else 0; gradient 0.
 

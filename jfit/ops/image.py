@@ -123,11 +123,7 @@ def resize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return resized("_image_resize", data, new_size(attrs, *data.shape[-3:-1]), attrs.interp)
 
 
-@operator(
-    "_cvimresize",
-    attrs={"w": integer(), "h": integer(), "interp": integer(1)},
-    rows=batch_only,
-)
+@operator("_cvimresize", attrs={"w": integer(), "h": integer(), "interp": integer(1)}, rows=batch_only)
 def cv_resize(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     """y = x resized to height h and width w; interp as in _image_resize."""
     check_image("_cvimresize", src)

@@ -249,16 +249,12 @@ def _scattered(data: Array, indices: Array, size: tuple[int, ...]) -> Array:
     return jnp.zeros(size, data.dtype).at[_places(indices, size)].set(data)
 
 
-def _scattered_forward(data, indices, size):
-    return _scattered(data, indices, size), indices
-
-
 def _scattered_backward(size, indices, head):
     # as in MXNet, the gradient is read at every index, even where a later duplicate index has overwritten the value
     return head[_places(indices, size)], jnp.zeros_like(indices) if jnp.issubdtype(indices.dtype, jnp.floating) else None
 
 
-_scattered.defvjp(_scattered_forward, _scattered_backward)
+_scattered.defvjp(lambda data, indices, size: (_scattered(data, indices, size), indices), _scattered_backward)
 
 
 @operator("scatter_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
@@ -270,12 +266,7 @@ def scatter_nd(ctx, attrs, data, indices):
     return _scattered(data, indices, attrs.shape)
 
 
-@operator(
-    "_scatter_set_nd",
-    attrs={"shape": shape()},
-    types=first_types,
-    rows=lost_rows,
-)
+@operator("_scatter_set_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_set_nd(ctx, attrs, lhs, rhs, indices):
     """y = a copy of lhs with y[indices[0, i...], indices[1, i...], ...] = rhs[i...]."""
     return lhs.at[_places(indices, lhs.shape)].set(rhs)
@@ -286,10 +277,6 @@ def _copied(old: Array, index: Array, new: Array) -> Array:
     return old.at[_places(index[None], old.shape)].set(new)
 
 
-def _copied_forward(old, index, new):
-    return _copied(old, index, new), index
-
-
 def _copied_backward(index, head):
     # as in MXNet, every row of `new` gets its gradient, even one that a later duplicate index has overwritten
     at = _places(index[None], head.shape)
@@ -297,7 +284,7 @@ def _copied_backward(index, head):
     return head.at[at].set(jnp.zeros((), head.dtype)), d_index, head[at]
 
 
-_copied.defvjp(_copied_forward, _copied_backward)
+_copied.defvjp(lambda old, index, new: (_copied(old, index, new), index), _copied_backward)
 
 
 def _copied_rows(attrs, rows, shapes, outs):
@@ -355,13 +342,7 @@ def _slice_assign_rows(attrs, rows, shapes, outs):
 SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
 
 
-@operator(
-    "_slice_assign",
-    attrs=SLICE,
-    aliases=("_crop_assign",),
-    types=first_types,
-    rows=_slice_assign_rows,
-)
+@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=_slice_assign_rows)
 def slice_assign(ctx, attrs, lhs, rhs):
     """y = a copy of lhs with y[begin:end:step] = rhs."""
     return lhs.at[slices(attrs, lhs.ndim)].set(rhs.astype(lhs.dtype))

@@ -80,13 +80,7 @@ def _batch_dot_rows(attrs, rows, shapes, outs):
     return [layout]
 
 
-@operator(
-    "batch_dot",
-    attrs=ATTRS,
-    aliases=("_npx_batch_dot",),
-    fill=_batch_dot_shapes,
-    rows=_batch_dot_rows,
-)
+@operator("batch_dot", attrs=ATTRS, aliases=("_npx_batch_dot",), fill=_batch_dot_shapes, rows=_batch_dot_rows)
 def batch_dot(ctx, attrs, lhs, rhs):
     """y[n] = op(lhs[n]) op(rhs[n]), a matrix product for each batch index n; op transposes if transpose_a or transpose_b."""
     a = jnp.swapaxes(lhs, -1, -2) if attrs.transpose_a else lhs

@@ -231,22 +231,9 @@ def _batched(ctx: Ctx) -> int:
 
 
 # ------------------------------------------------------------------------------------------ _sample_*
-def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
-    """Infer input shapes: all parameters have the same shape."""
-    return [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins)
-
-
 def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     dtype = next((t for t in ins if t is not None), None)
     return [dtype if t is None else t for t in ins], drawn_types(attrs, ins)[1]
-
-
-def _leading_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the parameters, whose axes are the leading axes of the output.
-    """
-    return [common_rows(rows)]
 
 
 def _add_sample(law: Distribution) -> None:
@@ -268,9 +255,9 @@ def _add_sample(law: Distribution) -> None:
         inputs=law.arrays,
         attrs={"shape": shape(()), "dtype": maybe_choice(*FLOATS)},
         aliases=(name[1:],),
-        fill=_one_shape,
+        fill=lambda attrs, ins, outs: [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins),
         types=_parameter_types,
-        rows=_leading_rows,
+        rows=lambda attrs, rows, shapes, outs: [common_rows(rows)],
         needs_rng=True,
     )(sample)
 

@@ -190,10 +190,6 @@ def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Ar
     return most_y * most_x, add
 
 
-def _rotated_forward(attrs, data, rois):
-    return _rotated(attrs, data, rois), (data, rois)
-
-
 def _rotated_backward(attrs, residuals, grad):
     data, rois = residuals
     steps, add = _rotated_steps(attrs, data.shape, rois)
@@ -204,7 +200,7 @@ def _rotated_backward(attrs, residuals, grad):
     return lax.fori_loop(0, steps, pull, jnp.zeros_like(data)), jnp.zeros_like(rois)
 
 
-_rotated.defvjp(_rotated_forward, _rotated_backward)
+_rotated.defvjp(lambda attrs, data, rois: (_rotated(attrs, data, rois), (data, rois)), _rotated_backward)
 
 
 @operator(

@@ -108,7 +108,7 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     within = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> SvrgState:
-        full = jax.tree.map(lambda w: jnp.zeros(jnp.shape(w), _wide(w)), params)
+        full = jax.tree.map(lambda w: jnp.zeros(jnp.shape(w), jnp.promote_types(jnp.result_type(w), jnp.float32)), params)
         return SvrgState(within.init(params), _own(params), full, jnp.zeros((), bool))
 
     def update(
@@ -162,10 +162,6 @@ def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgSta
 
 def _own(params: Any) -> Any:
     return jax.tree.map(jnp.array, params)  # copies: jnp.array does not share buffers
-
-
-def _wide(w: Any) -> Any:
-    return jnp.promote_types(jnp.result_type(w), jnp.float32)
 
 
 def _floats(g: Any) -> bool:
