@@ -59,9 +59,8 @@ def save_tensors(
             safetensors.numpy.save_file(plain, temporary, dict(metadata or {}) or None)
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
-            raise OSError(
-                int(number[1]) if number else errno.EIO, f"the file cannot be written ({error})", str(path)
-            ) from error
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, f"the file cannot be written ({error})", str(path)) from error
     return Path(path)
 
 
@@ -109,10 +108,8 @@ def _plain(name: str, value: Any) -> np.ndarray:
     array = np.asarray(value, order="C")
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in _DTYPES.values():
-        raise TypeError(
-            f"array {name!r} has dtype {array.dtype}, expected one of {', '.join(str(dtype) for dtype in _DTYPES.values())}, "
-            "the dtypes that jfit stores in safetensors files; cast it first."
-        )
+        allowed = ", ".join(map(str, _DTYPES.values()))
+        raise TypeError(f"array {name!r} has dtype {array.dtype}, expected one of {allowed}; cast it first.")
     return array
 
 

@@ -180,10 +180,8 @@ class Initializer:
             return None
         if rule in VALUES:
             return VALUES[rule]
-        raise ValueError(
-            f"parameter {name!r}: no initialization rule matches the name; supported suffixes are "
-            f"{', '.join(map(repr, _RULES))}. Rename it, or set its initializer: Variable({name!r}, init='uniform')."
-        )
+        problem = f"parameter {name!r}: no initialization rule matches the name; supported suffixes are {str([*_RULES])[1:-1]}"
+        raise ValueError(f"{problem}. Rename it, or set its initializer: Variable({name!r}, init='uniform').")
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Draw the initial values of a weight, float32 of `shape`; subclasses override this or `distribution`."""
@@ -254,10 +252,8 @@ def variable_init_errors(name: str, spec: Any) -> Iterator[None]:
             raise
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:400].rstrip(".")
         kind = type(error) if type(error) in (AssertionError, NotImplementedError) else ValueError  # MXNet's classes
-        raise kind(
-            f"variable {name!r}: its __init__ attribute {spec[:_EXCERPT]!r} fails: {problem}. Set another initializer, "
-            "Variable(name, init=...), or pass initial values, params={name: array}."
-        ) from error
+        problem = f"variable {name!r}: its __init__ attribute {spec[:_EXCERPT]!r} fails: {problem}"
+        raise kind(f"{problem}. Set another initializer, Variable(name, init=...), or pass params={{name: array}}.") from error
 
 
 def own_rules(cls: type) -> bool:

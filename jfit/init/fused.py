@@ -121,10 +121,8 @@ def parts_of(
     none, one = (sum(math.prod(s) for _, s in gate_parts(n, num_hidden, num_layers, mode, bidirectional)) for n in (0, 1))
     inputs, odd = divmod(size - none, one - none)
     if odd or inputs < 1:
-        raise ValueError(
-            f"{name} has {size} values, which no input size has with num_layers={num_layers}, num_hidden={num_hidden}, mode "
-            f"{mode} and {1 + bidirectional} direction(s); pass the sizes of its network."
-        )
+        sizes = f"num_layers={num_layers}, num_hidden={num_hidden}, mode {mode} and {1 + bidirectional} direction(s)"
+        raise ValueError(f"{name} has {size} values, which no input size has with {sizes}; pass the sizes of its network.")
     return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
 
 

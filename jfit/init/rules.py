@@ -151,10 +151,8 @@ class Orthogonal(Initializer):
 
 def _xavier(name: str, shape: tuple[int, ...], rnd_type: str, factor_type: str, magnitude: float) -> Distribution:
     if len(shape) < 2:
-        raise ValueError(
-            f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}; "
-            f"set another initializer on its variable, such as Variable({name!r}, init='uniform')."
-        )
+        problem = f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}"
+        raise ValueError(f"{problem}; set another initializer on its variable: Variable({name!r}, init='uniform').")
     receptive = math.prod(shape[2:])
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
     factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[factor_type]

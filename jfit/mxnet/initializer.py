@@ -150,10 +150,8 @@ class Initializer(BothSignatures):
         arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], np.float32)  # identity transform of a spatial transformer
 
     def _init_default(self, name: str, arr: Any) -> None:
-        raise ValueError(
-            f'Unknown initialization pattern for {name}: the name must end with "weight", "bias", "gamma" (1.0), "beta" (0.0), '
-            '"min" or "max"; or set init= of its variable'
-        )
+        ends = '"weight", "bias", "gamma" (1.0), "beta" (0.0), "min" or "max"; or set init= of its variable'
+        raise ValueError(f"Unknown initialization pattern for {name}: the name must end with {ends}")
 
 
 def register(klass: type) -> type:

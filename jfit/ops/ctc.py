@@ -113,10 +113,8 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
 def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
     """Return (number of time steps, number of sequences) of data (time * batch, classes); `rows` is the size of its axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
-        raise ValueError(
-            f"input_length is {attrs.input_length} and label_length {attrs.label_length}, for {rows} rows of data; expected "
-            "lengths of at least 1, and input_length * batch rows"
-        )
+        lengths = f"input_length is {attrs.input_length} and label_length {attrs.label_length}, for {rows} rows of data"
+        raise ValueError(f"{lengths}; expected lengths of at least 1, and input_length * batch rows")
     return attrs.input_length, rows // attrs.input_length
 
 

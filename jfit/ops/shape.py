@@ -326,10 +326,8 @@ def pad(ctx, attrs, data):
 
 def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:
     if len(shape_) != 4 or block < 1 or any(shape_[a] % by for a in divided):
-        raise ValueError(
-            f"data has shape {shape_}, block_size {block} requires (batch, channels, height, width) with axes {tuple(divided)} "
-            f"divisible by {by}; change block_size or the data"
-        )
+        needed = f"(batch, channels, height, width) with axes {tuple(divided)} divisible by {by}"
+        raise ValueError(f"data has shape {shape_}, block_size {block} requires {needed}; change block_size or the data")
 
 
 @operator("depth_to_space", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))

@@ -112,10 +112,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
         kind = type(spec)  # not its repr: that of nnx.Optimizer has the whole state
         remedy = "; pass the optax transformation it was made with, such as optax.adam(0.001)" if hasattr(spec, "tx") else ""
         remedy = "; call it, as in optax.adam(0.001)" if callable(spec) and not remedy else remedy
-        raise TypeError(
-            "an optimizer must be a name or an optax transformation (init, update), but got an object of type "
-            f"{kind.__module__}.{kind.__qualname__}{remedy}."
-        )
+        found = f"an object of type {kind.__module__}.{kind.__qualname__}{remedy}"
+        raise TypeError(f"an optimizer must be a name or an optax transformation (init, update), but got {found}.")
     if params:
         raise ValueError(f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed")
     if isinstance(spec, Optimizer):
@@ -280,10 +278,8 @@ def _tiny_state(transform: Any, name: str) -> Any:
     for part in _parts(state):
         kind = type(part).__name__.lower()
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
-            raise ValueError(
-                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
-                "update; use another optimizer, such as 'adam', or switch it off (linesearch=None) if the optimizer allows it."
-            )
+            problem = f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss inside the update"
+            raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
     return state
 
 

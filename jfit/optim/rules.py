@@ -585,9 +585,7 @@ def group_adagrad(learning_rate: LearningRate = 0.01, eps: float = 1e-5, **commo
 
     def start(w: Array) -> Array:
         if w.ndim != 2:
-            raise ValueError(
-                f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix: the step size is per row"
-            )
+            raise ValueError(f"group_adagrad: a parameter has shape {tuple(w.shape)}, but it must be a matrix")
         return zeros(w[:, :1])
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
@@ -1033,9 +1031,7 @@ def _adapts(adapt: Adapt, name: str) -> bool:
             raise ValueError(f"lars: adapt is {adapt!r}; expected 'mxnet', a dict by name, a function of it, or a list of bool")
         return by_rule
     if not name.isdecimal() or int(name) >= len(adapt):
-        raise ValueError(
-            f"lars: adapt is a sequence of {len(adapt)} booleans for a list of arrays, but a parameter is called {name!r}"
-        )
+        raise ValueError(f"lars: adapt is a sequence of {len(adapt)} booleans, but a parameter is called {name!r}; pass a dict")
     return bool(adapt[int(name)])
 
 

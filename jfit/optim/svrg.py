@@ -115,10 +115,8 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
         grads: Any, state: SvrgState, params: Any = None, *, snapshot_gradients: Any = None, **extra: Any
     ) -> tuple[Any, SvrgState]:
         if snapshot_gradients is None:
-            raise ValueError(
-                "svrg needs the gradient of the same batch at its snapshot: update(..., snapshot_gradients=...) in your"
-                " own training loop; jfit.fit and jfit.train_step compute one gradient per step."
-            )
+            needed = "the gradient of the same batch at its snapshot: update(..., snapshot_gradients=...) in your own loop"
+            raise ValueError(f"svrg needs {needed}; jfit.fit and jfit.train_step compute one gradient per step.")
 
         def corrected(g: Array, at_snapshot: Array, full: Array) -> Array:
             # jnp.where, not a product with 0: before the first snapshot, at_snapshot may be NaN.

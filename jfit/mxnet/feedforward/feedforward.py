@@ -455,9 +455,9 @@ class FeedForward:
             module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
         if not (module.binded and same_shapes(module.data_shapes, inputs)):
             if last is not None and not overwrite:
+                bound, actual = ([tuple(d) for d in shapes] for shapes in (last.data_shapes, inputs))
                 raise AssertionError(
-                    f"the predictor is bound to {[tuple(d) for d in last.data_shapes]}, the data has "
-                    f"{[tuple(d) for d in inputs]}; overwrite=True binds it again."
+                    f"the predictor is bound to {bound}, the data has {actual}; overwrite=True binds it again."
                 )
             module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
             if verbosity >= 1:
