@@ -255,7 +255,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     groups, parts = attrs.num_group, attrs.num_deformable_group
     if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
-        raise ValueError(f"expected 4 axes, channels in {groups} groups and {parts} deformable groups, num_filter in {groups}")
+        raise ValueError(f"num_group {groups} must divide channels and num_filter, num_deformable_group {parts} channels")
     taps = attrs.kernel[0] * attrs.kernel[1] * parts
     weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
