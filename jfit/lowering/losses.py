@@ -511,7 +511,9 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     """
     if losses.ndim == 0 or losses.shape[0] != rows:
         remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
-        raise ValueError(f"loss returned shape {losses.shape}, expected one value per example, ({rows},){remedy}")
+        raise ValueError(
+            f"loss returned shape {losses.shape}, expected one value per example, ({rows},), before averaging{remedy}"
+        )
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:

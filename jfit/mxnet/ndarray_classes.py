@@ -32,15 +32,11 @@ from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.symbol import Symbol, load
 
 
-def _array(value: Any) -> NDArray:
-    return value if isinstance(value, NDArray) else NDArray(value)
-
-
 def _symbol(graph: Any) -> Symbol:
     return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
 
 
-NDARRAYS = ArrayTypes(_array, NDArray, _symbol)
+NDARRAYS = ArrayTypes(lambda value: value if isinstance(value, NDArray) else NDArray(value), NDArray, _symbol)
 
 
 # ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv

@@ -21,7 +21,7 @@ import optax.contrib
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
+from jfit.optim import rules
 from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
 
 # learning rate of optax optimizers without a default
@@ -76,25 +76,12 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         OPTIMIZERS[each] = Named(make, rate)
 
 
-register("sgd", momentum.sgd, "ccsgd")
-register("nag", momentum.nag)
-register("signum", momentum.signum)
-register("dcasgd", momentum.dcasgd)
-register("test", momentum.adding)
-register("adam", moments.adam)
-register("adamw", moments.adamw)
-register("adamax", moments.adamax)
-register("nadam", moments.nadam)
-register("rmsprop", rms.rmsprop)
-register("adagrad", rms.adagrad)
-register("groupadagrad", rms.group_adagrad, "group_adagrad")
-register("adadelta", rms.adadelta)
-register("ftrl", leader.ftrl)
-register("ftml", leader.ftml)
-register("lamb", large_batch.lamb)
-register("lars", large_batch.lars)
-register("lbsgd", large_batch.lbsgd)
-register("sgld", langevin.sgld)
+_OWN = (rules.sgd, rules.nag, rules.signum, rules.dcasgd, rules.adam, rules.adamw, rules.adamax, rules.nadam, rules.rmsprop)
+_OWN += (rules.adagrad, rules.adadelta, rules.ftrl, rules.ftml, rules.lamb, rules.lars, rules.lbsgd, rules.sgld)
+for _make in _OWN:
+    register(_make.__name__, _make, *(("ccsgd",) if _make is rules.sgd else ()))
+register("test", rules.adding)
+register("groupadagrad", rules.group_adagrad, "group_adagrad")
 
 
 def get(spec: Any, **params: Any) -> Optimizer:
@@ -125,10 +112,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
         kind = type(spec)  # not its repr: that of nnx.Optimizer has the whole state
         remedy = "; pass the optax transformation it was made with, such as optax.adam(0.001)" if hasattr(spec, "tx") else ""
         remedy = "; call it, as in optax.adam(0.001)" if callable(spec) and not remedy else remedy
-        raise TypeError(
-            "an optimizer must be a name or an optax transformation (init, update), but got an object of type "
-            f"{kind.__module__}.{kind.__qualname__}{remedy}."
-        )
+        found = f"an object of type {kind.__module__}.{kind.__qualname__}{remedy}"
+        raise TypeError(f"an optimizer must be a name or an optax transformation (init, update), but got {found}.")
     if params:
         raise ValueError(f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed")
     if isinstance(spec, Optimizer):
@@ -293,10 +278,8 @@ def _tiny_state(transform: Any, name: str) -> Any:
     for part in _parts(state):
         kind = type(part).__name__.lower()
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
-            raise ValueError(
-                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
-                "update; use another optimizer, such as 'adam', or switch it off (linesearch=None) if the optimizer allows it."
-            )
+            problem = f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss inside the update"
+            raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
     return state
 
 

@@ -228,7 +228,7 @@ def test_update_counts_that_mxnet_left_stale_are_ignored():
 
 
 def test_values_that_a_states_file_cannot_store_raise():
-    with pytest.raises(TypeError, match=r"a set cannot be written: a \.states file contains"):
+    with pytest.raises(TypeError, match=r"a set cannot be written: a \.states file has only arrays"):
         dump_states({0: {1}})
     with pytest.raises(TypeError, match="state 0 has dtype complex64"):
         dump_states({0: np.ones(1, "complex64")})

@@ -220,7 +220,7 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (lambda path: init.Load(path / "list.params"), FormatError, "the 1 arrays have no names"),
         (lambda path: init.Load(path / "bad.safetensors"), FormatError, "bad.safetensors"),
         (lambda path: init.Load({"w": np.ones(2)})(KEY, "v", (2,)), ValueError, "'v' is not among the 1 loaded arrays"),
-        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn', expected one of 'rnn_relu'"),
+        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn'; expected one of 'rnn_relu'"),
         (
             lambda path: init.FusedRNN("one", 0, 1, "gru"),
             ValueError,

@@ -18,7 +18,8 @@ from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as opt
 from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.optimizer import SGD, Adam, Optimizer, apply_update, create, get_updater
+from jfit.mxnet.optimizer import SGD, Adam, Optimizer, create, get_updater
+from jfit.mxnet.optimizer.apply import apply_update, state_from_mxnet
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "updater.json").read_text())
@@ -263,7 +264,7 @@ def test_a_user_optimizer_class_receives_the_master_weight():
 def test_states_of_another_optimizer_raise():
     one = np.ones(2, "float32")
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
-        opt.state_from_mxnet(SGD(momentum=0.5), (one, one))
+        state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of parameter 'w' is None; create it"):
         Adam().update("w", MutableArray(one), one, None)
 

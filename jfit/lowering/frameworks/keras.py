@@ -103,7 +103,9 @@ class _Built:
         args, named = self.call.bind(inputs)
         output, new, losses = model.stateless_call(trainable, others, self._packed(args), **named, **options)
         if losses:
-            raise ValueError(f"the Keras model {model.name!r} adds {len(losses)} losses, which fit would leave out; use loss=")
+            raise ValueError(
+                f"the Keras model {model.name!r} adds {len(losses)} losses by regularizers, which fit would leave out"
+            )
         pairs = zip(model.non_trainable_variables, new, strict=True)
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
 
