@@ -142,18 +142,37 @@ class SplitDevices(list[Device]):
         specs = step_layout(self._step, state, AXIS, len(self)).of_state(state._replace(local=None))
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
-    def jit(self, fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
-        """Compile a function of one device for the mesh, with the axes of `jfit.parallel.compile_spmd`."""
 
-        def mapped(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                return jax.vmap(fn, tuple(in_axes), out_axes, axis_name=AXIS, axis_size=len(self))(*args)
+def mesh_jit(fn: Callable[..., Any], mesh: Mesh, in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
+    """Compile a function of one device by jit for the axis "devices" of a mesh: arrays keep their natural shapes and shardings.
 
-        def of_result(axis: Any) -> Any:  # the step constrains its state itself
-            return None if isinstance(axis, TrainState) else NamedSharding(self.mesh, PartitionSpec(*[AXIS] * (axis == 0)))
+    Arrays of axis None are not mapped by `jax.vmap`: what is computed from them alone is computed once, for all devices, and
+    XLA splits it as the arrays are split.
 
-        results = jax.tree.map(of_result, out_axes, is_leaf=lambda axis: axis is None or isinstance(axis, TrainState))
-        return jax.jit(mapped, out_shardings=results, donate_argnums=donate)
+    Args:
+        fn: function of one device, in which "devices" is the name of the device axis.
+        mesh: the mesh.
+        in_axes, out_axes, donate: as for `jfit.parallel.compile_spmd`.
+
+    Returns:
+        Function of `jax.jit`.  A `TrainState` has the shardings of its arrays, and the function decides those of the result.
+    """
+
+    def mapped(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.vmap(fn, tuple(in_axes), out_axes, axis_name=AXIS, axis_size=mesh.size)(*args)
+
+    def shardings(axes: Any) -> Any:
+        where = lambda a: None if isinstance(a, TrainState) else NamedSharding(mesh, spec_of_axis(a))  # noqa: E731
+        return jax.tree.map(where, axes, is_leaf=lambda a: a is None or isinstance(a, TrainState))
+
+    options: Any = {"in_shardings": shardings(tuple(in_axes)), "out_shardings": shardings(out_axes)}
+    return jax.jit(mapped, **options, donate_argnums=donate)
+
+
+def spec_of_axis(axis: int | None) -> PartitionSpec:
+    """Return how an array with a leading device axis (0) is split, or one of which every device has a copy (None)."""
+    return PartitionSpec() if axis is None else PartitionSpec(AXIS)
 
 
 def split_devices(devices: list[Device], step: Any) -> list[Device]:

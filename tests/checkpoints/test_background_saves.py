@@ -26,7 +26,6 @@ from jfit import checkpoint, counters
 from jfit.callbacks import Callback, Event, checkpointing, lambda_callback
 from jfit.checkpoints import locks
 from jfit.history.table import History
-from jfit.lowering.function import from_function
 
 WAIT = 20.0  # seconds after which a gate opens in any case
 

@@ -6,13 +6,16 @@ import numpy as np
 import optax
 import pytest
 from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, conv_net, mlp, on_host, weighted
+from jax.sharding import Mesh
 
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
 from jfit.parallel.devices import merge_outputs, place, split_batch, split_rows
+from jfit.parallel.mesh import mesh_jit
 from jfit.parallel.spmd import AXIS, compile_spmd
 from jfit.step import StepOut
+from jfit.step.layout import WHOLE, on_each_device
 from jfit.step.totals import values
 
 ACC = jfit.metrics.get(["acc", "ce"])
@@ -249,11 +252,18 @@ def test_one_device_keeps_the_layout_of_per_device_state():
     assert_equal(state.local, {"residual": np.ones((1, 2))})
 
 
-# ------------------------------------------------------------------------------------------ the twin
-def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
+# ------------------------------------------------------------------------------------------ without pmap
+def by_shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
+    specs = jax.tree.map(lambda a: WHOLE if a is None else a, out_axes, is_leaf=lambda a: a is None)
+    on_each = on_each_device(lambda _, *args: fn(*args), axis_name, specs)
+    return mesh_jit(on_each, Mesh(np.array(devices), (axis_name,)), in_axes, out_axes, donate_argnums)
+
+
+def test_shard_map_in_place_of_pmap_gives_the_same_results(monkeypatch):
     batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
     wanted, told = trained(batch_norm_net(), batch, 2, outputs=True)
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
+    jfit.clear_programs()
+    monkeypatch.setattr(jax, "pmap", by_shard_map)
     step = jfit.train_step(batch_norm_net(), "sgd", metrics=ACC, outputs=True)
     twin = jfit.data_parallel(step, 2)
     start = jfit.init_state(batch_norm_net(), "sgd", batch.inputs, metrics=ACC)
@@ -268,6 +278,7 @@ def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
     assert_close(state._replace(local=None), wanted, 1e-6)
     assert_close(out, told, 1e-6)
     assert_replicas_equal(state._replace(local=None))
+    jfit.clear_programs()
 
 
 def test_programs_without_a_step_run_on_one_device_and_on_several():
