@@ -35,10 +35,9 @@ from jfit.graph import Symbol, load_json
 from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
-from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.dispatch import dispatcher_of, reported_lr
 from jfit.loop.loop import Loop
 from jfit.loop.replaying import Replay, replay_step
-from jfit.loop.report import reported_lr
 from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
@@ -459,6 +458,7 @@ class Run:
             ValueError: the run was loaded from files and has no training data.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
+        check_not_forked("Run.train")
         return self.go(num_epoch)
 
     def go(self, more: int | None = None) -> Run:
@@ -470,7 +470,6 @@ class Run:
         Raises:
             RuntimeError: a thread trains this run already.
         """
-        check_not_forked("Run.train")
         loop = self._require_loop("train")
         with loop.thread.training(lambda: setattr(loop, "state", copied(loop.state))):
             if more is not None:
@@ -488,7 +487,8 @@ class Run:
             error.add_note(f"jfit: training stopped {where}; {recovery_note(self)}")
             raise
         finally:
-            locks.release(self)
+            if loop.saves:
+                locks.release(self)
             if self._problem is not None:
                 self._problem.described.end()
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason

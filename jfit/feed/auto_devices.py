@@ -16,16 +16,6 @@ from jfit.parallel.contexts import Device, cores
 from jfit.step.reduce import Reduce
 
 
-def is_auto(devices: Any) -> bool:
-    """Return whether a `devices=` argument is "auto".
-
-    Example:
-        >>> is_auto("auto"), is_auto(2)
-        (True, False)
-    """
-    return isinstance(devices, str) and devices == "auto"
-
-
 def model_devices(model: Model, batch_size: int) -> list[Device]:
     """Choose the devices to score and predict with a model: `auto_devices`, at most one per row of a batch.
 

@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from jfit import counters
-from jfit.data.batch import Batch, as_batch, check_batch, rows
-from jfit.data.trees import flat_inputs
-from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model, Params
+from jfit.data.batch import Batch, as_batch, check_batch, flat_inputs, rows
+from jfit.lowering.coupling import warn_per_device
+from jfit.lowering.model import Model, Params, verified_plan
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, place_split, split_batch

@@ -205,11 +205,6 @@ def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
     return model._replace(apply=apply_split, bind=bound)
 
 
-def device_count(devices: Sequence[Device]) -> int:
-    """Return the number of devices of a list, or of a mesh."""
-    return devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)
-
-
 # ------------------------------------------------------------------------------------------------ arguments of fit
 def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = None, reduce: Any = None) -> Mesh:
     """Make the mesh from the arguments `mesh`, `shard`, `devices` and `reduce` of `jfit.fit`.

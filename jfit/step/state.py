@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jfit.checks import at_least_0, matching, name_hint
-from jfit.data.trees import flat_inputs
+from jfit.data.batch import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
