@@ -95,8 +95,7 @@ def as_data(
     if by_rows or _is_stream(data):
         if sample_weight is not None:
             raise ValueError(
-                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; it must yield the "
-                "weights itself: (x, y, weight)."
+                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
             )
         options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
         if _indexable_rows(data, by_rows, names, columns):
@@ -133,11 +132,11 @@ def _remedy(data: Any) -> str:
 
 def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
     """Raise if an option is passed with data that is converted already, which would ignore it."""
+    kind = type(data).__name__
     for name, value in options.items():
         if value is not None:
             raise ValueError(
-                f"{name}= is passed with data of type {type(data).__name__}, which is converted already and would ignore it; "
-                f"pass the arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
+                f"{name}= is passed with data of type {kind}, which is converted already; make it with this option"
             )
 
 
@@ -199,8 +198,7 @@ def _arrays(
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
-            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); for several inputs pass x as a list or "
-            f"as a dict with the names {', '.join(repr(n) for n in names.all)}."
+            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
@@ -211,8 +209,5 @@ def _shared_weight(batch: Batch) -> Any | None:
     if batch.metric_weight is not None and not np.array_equal(
         np.ones_like(batch.metric_weight) if batch.weight is None else batch.weight, batch.metric_weight
     ):
-        raise ValueError(
-            "the data is one Batch whose weight and metric_weight differ, but arrays in memory have one weight per row; "
-            "pass a list of batches ([batch]) to use two weights."
-        )
+        raise ValueError("the data is one Batch whose weight and metric_weight differ; pass a list, [batch].")
     return batch.weight

@@ -59,9 +59,9 @@ def checks_position(load: Load) -> Load:
         try:
             load(self, state)
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            kind = type(error).__name__
             raise ValueError(
-                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({type(error).__name__}: "
-                f"{error}); restore an older one."
+                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({kind}: {error})"
             ) from error
 
     return checked  # type: ignore[return-value]
@@ -108,10 +108,7 @@ def _encoded(state: Any, level: int) -> Any:
         return {key: _encoded(value, level + 1) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
         return [_encoded(value, level + 1) for value in state]
-    raise TypeError(
-        f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store; expected numbers, "
-        "strings, bytes, arrays, lists and dicts with string keys."
-    )
+    raise TypeError(f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store.")
 
 
 def decode(value: Any) -> Any:

@@ -137,6 +137,6 @@ used; fill masked values, as in x.filled(0), and exclude rows by row weights of 
         return np.ma.getdata(value)
     row = f" (the first in row {np.argwhere(mask)[0][0]})" if mask.ndim else ""
     raise ValueError(
-        f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}, whose value below the mask would "
-        "be used; fill masked values, as in x.filled(0), and exclude rows by row weights of 0, (x, y, weight)."
+        f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}; fill masked values, as in "
+        "x.filled(0), and exclude rows by row weights of 0, (x, y, weight)."
     )

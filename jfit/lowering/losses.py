@@ -483,9 +483,7 @@ def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array |
     counted = jnp.ones(losses.shape, losses.dtype) if ignore is None else (label != ignore).astype(losses.dtype)
     if weight is not None:
         if losses.shape[: weight.ndim] != weight.shape:
-            raise ValueError(
-                f"weights of positions have shape {weight.shape}, with which the shape of the losses {losses.shape} must begin"
-            )
+            raise ValueError(f"weights have shape {weight.shape}, with which the shape of the losses {losses.shape} must begin")
         counted = counted * weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim))
         # select before multiplying: the loss of a position of weight 0 may be inf, and 0 * inf is nan
         means = (jnp.where(counted > 0, losses, 0) * counted).reshape(rows, -1).mean(axis=1)

@@ -229,16 +229,13 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
     """
     if jax.process_count() > 1:
         raise NotImplementedError(
-            f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters', which "
-            "splits the parameters over the devices of all processes"
+            f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters'"
         )
     if not isinstance(shard, Mapping | None):
         raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
     if get_reduce(reduce) != all_reduce():
         name = "shard" if mesh is None else "mesh"
-        raise ValueError(
-            f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one of them out"
-        )
+        raise ValueError(f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one out")
     if isinstance(devices, str) and devices == "auto":
         raise ValueError("devices='auto' chooses devices that split batches, but a mesh has as many as its axes; leave it out")
     if isinstance(mesh, Mesh):
@@ -247,9 +244,7 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
     if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
-        raise TypeError(
-            f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as {{'data': 2}}"
-        )
+        raise TypeError(f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes")
     positive_integer(**{f"mesh[{name!r}]": size for name, size in sizes.items()})
     count = math.prod(sizes.values())
     chosen = resolve(count if devices is None else devices)
@@ -277,8 +272,7 @@ def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
         return result
     except TypeError:
         raise TypeError(
-            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "
-            "names, or None, such as ('model', None)"
+            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, or None"
         ) from None
 
 
@@ -318,8 +312,8 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     for axis, size in mesh.shape.items():
         if axis not in used and size > 1:
             raise ValueError(
-                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it, so its devices would all "
-                f"compute the same; use it in shard=, name it {ROWS!r} to split the batch over it, or leave it out"
+                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it; use it in shard=, name it "
+                f"{ROWS!r} to split the batch over it, or leave it out"
             )
     parts = mesh.shape.get(ROWS, 1)
     for what, count in rows.items():

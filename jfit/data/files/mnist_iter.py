@@ -214,7 +214,7 @@ class MNISTIter(Positioned):
         if (state["rows"], state["first"]) != (current["rows"], current["first"]):
             raise ValueError(
                 f"the saved position is of {state['rows']} rows of which the first is row {state['first']}, this iterator has "
-                f"{current['rows']} rows and starts with row {current['first']}; create it with the same files, seed and part."
+                f"{current['rows']} and row {current['first']}; create it with the same files, seed and part."
             )
         self.reset()
         if state["batch"]:

@@ -165,7 +165,7 @@ class RowReader:
         if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
             raise ValueError(
                 f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of bytes {self.files.begin} to "
-                f"{self.files.end}; it was saved for other files or for another part of them."
+                f"{self.files.end} of these files."
             )
         self._at, self._row, self.number = at, row, number
         self._columns: tuple[Any, ...] | None = None
