@@ -85,8 +85,11 @@ def as_data(
             f"iterable of batches{_remedy(data)}."
         )
     if isinstance(data, (ArrayData, StreamData)):
-        explicit = None if isinstance(label, Columns) else label
-        _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
+        explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__
+        options = {"label": explicit, "sample_weight": sample_weight, "steps_per_epoch": steps_per_epoch}
+        if passed := [name for name, value in options.items() if value is not None]:
+            problem = f"{passed[0]}= is passed with data of type {kind}, which is converted already"
+            raise ValueError(f"{problem} and would ignore it; make the {kind} with this option.")
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     columns = None if label is None else Columns.of(label)
@@ -128,16 +131,6 @@ def _remedy(data: Any) -> str:
     if isinstance(data, AbstractSet):
         return "; a set has no order, pass a list"
     return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
-
-
-def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
-    """Raise if an option is passed with data that is converted already, which would ignore it."""
-    kind = type(data).__name__
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}= is passed with data of type {kind}, which is converted already; make it with this option"
-            )
 
 
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:

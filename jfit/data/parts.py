@@ -29,6 +29,12 @@ def job_part(rank: int | None = None, count: int | None = None) -> tuple[int, in
     return rank, count
 
 
+def check_part(part_index: int, num_parts: int) -> None:
+    """Raise a ValueError unless 0 <= part_index < num_parts."""
+    if not 0 <= part_index < num_parts:
+        raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; expected 0 <= part_index < num_parts.")
+
+
 def own_size(batch_size: int) -> int:
     """Return how many of `batch_size` rows this process of a job reads; all together read as many.
 

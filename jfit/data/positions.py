@@ -51,7 +51,7 @@ def checks_position(load: Load) -> Load:
         >>> Rows().load_state_dict({"bacth": 4})
         Traceback (most recent call last):
             ...
-        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch'); restore an older one.
+        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch')
     """
 
     @functools.wraps(load)
@@ -84,10 +84,7 @@ def encode(state: Any) -> Any:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
         {'order': array([2, 0, 1]), 'batch': 4}
     """
-    try:
-        return _encoded(state, 0)
-    except RecursionError:
-        raise TypeError(_DEEP) from None
+    return _encoded(state, 0)
 
 
 def _encoded(state: Any, level: int) -> Any:

@@ -65,12 +65,6 @@ class MeshDevices(list[Device]):
         """Return the sharding of each array of a state: of parameters, of optimizer state like a parameter, and of the rest."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), like_params(state, self.specs))
 
-    def _like(self, name: str | None, x: Any) -> NamedSharding:
-        """The sharding of a parameter for an array of its shape, else replicated."""
-        if name not in self.specs or np.shape(x) != self._shapes[name]:
-            return self.replicated
-        return NamedSharding(self.mesh, self.specs[name])
-
     @property
     def program_key(self) -> Any:
         """What programs depend on, see `jfit.programs.key_of`."""
@@ -109,8 +103,8 @@ class MeshDevices(list[Device]):
 
     def split_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Split parameters, and thereby their gradients, in a traced function; cut-down embedding tables stay as they are."""
-        like = {k: self._like(k, v) for k, v in params.items()}
-        return {k: v if like[k] is self.replicated else lax.with_sharding_constraint(v, like[k]) for k, v in params.items()}
+        whole = {k: v for k, v in params.items() if k in self.specs and v.shape == self._shapes[k]}
+        return {**params, **{k: lax.with_sharding_constraint(v, self.state.params[k]) for k, v in whole.items()}}
 
 
 class SplitDevices(list[Device]):

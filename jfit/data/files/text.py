@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.csr import concatenate, copy_rows, take_rows
+from jfit.data.parts import check_part
 from jfit.formats.atomic import FormatError, open_file
 
 BLOCK = 8 << 20  # bytes of text per block
@@ -55,8 +56,7 @@ class TextFiles:
     """
 
     def __init__(self, where: str | os.PathLike[str], parts: int = 1, part: int = 0, numbers: int = 1):
-        if not 0 <= part < parts:
-            raise ValueError(f"part_index is {part}, num_parts is {parts}; expected 0 <= part_index < num_parts.")
+        check_part(part, parts)
         files = [(path, os.path.getsize(path)) for path in _paths(where)]
         self.paths = [path for path, size in files if size]
         self.ends = np.cumsum([size for _, size in files if size], dtype=np.int64)  # byte where each file ends
