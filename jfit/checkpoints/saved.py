@@ -107,11 +107,8 @@ def warn_of_traces(directory: str | os.PathLike[str]) -> None:
     parts = [f"checkpoints that were not written completely ({', '.join(unfinished[:3])})"] if unfinished else []
     parts += [f"checkpoints of earlier runs in {', '.join(earlier[:3])}"] if earlier else []
     hint = f"; to continue an earlier run, pass resume={str(directory / earlier[-1])!r}" if earlier else ""
-    warnings.warn(
-        f"resume: {directory} has no checkpoint from which this run can continue, so it starts at step 0; an earlier run left "
-        f"{' and '.join(parts)}{hint}",
-        stacklevel=6,
-    )
+    what = f"resume: {directory} has no checkpoint from which this run can continue, so it starts at step 0"
+    warnings.warn(f"{what}; an earlier run left {' and '.join(parts)}{hint}", stacklevel=6)
 
 
 def newest(path: str | os.PathLike[str], read: Callable[[Path], Result]) -> Result:

@@ -82,13 +82,8 @@ class ArrayWatch:
             now = sample(array)
             if now != self._digests[name]:
                 self._digests[name] = now
-                warnings.warn(
-                    f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads its rows "
-                    "from this array, so the run depends on when it was changed and cannot be repeated; pass a copy "
-                    "(x.copy()), or keep the data on the devices (data_on_device=True)",
-                    UserWarning,
-                    stacklevel=2,
-                )
+                problem = f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads it"
+                warnings.warn(f"{problem}, so the run cannot be repeated; pass a copy (x.copy())", stacklevel=2)
 
 
 def add_class_weights(
