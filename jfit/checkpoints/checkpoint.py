@@ -434,7 +434,7 @@ def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         array = np.asarray(leaf, order="C")
         if array.dtype.kind in "OUSV" and array.dtype.name != "bfloat16":
             if hasattr(leaf, "dtype"):
-                raise TypeError(f"checkpoint: {name} has the dtype {array.dtype}, which the files do not support")
+                raise TypeError(f"checkpoint: {name} is an array of dtype {array.dtype}, which the files lack; cast it")
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta=.")
         arrays[name] = array
     return arrays, keys

@@ -48,7 +48,7 @@ class Patience:
         ...     patience(0, 2.0)
         ... except DataTimeout as error:
         ...     print(error)
-        waited 2 s for item 0, the limit that data_timeout= sets; the loader or one of its workers is stopped, waits ...
+        waited 2 s for item 0, the limit that data_timeout= sets; the loader is stopped or slow: look at it with ...
     """
 
     def __init__(

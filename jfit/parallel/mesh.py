@@ -123,8 +123,8 @@ class SplitDevices(list[Device]):
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
         >>> devices = SplitDevices(jax.devices()[:1], jfit.train_step(model, "adam", reduce="sharded"))
-        >>> devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec
-        PartitionSpec('devices',)
+        >>> tuple(devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec)
+        ('devices',)
     """
 
     def __init__(self, devices: Sequence[Device], step: Any) -> None:
