@@ -174,7 +174,7 @@ def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[s
     missing = [n for n in chosen if n not in rest]
     if missing:
         raise ValueError(
-            f"the data has no column {missing[0]!r}, one of the {len(chosen)} feature columns of the model; it has {quoted(rest)}"
+            f"the data has no column {missing[0]!r}, one of the {len(chosen)} feature columns of the model; it has {rest}"
         )
     names._replace(inputs=chosen, structure=None).log_extra(rest)
     return chosen
