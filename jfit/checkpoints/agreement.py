@@ -71,9 +71,7 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
     def choose() -> Saved | None:
         if not folders_of(path) and not (present(path) / META).is_file():
             if not path.exists():
-                raise FileNotFoundError(
-                    f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True"
-                )
+                raise FileNotFoundError(f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint")
             warn_of_traces(directory)
             return None
         found.append(newest_finite(directory))

@@ -34,8 +34,8 @@ def check_same(describe: Callable[[], dict[str, Any]], verb: str = "train") -> N
         logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))
     if problems:
         raise RanksDiffer(
-            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. Start all of them with the same "
-            "script, arguments, data and versions"
+            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. "
+            "Start all of them with the same script, arguments, data and versions"
         )
 
 

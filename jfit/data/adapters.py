@@ -85,8 +85,11 @@ def as_data(
             f"iterable of batches{_remedy(data)}."
         )
     if isinstance(data, (ArrayData, StreamData)):
-        explicit = None if isinstance(label, Columns) else label
-        _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
+        explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__
+        options = {"label": explicit, "sample_weight": sample_weight, "steps_per_epoch": steps_per_epoch}
+        if passed := [name for name, value in options.items() if value is not None]:
+            problem = f"{passed[0]}= is passed with data of type {kind}, which is converted already"
+            raise ValueError(f"{problem} and would ignore it; make the {kind} with this option.")
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     columns = None if label is None else Columns.of(label)
@@ -95,8 +98,7 @@ def as_data(
     if by_rows or _is_stream(data):
         if sample_weight is not None:
             raise ValueError(
-                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; it must yield the "
-                "weights itself: (x, y, weight)."
+                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
             )
         options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
         if _indexable_rows(data, by_rows, names, columns):
@@ -129,16 +131,6 @@ def _remedy(data: Any) -> str:
     if isinstance(data, AbstractSet):
         return "; a set has no order, pass a list"
     return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
-
-
-def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
-    """Raise if an option is passed with data that is converted already, which would ignore it."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}= is passed with data of type {type(data).__name__}, which is converted already and would ignore it; "
-                f"pass the arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
-            )
 
 
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:
@@ -199,8 +191,7 @@ def _arrays(
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
-            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); for several inputs pass x as a list or "
-            f"as a dict with the names {', '.join(repr(n) for n in names.all)}."
+            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
@@ -211,8 +202,5 @@ def _shared_weight(batch: Batch) -> Any | None:
     if batch.metric_weight is not None and not np.array_equal(
         np.ones_like(batch.metric_weight) if batch.weight is None else batch.weight, batch.metric_weight
     ):
-        raise ValueError(
-            "the data is one Batch whose weight and metric_weight differ, but arrays in memory have one weight per row; "
-            "pass a list of batches ([batch]) to use two weights."
-        )
+        raise ValueError("the data is one Batch whose weight and metric_weight differ; pass a list, [batch].")
     return batch.weight

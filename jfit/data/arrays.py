@@ -51,10 +51,7 @@ def to_array(value: Any, name: str) -> np.ndarray:
 
 def _check_dtype(array: np.ndarray, name: str) -> None:
     if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("bfloat16", "float8")):
-        raise ValueError(
-            f"input {name!r} has dtype {array.dtype}, expected real numbers (float, int or bool); encode text as integers and "
-            "convert object columns to numbers."
-        )
+        raise ValueError(f"input {name!r} has dtype {array.dtype}, expected real numbers; convert it to numbers.")
 
 
 def host_array(value: Any, name: str) -> np.ndarray:
@@ -112,8 +109,7 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
             return _cast(array, target)
     bad = array[(array < low) | (array > high)].flat[0]
     raise ValueError(
-        f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {np.dtype(target)} ({low} to {high}); jfit "
-        "uses 32-bit arrays on devices: rescale or re-index the values."
+        f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {target.__name__} ({low} to {high})."
     )
 
 
@@ -257,8 +253,7 @@ class ArrayData:
         count = -(-self.num_rows // batch_size)
         if self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(
-                f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows; "
-                f"expected at most {count}."
+                f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows"
             )
         return self.steps_per_epoch or count
 

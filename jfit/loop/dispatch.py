@@ -260,21 +260,12 @@ class ResidentDispatcher:
     Args:
         data: the arrays of the whole data set.
         spec: model, step, devices and batch sizes.
-        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
-        reason: why they may not, see `Plan.coupled`.
+        **padding: `paddable` and `reason` of `DeviceBatches`.
     """
 
-    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
-        self.data, self.spec = data, spec
-        self.batches = DeviceBatches(
-            spec.model,
-            data,
-            spec.devices,
-            spec.batch_size,
-            micro_batches=spec.micro_batches,
-            paddable=paddable,
-            reason=reason,
-        )
+    def __init__(self, data: ArrayData, spec: DispatchSpec, **padding: Any) -> None:
+        self.data, self.spec, options = data, spec, {"micro_batches": spec.micro_batches, **padding}
+        self.batches = DeviceBatches(spec.model, data, spec.devices, spec.batch_size, **options)
         self.num_batches = self.batches.layout.num_batches
         self.checks = None  # arrays are checked before training, and the devices have a copy
         self._programs: dict[Any, Any] = {}
@@ -352,11 +343,10 @@ class StreamDispatcher:
     Args:
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
-        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
-        reason: why they may not, see `Plan.coupled`.
+        **padding: `paddable` and `reason` of `HostBatches`.
     """
 
-    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
+    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, **padding: Any) -> None:
         self.data, self.spec = data, spec
         slices = slices_of(spec.step)
         self._ordered = None if slices is None else ordered_steps(spec)
@@ -365,16 +355,8 @@ class StreamDispatcher:
         if slices is not None:
             own = process_slices(spec.devices, slices, equal=isinstance(data, StreamData))
             parts, multiple = (1, slices) if own is None else (slices, 1)
-        self.batches = HostBatches(
-            spec.model,
-            data,
-            parts,
-            spec.batch_size,
-            micro_batches=spec.micro_batches * multiple,
-            paddable=paddable,
-            reason=reason,
-            own=own,
-        )
+        options = {"micro_batches": spec.micro_batches * multiple, "own": own, **padding}
+        self.batches = HostBatches(spec.model, data, parts, spec.batch_size, **options)
         self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it

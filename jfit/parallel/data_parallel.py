@@ -14,7 +14,7 @@ from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, Params, verified_plan
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
-from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
+from jfit.parallel.devices import STATE_AXES, merge_outputs, place, place_split, split_batch
 from jfit.parallel.mesh import SplitDevices, split_devices
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
@@ -164,7 +164,8 @@ class DataParallel:
     def _split(self, batch: Batch) -> Batch:
         """Split a batch over the devices; of the devices of other processes, this one has no slices."""
         own = slice(None) if self._own_rows else self._own
-        return split_batch(batch, self._parts, self._axes, self._multiple, own=own)
+        split = split_batch(batch, self._parts, self._axes, self._multiple, own=own)
+        return place_split(split, self.devices) if isinstance(self.devices, SplitDevices) else split
 
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
         """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""

@@ -59,7 +59,7 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
     if equal and count % processes:
         raise ValueError(
             f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes that pass their own rows cannot "
-            f"share equally; pass the same batches in all processes, or start a number of processes that divides {count}"
+            "share equally; pass the same batches in all processes"
         )
     own = ranks.index(jax.process_index())
     return slice(own, own + ranks.count(jax.process_index()))
@@ -231,13 +231,8 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 def _check(step: Any, devices: int) -> None:
     if step.sync_batch_stats:
-        raise ValueError(
-            "reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True; leave one of them out"
-        )
+        raise ValueError("reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True")
     if step.returns_gradients:
         raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
     if devices > step.reduce.slices:
-        raise ValueError(
-            f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices; pass fewer, or "
-            "reduce=jfit.step.reduce.ordered(slices=...) with a larger power of 2"
-        )
+        raise ValueError(f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices")

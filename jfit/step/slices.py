@@ -355,10 +355,7 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
     """
     model, count, rows = settings.model, settings.micro_batches, len(shard.row_ids)
     if rows % count:
-        raise ValueError(
-            f"micro_batches={count} does not divide the {rows} rows of the batch on each device; use jfit.data_parallel or "
-            "jfit.fit, which pad the batch"
-        )
+        raise ValueError(f"micro_batches={count} does not divide the {rows} rows of a device; use fit, which pads the batch")
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
 

@@ -212,7 +212,7 @@ def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:
     if not optimizer.takes_rate:
         raise ValueError(
             f"learning_rate is {learning_rate}, but the optimizer is an optax instance with its own learning rate; pass it to "
-            "the constructor of the optimizer, or pass the optimizer by name"
+            "the constructor of the optimizer"
         )
     return learning_rate
 

@@ -135,16 +135,6 @@ def test_other_settings_of_jax_are_other_programs():
 
 
 @pytest.mark.slow
-def test_pmap_and_shard_map_do_not_share_programs(monkeypatch):
-    first, _ = fitted(devices=2)
-    monkeypatch.setattr(spmd, "SPMD", "shard_map")
-    second, counts = fitted(devices=2)
-    assert counts["traces:train"] == 1
-    same(first.params, second.params)
-    assert not traces(fitted(devices=2)[1])
-
-
-@pytest.mark.slow
 def test_a_redefined_function_and_optax_optimizer_are_traced_once_and_not_compiled():
     def cell(scale):
         def apply(params, x):
