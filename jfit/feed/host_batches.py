@@ -25,7 +25,7 @@ from jfit.feed.batch_sizes import (
     unpaddable_message,
 )
 from jfit.feed.batches import to_batch_axes
-from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message, own_positions
+from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
@@ -275,7 +275,33 @@ class HostBatches:
         if self._agreement is not None:
             plan = self._agreement.agree_on_plan(plan)
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
-        warn_per_device(plan, self.devices)
+        if plan.coupled or plan.of_loss:
+            warn_per_device(plan, self.devices)
+
+
+def own_positions(count: int, size: int, unit: int, devices: int, own: slice) -> tuple[np.ndarray | slice, np.ndarray]:
+    """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
+
+    Every process of a job has the same arrays.
+
+    Args:
+        count: number of rows of the global batch.
+        size: number of rows to which the batch is padded; padding rows repeat the batch.
+        unit: number by which the number of rows is then made divisible.
+        devices: number of devices of all processes.
+        own: positions of the devices of this process.
+
+    Returns:
+        (positions of the rows in the batch, a slice if none is padding; whether each row is no padding, bool).
+
+    Example:
+        >>> own_positions(3, 4, 4, 4, slice(2, 4))
+        (array([2, 0]), array([ True, False]))
+    """
+    each = multiple(size, unit) // devices
+    positions = np.arange(own.start * each, own.stop * each)
+    counted = positions < count
+    return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
 def plan_key(inputs: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jfit import optim
 from jfit.lowering.model import Model
+from jfit.optim.schedules import run_schedule
 from jfit.prepare.options import FitOptions
 
 
@@ -39,7 +40,7 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     passed = _passed_rate(options.optimizer, rate, schedule, options.schedule_params)
     if schedule is not None:
         updates = num_batches and num_batches * options.num_epoch
-        schedule = optim.run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
+        schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
     resolved = resolve_optimizer(options.optimizer, options.optimizer_params, model, schedule)
     return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed)
 

@@ -27,9 +27,8 @@ from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
-from jfit.optim.registry import used_rate
+from jfit.optim.registry import in_structure, used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
-from jfit.optim.structure import in_structure
 from jfit.programs import Constants
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit
-from jfit.optim.structure import in_structure
+from jfit.optim.registry import in_structure
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(32, 3)).astype("float32"), RNG.normal(size=(32, 3)).astype("float32")
