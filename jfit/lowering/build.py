@@ -375,11 +375,7 @@ def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> d
     for name, node in nodes.items():
         shape = shapes.get((id(node), 0))
         if shape is None or 0 in shape:
-            raise GraphError(
-                f"the shape of {name!r} cannot be inferred from {dict(known)}"
-                + (f" (known so far: {shape})" if shape else "")
-                + f"; pass the shapes of all inputs, or declare Variable({name!r}, shape=...), or name it in inputs="
-            )
+            raise GraphError(f"the shape of {name!r} cannot be inferred from {dict(known)}; pass the shapes of all inputs")
         dtype = dtypes.get((id(node), 0)) or DTYPES["float32"]
         inferred[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
     return inferred

@@ -287,10 +287,7 @@ def attributes_with_shapes(
     attributes = {}
     for node, shape in zip(nodes, _inferred_shapes(graph, nodes, shapes, size), strict=True):
         if shape is None or 0 in shape:
-            raise GraphError(
-                f"{node.name}: shape {node.params['shape']} has an unknown size (0), and the rest of the graph does not "
-                f"determine it (known so far: {shape}); pass the full shape"
-            )
+            raise GraphError(f"{node.name}: shape {node.params['shape']} has an unknown size 0; pass the full shape")
         attributes[id(node)] = Attrs({**node.params, "shape": shape})
     return attributes
 

@@ -40,7 +40,7 @@ from jfit.metrics.core import on_devices, on_host
 from jfit.optim import Optimizer
 from jfit.parallel import check_unsharded, with_local
 from jfit.parallel.contexts import across, is_auto, own_positions
-from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
+from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
 from jfit.prepare.optimizer import Chosen, choose_optimizer
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
 from jfit.programs import check_shapes
@@ -222,6 +222,7 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     names = step_names(metrics) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
     step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
+    settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     state = with_local(state, rule, trainable, len(settings.devices))

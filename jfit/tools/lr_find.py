@@ -288,10 +288,7 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
 
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
-        raise ValueError(
-            f"lr_find: the optimizer {optimizer!r} contains its learning rate, which lr_find must change in each step; pass "
-            "the optimizer by name, such as optimizer='adam' (optimizers of jfit and optax have names)"
-        )
+        raise ValueError(f"lr_find: optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:
@@ -385,6 +382,5 @@ def _check_first(trace: np.ndarray, model: Model) -> None:
                 "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
             )
         raise ValueError(
-            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; check the data and "
-            "the initial values for nan"
+            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; see the data"
         )

@@ -38,10 +38,6 @@ def test_a_named_schedule_starts_at_the_optimizers_rate_and_ends_with_the_run():
     np.testing.assert_allclose(found, 0.1 * (1 + np.cos(np.pi * np.arange(4, 17, 4) / 16)), atol=1e-6)
 
 
-def test_parameters_of_a_named_schedule_are_used():
-    np.testing.assert_allclose(rates(schedule="factor", schedule_params={"step": 8, "factor": 0.5}), [0.2, 0.2, 0.1, 0.1])
-
-
 @pytest.mark.parametrize(
     ("schedule", "params"),
     [
