@@ -176,12 +176,11 @@ def injected_rate(opt_state: Any) -> Array | None:
     return None if hyper is None else hyper["learning_rate"]
 
 
-def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any) -> Array | None:
-    """Return the learning rate that an update used.
+def own_rate(optimizer: Optimizer, before: Any, after: Any) -> Array | None:
+    """Return the learning rate that an update used to which none was passed.
 
     Args:
         optimizer: the `Optimizer` that made the update.
-        rate: learning rate passed to the update; None if the optimizer is an optax instance with its own learning rate.
         before: optimizer state before the update.
         after: optimizer state after the update.
 
@@ -189,11 +188,10 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
         float32 scalar; None if it is unknown, because the optimizer has its own learning rate and does not store it.
 
     Example:
-        >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
+        >>> sgd = get(momentum.sgd(0.5))
+        >>> own_rate(sgd, sgd.init({"w": jnp.ones(1)}), ()).item()
         0.5
     """
-    if optimizer.takes_rate and rate is not None:
-        return rate
     if optimizer.state_spec is not None and optimizer.base_lr is not None:
         own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
         return jnp.asarray(rate_at(optimizer.base_lr, own.count), jnp.float32)

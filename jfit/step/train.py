@@ -26,9 +26,9 @@ from jfit.metrics import Metric
 from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
-from jfit.optim.core import is_small, wide
-from jfit.optim.registry import in_structure, used_rate
-from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
+from jfit.optim.core import apply_updates, is_small, wide
+from jfit.optim.registry import in_structure, own_rate
+from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.programs import Constants
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
@@ -458,12 +458,13 @@ class UpdateRule(NamedTuple):
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
             return _clip(scaled, self.limits.norm, self.limits.value)
 
-        gradients = on_values(change, {**gradients, **tables})
+        gradients = on_values(change, {**gradients, **tables}) if tables else change(gradients)
         base = state.base_lr
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
-        extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
+        passed = self.optimizer.takes_rate and lr is not None
+        extra = {"value": loss} | ({"learning_rate": lr} if passed else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
-        lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
+        lr = lr if passed else own_rate(self.optimizer, state.opt_state, opt_state)
         return apply_updates(trainable, updates), opt_state, lr
 
 
