@@ -303,7 +303,7 @@ class Predictor:
         """Return the outputs of the model for all rows, a tuple of NumPy arrays.
 
         Args:
-            state: `TrainState` with the parameters, on the devices.
+            state: `TrainState` with the parameters of evaluation (`jfit.parallel.whole.evaluated_state`), on the devices.
             data: the data set.
 
         Raises:
@@ -322,20 +322,13 @@ class Predictor:
 
         The rows are padded to a power of two, so that `batch_size` bounds the number of programs by its logarithm.
         """
-        state = evaluated_state(state, self.devices)
         batches = self._read(state, data, min(self.batch_size, 1 << (data.num_rows - 1).bit_length()))
         batch, count = batches.whole()
         self._sizes = batches.sizes
         return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
 
-    def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the outputs of each batch, a tuple of NumPy arrays without padding rows; up to 8 batches are computed ahead."""
-        for part in filter(None, self._outputs(state, data)):
-            yield tuple(_concatenate([output]) for output in part)
-
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
-        state = evaluated_state(state, self.devices)
         batches = self._read(state, data, self.batch_size)
         program = self._program if isinstance(data, ArrayData) else self._program_of_own
         with batches.read(in_order=True) as stream:
@@ -452,7 +445,7 @@ class Evaluator:
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
         """Return the outputs for every row: a NumPy array, or a tuple of arrays if the model has several outputs.
 
-        Arguments as for `Run.predict`, with the parameters in `state`.
+        Arguments as for `Run.predict`, with the parameters of evaluation in `state`.
         """
         size, devices = self._size(batch_size), self.settings.devices
         check_entry("Run.predict", several=True)

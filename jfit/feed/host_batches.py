@@ -229,7 +229,8 @@ class HostBatches:
         unit = self._unit
         if not self.paddable and count % unit:
             raise ValueError(unpaddable_message(count, unit, self.reason))
-        self._note_size(multiple(count, unit), position)
+        if not (self.paddable and isinstance(self.data, ArrayData)):  # those are padded to the batch size
+            self._note_size(multiple(count, unit), position)
         if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
             announce_size(self.model, count, self._largest, self.reason)
             self._announced = True
@@ -246,7 +247,7 @@ class HostBatches:
 
     def _note_size(self, count: int, position: tuple[int, int]) -> None:
         sizes = self.sizes.add(count)
-        if sizes == self.sizes or (self.paddable and isinstance(self.data, ArrayData)):
+        if sizes == self.sizes:
             return
         if sizes.varies and not self.sizes.varies and (self._to_few_sizes or not self.paddable):
             announce_varying(sizes, self._use, None if self.paddable else self.reason)
@@ -298,7 +299,7 @@ def own_positions(count: int, size: int, unit: int, devices: int, own: slice) ->
         >>> own_positions(3, 4, 4, 4, slice(2, 4))
         (array([2, 0]), array([ True, False]))
     """
-    each = multiple(size, unit) // devices
+    each = -(-size // unit) * unit // devices
     positions = np.arange(own.start * each, own.stop * each)
     counted = positions < count
     return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted

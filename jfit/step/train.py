@@ -422,7 +422,8 @@ class UpdateRule(NamedTuple):
             raise ValueError(
                 f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
             )
-        check_limits(clip_norm=norm, clip_value=value)
+        if norm is not None or value is not None:
+            check_limits(clip_norm=norm, clip_value=value)
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
     @property
@@ -449,6 +450,8 @@ class UpdateRule(NamedTuple):
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
         """
+        base = state.base_lr
+        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         is_exact = self.optimizer.state_spec is not None
         tables = {name: _rows_or_table(g, trainable[name], self.by_rows) for name, g in _tables(gradients).items()}
@@ -459,8 +462,6 @@ class UpdateRule(NamedTuple):
             return _clip(scaled, self.limits.norm, self.limits.value)
 
         gradients = on_values(change, {**gradients, **tables}) if tables else change(gradients)
-        base = state.base_lr
-        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         passed = self.optimizer.takes_rate and lr is not None
         extra = {"value": loss} | ({"learning_rate": lr} if passed else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
@@ -502,13 +503,15 @@ def _check_state(model: Model, state: Any) -> None:
 
 
 def _check_micro_batches(model: Model, micro_batches: int) -> None:
+    if micro_batches == 1:
+        return
     positive_integer(micro_batches=micro_batches)
     reasons = {
         "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
         "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
     }
     for trait, reason in reasons.items():
-        if micro_batches > 1 and trait in model.traits:
+        if trait in model.traits:
             raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
 
 
