@@ -36,9 +36,8 @@ from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
 from jfit.loop.dispatch import dispatcher_of, reported_lr
-from jfit.loop.loop import Loop
+from jfit.loop.loop import Loop, copied
 from jfit.loop.replaying import Replay, replay_step
-from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
@@ -561,9 +560,9 @@ class Run:
 
     def _evaluated(self) -> contextlib.AbstractContextManager[TrainState]:
         """Context manager whose value is the state for scores and predictions, which no other thread deletes in the block."""
-        if self._loop is None:
-            return contextlib.nullcontext(self.state)
         loop, devices = self._loop, self.settings.devices
+        if loop is None:
+            return contextlib.nullcontext(evaluated_state(self.state, devices))
         return loop.thread.reading(lambda: evaluated_state(loop.state, devices)._replace(opt_state=(), metrics=(), local=None))
 
     def replay(self, step: int) -> Replay:

@@ -93,9 +93,10 @@ def as_data(
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     columns = None if label is None else Columns.of(label)
-    by_rows = True if not isinstance(data, tuple) and has_rows_by_type(data) else None
+    in_memory = isinstance(data, (tuple, np.ndarray))
+    by_rows = True if not in_memory and has_rows_by_type(data) else None
     data = data.source if isinstance(data, Rows) else data
-    if by_rows or _is_stream(data):
+    if by_rows or (not in_memory and _is_stream(data)):
         if sample_weight is not None:
             raise ValueError(
                 f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
@@ -158,7 +159,7 @@ def _used_keys(data: Any, names: Names, columns: Columns | None) -> list[str] | 
 
 
 def _is_stream(data: Any) -> bool:
-    if isinstance(data, (Mapping, tuple, str, bytes)):
+    if isinstance(data, (Mapping, str, bytes)):
         return False
     if is_mxnet_iter(data) or hasattr(data, "as_numpy_iterator"):
         return True
@@ -177,8 +178,8 @@ def _arrays(
         split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
         if split is not None:
             raise TypeError(f"data is a dict of data sets; pass one of them, such as data[{split!r}].")
-    by_name = not isinstance(data, tuple) and is_frame(data) and (columns is not None or names.require_labels)
-    if isinstance(data, Mapping) or by_name:
+    may_be_frame = not isinstance(data, tuple) and (columns is not None or names.require_labels)
+    if isinstance(data, Mapping) or (may_be_frame and is_frame(data)):
         arrays, columns = select(data, names, columns)
         return arrays, None, columns
     if explicit:
@@ -186,7 +187,7 @@ def _arrays(
     if isinstance(data, Batch):
         weight = _shared_weight(data) if names.require_labels else None  # predict ignores weights
         return dict(data.inputs), weight, None
-    whole = not names.require_labels and is_argument(names.structure, data)
+    whole = names.structure is not None and not names.require_labels and is_argument(names.structure, data)
     if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")) or whole:
         data = (data,)
     if len(data) not in (1, 2, 3):

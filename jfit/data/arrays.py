@@ -188,7 +188,6 @@ class ArrayData:
         weight: Any | None = None,
         steps_per_epoch: int | None = None,
     ):
-        arrays = {name: unmasked(value, name) for name, value in arrays.items()}
         self.mapped = {name for name, value in arrays.items() if is_mapped(value)}
         self.arrays: dict[str, np.ndarray] = {}
         self.private: set[str] = set()
@@ -202,12 +201,12 @@ class ArrayData:
         self._blocks = self._block_sizes()
 
     def _add(self, name: str, value: Any) -> None:
+        host = host_array(value, name)
         if name in self.mapped:
-            _check_dtype(value, name)
-            self.arrays[name] = value
+            _check_dtype(host, name)
+            self.arrays[name] = host
             self.private.add(name)  # `whole` returns a copy
             return
-        host = host_array(value, name)
         self.arrays[name] = to_array(host, name)
         if isinstance(value, (jax.Array, list)) or not np.may_share_memory(host, self.arrays[name]):
             self.private.add(name)

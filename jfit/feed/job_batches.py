@@ -1,8 +1,8 @@
-"""Batches in jobs of several processes: which rows of arrays a process reads, and agreement about the batches of streams.
+"""Batches in jobs of several processes: agreement about the batches of streams.
 
-Every process has the same arrays, and reads the rows of its own devices of each global batch.  A stream yields the rows of its
-own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream is used, the processes tell
-each other its number of rows, shapes and dtypes, on the threads that prepare batches: a message per batch, ahead of training.
+A stream yields the rows of its own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream
+is used, the processes tell each other its number of rows, shapes and dtypes, on the threads that prepare batches: a message per
+batch, ahead of training.
 """
 
 from __future__ import annotations
@@ -21,33 +21,10 @@ from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
 from jfit.distributed.channel import JobError
-from jfit.feed.batch_sizes import MIXED_ROWS, multiple, on_host
+from jfit.feed.batch_sizes import MIXED_ROWS, on_host
 from jfit.lowering.model import Plan
 
 _numbers = itertools.count()  # of the passes over streams, which all processes read in the same order
-
-
-def own_positions(count: int, size: int, unit: int, devices: int, own: slice) -> tuple[np.ndarray | slice, np.ndarray]:
-    """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
-
-    Args:
-        count: number of rows of the global batch.
-        size: number of rows to which the batch is padded; padding rows repeat the batch.
-        unit: number by which the number of rows is then made divisible.
-        devices: number of devices of all processes.
-        own: positions of the devices of this process.
-
-    Returns:
-        (positions of the rows in the batch, a slice if none is padding; whether each row is no padding, bool).
-
-    Example:
-        >>> own_positions(3, 4, 4, 4, slice(2, 4))
-        (array([2, 0]), array([ True, False]))
-    """
-    each = multiple(size, unit) // devices
-    positions = np.arange(own.start * each, own.stop * each)
-    counted = positions < count
-    return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
 class StreamBatch(NamedTuple):

@@ -25,38 +25,45 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jfit import activity, counters
+from jfit.callbacks.base import Callback, Event, of_this_process
 from jfit.checkpoints.agreement import equal_times
 from jfit.distributed import num_processes
+from jfit.evaluate.host_metrics import HostMetrics
 from jfit.evaluate.scorer import ResidentScorer
+from jfit.history.table import History
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
-from jfit.loop.dispatch import Dispatch, reported_lr
-from jfit.loop.events import Events
+from jfit.loop.dispatch import Dispatch, DispatchSpec, reported_lr
 from jfit.loop.nonfinite import NanPolicy
 from jfit.loop.profiling import StepProfiler
-from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
-from jfit.loop.threads import TrainingThread
-from jfit.metrics.core import on_devices
+from jfit.loop.step_log import StepLog, StepRow
+from jfit.metrics.core import on_devices, on_host
 from jfit.parallel.contexts import cores
 from jfit.parallel.devices import place
+from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import WAIT_EVERY, Window
 from jfit.prepare import Problem
 from jfit.programs import Program
 from jfit.step.state import TrainState
-from jfit.step.totals import cleared
+from jfit.step.totals import cleared, joined, values
 
+NEVER = 1 << 30  # steps to an event that does not come
 LOG_SECONDS = 0.5  # minimum time between two "log" events
 MAX_THREADS = 3  # that compile: training, incomplete last batch, evaluation
+_LONGEST_PAUSE = 0.1  # seconds that the training waits at most for a thread that asked for a copy
 Programs = Sequence[tuple[Program, tuple[Any, ...]]]
 
 
@@ -273,6 +280,146 @@ class Loop:
             self.read((), behind=0)  # sync: once per checkpoint
 
 
+# ------------------------------------------------------------------------------------------------ callbacks
+class Events:
+    """Send events to callbacks in their order, and keep their states.
+
+    Args:
+        callbacks: the callbacks of a run.
+        loop: the `Loop`; each event has its position and its run.
+
+    Attributes:
+        callbacks: those that run in this process.
+        states: the state of each callback, JSON-serializable, saved in checkpoints.
+        has_steps: whether a callback gets "step" events.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], loop: Any) -> None:
+        # A weak reference, because the loop refers to this object: a cycle would live until garbage collection.
+        self.callbacks, self._loop = list(map(of_this_process, callbacks)), weakref.proxy(loop)
+        self.states: list[Any] = [callback.init() for callback in callbacks]
+        self._every = [(i, c.every) for i, c in enumerate(self.callbacks) if c.every and "step" in c.events]
+        self.has_steps = bool(self._every)
+
+    def send(self, kind: str, logs: dict[str, Any] | None = None, **position: int) -> None:
+        """Call the callbacks that get the event `kind`, all with the same `logs`; `position` overrides that of the loop."""
+        for i in range(len(self.callbacks)):
+            self.send_to(i, kind, logs, **position)
+
+    def send_to(self, i: int, kind: str, logs: dict[str, Any] | None = None, **position: int) -> None:
+        """Call callback number `i`, if it gets the event `kind`."""
+        callback, loop = self.callbacks[i], self._loop
+        if kind not in callback.events:
+            return
+        where = loop.position | position
+        event = Event(kind, num_batches=loop.dispatcher.num_batches, logs={} if logs is None else logs, run=loop.run, **where)
+        what = activity.SAVING if callback.saves else activity.CALLBACK
+        doing = activity.Doing(what, f"in the callback {callback.name!r} ({kind})")
+        with contextlib.suppress(Stopped), doing:  # the other callbacks get the event, and training stops after it
+            self.states[i] = callback.on(event, self.states[i])
+
+    def end_after_error(self) -> None:
+        """Call every callback with "fit_end", so that bars and files are closed; ignore exceptions."""
+        for i in range(len(self.callbacks)):
+            with contextlib.suppress(Exception):
+                self.send_to(i, "fit_end")
+
+    def after_dispatch(self, _: Any) -> None:
+        """Send a "step" event to the callbacks whose interval ends with the last step."""
+        for i, every in self._every:
+            if self._loop.step % every == 0:
+                self.send_to(i, "step")
+
+    def gap(self, step: int) -> int:
+        """Number of steps from `step` (updates done so far) to the next "step" event."""
+        return min((every - step % every for _, every in self._every), default=NEVER)
+
+
+# ------------------------------------------------------------------------------------------------ values that the host reads
+class Readings:
+    """Queues of the values of single batches, which are read when the host waits for an earlier dispatch anyway.
+
+    Args:
+        problem: what is trained, with its metrics, its callbacks, of which those with "step_log" events get the values of
+            steps, and `log_every`.
+        spec: settings of the dispatches, which say what a program returns beside its report.
+
+    Attributes:
+        host: the `HostMetrics`, or None.
+        queues: whether values of single batches are read at all, beside the running sums.
+    """
+
+    def __init__(self, problem: Problem, spec: DispatchSpec) -> None:
+        metrics, devices, log_every = problem.settings.metrics, problem.settings.devices, problem.options.log_every
+        self._metrics, on_the_host = on_devices(metrics), on_host(metrics)
+        self.host = HostMetrics(on_the_host, slices_of(spec.step) or len(devices)) if on_the_host else None
+        self._receivers = [(i, c.every) for i, c in enumerate(problem.options.callbacks) if "step_log" in c.events and c.every]
+        intervals = [every for _, every in self._receivers] + ([log_every] if log_every else [])
+        self._steps = StepLog(spec.step_names, intervals, devices[0]) if spec.step_names else None
+        self._log_every = log_every
+        self._unsent: deque[StepRow] = deque()  # values of steps that are read, for "step_log" events
+        self._sending = False  # whether "step_log" events are being sent
+        self.queues = self.host is not None or self._steps is not None
+
+    def take(self, result: Any, dispatch: Dispatch, loop: Any) -> Any:
+        """Queue what a program returned beside the report, and return the report.
+
+        Args:
+            result: the second result of `Dispatch.run`.
+            dispatch: the dispatch.
+            loop: the `Loop`, at the position before it.
+        """
+        if self._steps is not None:
+            result = self._steps.push(result, dispatch.steps, loop.position)
+        return result if self.host is None else self.host.push(result)
+
+    def read(self, value: Any, history: History, events: Events, *, behind: int = WAIT_EVERY) -> Any:
+        """Copy arrays to the host, and record the values of earlier batches that wait to be read.
+
+        Args:
+            value: pytree of arrays.
+            history: gets the values of the steps.
+            events: sends the "step_log" events.
+            behind: number of the last dispatches whose batches are left for later, because they may not be finished.
+        """
+        batches = [] if self.host is None else self.host.pop(behind)
+        entries = [] if self._steps is None else self._steps.pop(behind)
+        # sync: one wait for all; the callers say how often
+        read, batches, arrays = counters.read((value, batches, [entry.array for entry in entries]))
+        if self.host is not None:
+            self.host.update(batches)
+        if self._steps is not None and entries:
+            self._record(self._steps.rows(entries, arrays), history, events)
+        return read
+
+    def values(self, totals: Any, snapshot: int | None = None) -> dict[str, Any]:
+        """Return loss, metrics and host metrics by name.
+
+        Args:
+            totals: running sums, copied to the host.
+            snapshot: result of `HostMetrics.snapshot` at the time of `totals`; None: host metrics over all batches so far.
+        """
+        result = values(self._metrics, totals)
+        return result if self.host is None else joined(result, self.host.values(snapshot))
+
+    def _record(self, rows: Sequence[StepRow], history: History, events: Events) -> None:
+        for row in rows:
+            if self._log_every is not None and row.position["step"] % self._log_every == 0:
+                history.add_step(**row.position, **row.logs)
+        self._unsent.extend(rows if self._receivers else ())
+        if self._sending:  # a callback saves a checkpoint: its own event is sent first, then those of later steps
+            return
+        self._sending = True
+        try:
+            while self._unsent:
+                row = self._unsent.popleft()
+                for i, every in self._receivers:
+                    if row.position["step"] % every == 0:
+                        events.send_to(i, "step_log", row.logs, **row.position)
+        finally:
+            self._sending = False
+
+
 # ------------------------------------------------------------------------------------------------ how far the host runs ahead
 class LogPoint(NamedTuple):
     """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
@@ -350,6 +497,125 @@ class Pace:
 
 
 copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original
+
+
+# ------------------------------------------------------------------------------------------------ other threads
+# One thread trains a run, and other threads may score, predict and read its state meanwhile.  A dispatch donates the old state,
+# whose arrays JAX deletes; a thread that used them would fail with "Array has been deleted".  Other threads therefore get
+# copies, made between two dispatches.
+class TrainingThread:
+    """Record of the thread that trains a run, and a lock: its dispatches exclude copies of the state by other threads.
+
+    As a context manager, it encloses each dispatch of the training thread.
+
+    Attributes:
+        name: name of the thread that trains; None if none does.
+    is_elsewhere: whether another thread than the caller's trains.
+
+    Example:
+        >>> training = TrainingThread()
+        >>> with training.training(lambda: None):
+        ...     print(training.name, training.is_elsewhere)
+        MainThread False
+        >>> with training.reading(lambda: {"w": 1.0}) as state:
+        ...     print(state)
+        {'w': 1.0}
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._id: int | None = None
+        self._lock = threading.RLock()
+        self._waiting: set[int] = set()  # threads that wait for the end of a dispatch
+        self._reading: list[int] = []  # threads that use the state itself, because no thread trained when they began
+
+    def __enter__(self) -> None:
+        if self._waiting:  # a lock may go to the same thread again and again
+            end = time.monotonic() + _LONGEST_PAUSE
+            while self._waiting and time.monotonic() < end:
+                time.sleep(0.001)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread trains."""
+        return self._id is not None and self._id != threading.get_ident()
+
+    def check_here(self, method: str, remedy: str) -> None:
+        """Raise RuntimeError if another thread trains; `remedy` is the end of the message."""
+        if self.is_elsewhere:
+            raise RuntimeError(
+                f"{method}: thread {self.name!r} trains this run, so that its state, position and history could be of "
+                f"different steps; {remedy}"
+            )
+
+    @contextlib.contextmanager
+    def training(self, copy_state: Callable[[], None]) -> Iterator[None]:
+        """Return a context manager in which this thread trains.
+
+        Args:
+            copy_state: replaces the state by a copy; called if other threads are using it.
+
+        Raises:
+            RuntimeError: a thread trains the run already.
+        """
+        is_ours = False
+        try:
+            with self._lock:
+                if self._id is not None:
+                    raise RuntimeError(self._refusal())
+                is_ours = True
+                self._id, self.name = threading.get_ident(), threading.current_thread().name
+                if any(thread != self._id for thread in self._reading):
+                    copy_state()
+            yield
+        finally:
+            if is_ours:
+                self._id = self.name = None
+
+    def _refusal(self) -> str:
+        where = f"thread {self.name!r}" if self.is_elsewhere else "this thread, in one of whose callbacks this call is"
+        return (
+            f"this run is being trained by {where}; a run has one state, which only one call can train. Wait until that "
+            "training has ended, or call jfit.fit, which makes another run"
+        )
+
+    @contextlib.contextmanager
+    def reading(self, get_state: Callable[[], Any]) -> Iterator[Any]:
+        """Return a context manager whose value is a state that no other thread changes or deletes in the block.
+
+        Args:
+            get_state: returns the state or a part of it.
+        """
+        thread = threading.get_ident()
+        with self.exclusive():
+            copies = self.is_elsewhere
+            state = copied(get_state()) if copies else get_state()
+            self._reading.append(thread)
+        try:
+            yield state
+        finally:
+            self._reading.remove(thread)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Return a context manager in which no other thread dispatches."""
+        thread = threading.get_ident()
+        self._waiting.add(thread)
+        try:
+            with self._lock:
+                self._waiting.discard(thread)
+                yield
+        finally:
+            self._waiting.discard(thread)
+
+
+def copied(tree: Any) -> Any:
+    """Copy the arrays of a pytree on their devices."""
+    return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, tree)
 
 
 # ------------------------------------------------------------------------------------------------ compilation ahead of use

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.graph.description import description_of
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
-from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, description_of, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss

@@ -1,9 +1,11 @@
 """The public names of this package: type checkers read them here, and so does `jfit.lazy.stub`."""
 
 from jfit.optim.averaging import EmaState as EmaState, ema as ema, ema_params as ema_params
-from jfit.optim.core import OptState as OptState, Optimizer as Optimizer, set_multipliers as set_multipliers
+from jfit.optim.core import (
+    OptState as OptState, Optimizer as Optimizer, apply_updates as apply_updates, set_multipliers as set_multipliers,
+)
 from jfit.optim.registry import OPTIMIZERS as OPTIMIZERS, get as get, injected_rate as injected_rate, register as register
-from jfit.optim.rows import SparseRows as SparseRows, apply_updates as apply_updates
+from jfit.optim.rows import SparseRows as SparseRows
 from jfit.optim.rules import (
     adadelta as adadelta, adagrad as adagrad, adam as adam, adamax as adamax, adamw as adamw, adding as adding, dcasgd as
     dcasgd, ftml as ftml, ftrl as ftrl, group_adagrad as group_adagrad, lamb as lamb, lars as lars, lbsgd as lbsgd, nadam as

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import below_1
-from jfit.optim.core import Optimizer, copied, one_minus_power, wide
+from jfit.optim.core import Optimizer, apply_updates, copied, one_minus_power, wide
 from jfit.optim.registry import get
-from jfit.optim.rows import apply_updates
 
 
 class EmaState(NamedTuple):

@@ -21,7 +21,7 @@ import optax
 from jax import Array
 
 from jfit.checks import at_least_0, below_1, name_hint
-from jfit.optim.rows import SparseRows, in_rows
+from jfit.optim.rows import SparseRows, add_rows, in_rows
 from jfit.optim.schedules import Schedule
 from jfit.programs import Constants, depends_on_more
 
@@ -612,3 +612,26 @@ def _decays(names: list[str], ndims: list[int], rule: str) -> list[float]:
     if any(name.endswith(_MXNET_ENDINGS) and "/" not in name for name in names):
         return [float(name.endswith(DECAYED[rule])) for name in names]
     return [float(ndim >= 2) for ndim in ndims]
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """params + updates, as `optax.apply_updates`, with row-sparse updates written to their rows only.
+
+    If the parameters are donated, the rows are written in place.
+
+    Args:
+        params: pytree of arrays.
+        updates: pytree of the same structure, of arrays and `SparseRows`.
+
+    Returns:
+        The new parameters, in the dtypes of `params`.
+
+    Example:
+        >>> apply_updates({"w": jnp.ones(3)}, {"w": SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
+        [1.0, 4.0, 1.0]
+    """
+
+    def add(weight: Any, update: Any) -> Any:
+        return add_rows(weight, update) if isinstance(update, SparseRows) else optax.apply_updates(weight, update)
+
+    return jax.tree.map(add, params, updates)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from jfit import forks
 from jfit.distributed import RanksDiffer, exchange, num_processes
-from jfit.forks import check_not_forked
 
 Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 
@@ -316,7 +316,8 @@ def check_entry(entry: str, several: bool = False) -> None:
     Example:
         >>> check_entry("jfit.fit")
     """
-    check_not_forked(entry)
+    if forks.is_forked:
+        forks.check_not_forked(entry)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
         raise ValueError(

@@ -180,7 +180,7 @@ class _Body:
             raise _Untraced
         counters.count_trace(self.name)
         inputs, table = (args[:-1], args[-1]) if self.has_table else (args, None)
-        with bound(self.constants, table):
+        with bound(self.constants, table) if self.constants else contextlib.nullcontext():
             result = self.fn(*inputs)
         leaves, tree = jax.tree.flatten(result)
         self.results = tree, tuple([repr(jax.typeof(x)) for x in leaves])

@@ -15,16 +15,18 @@ Loss and metric sums are always summed over devices.  docs/scaling.md has a tabl
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
 from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
+from jfit.step.state import TrainState
 
 
 class Reduce(NamedTuple):
@@ -333,6 +335,49 @@ RULES: dict[str, Callable[[], Reduce]] = {
     "sharded": sharded,
     "sharded_parameters": sharded_parameters,
 }
+
+
+def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -> TrainState:
+    """Add the initial per-device state of a reduction rule, such as the residuals of "2bit", unless the state has one.
+
+    The per-device state of an earlier rule is dropped if this rule has none.
+
+    Args:
+        state: `TrainState`.
+        rule: the reduction rule.
+        trainable: the trainable parameters by name, which have the shapes and dtypes of their gradients.
+        count: number of devices.
+
+    Returns:
+        `TrainState` whose `local` has a leading device axis if there are several devices.
+
+    Raises:
+        ValueError: the state has one with other shapes, such as that of another number of devices.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> state = jfit.init_state(model, "sgd")
+        >>> with_local(state, two_bit(), state.params, 4).local["w"].shape
+        (4, 2)
+    """
+    local = rule.init(trainable)
+    if count > 1:
+        local = jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local)
+    if state.local is None:
+        return state._replace(local=local)
+    if local is None:  # residuals of another rule are not needed; per-device state of the user's own is kept
+        is_residual = isinstance(state.local, Mapping) and set(state.local) == set(trainable)
+        return state._replace(local=None) if is_residual else state
+    expected, actual = (
+        {jax.tree_util.keystr(k): np.shape(x) for k, x in jax.tree.leaves_with_path(t)} for t in (local, state.local)
+    )
+    if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
+        raise ValueError(
+            f"state.local{differ[0]} (residuals of '2bit' or '1bit') has shape {actual.get(differ[0])}, expected "
+            f"{expected.get(differ[0])} on {count} device(s); for new residuals pass state._replace(local=None)"
+        )
+    return state
 
 
 def get(rule: Reduce | str | None) -> Reduce:

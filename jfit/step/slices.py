@@ -239,8 +239,10 @@ def shared_sums(
         part: from `part_number`.
     """
     losses = loss_sums(model, done.outputs, shard.inputs, shard.weight, rows, done.joint)
-    heads = head_arguments(model, done.outputs, shard.inputs, shard.metric_weight, rows)
-    stats = metric_stats(for_batch(metrics, model, heads, shard.inputs), *heads, *part)
+    stats = ()
+    if metrics:
+        heads = head_arguments(model, done.outputs, shard.inputs, shard.metric_weight, rows)
+        stats = metric_stats(for_batch(metrics, model, heads, shard.inputs), *heads, *part)
     mean = losses.mean if losses else (jnp.zeros(()), jnp.zeros(()))
     return losses, Shared(mean, stats, logged_sums(done.joint, shard.weight))
 

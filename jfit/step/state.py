@@ -21,7 +21,7 @@ from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
-from jfit.optim.structure import in_structure
+from jfit.optim.registry import in_structure
 from jfit.programs import Program
 from jfit.step.totals import zero_totals
 

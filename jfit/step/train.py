@@ -26,10 +26,9 @@ from jfit.metrics import Metric
 from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
-from jfit.optim.core import is_small, wide
-from jfit.optim.registry import used_rate
-from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
-from jfit.optim.structure import in_structure
+from jfit.optim.core import apply_updates, is_small, wide
+from jfit.optim.registry import in_structure, own_rate
+from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.programs import Constants
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
@@ -423,7 +422,8 @@ class UpdateRule(NamedTuple):
             raise ValueError(
                 f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
             )
-        check_limits(clip_norm=norm, clip_value=value)
+        if norm is not None or value is not None:
+            check_limits(clip_norm=norm, clip_value=value)
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
     @property
@@ -450,6 +450,8 @@ class UpdateRule(NamedTuple):
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
         """
+        base = state.base_lr
+        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         is_exact = self.optimizer.state_spec is not None
         tables = {name: _rows_or_table(g, trainable[name], self.by_rows) for name, g in _tables(gradients).items()}
@@ -459,12 +461,11 @@ class UpdateRule(NamedTuple):
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
             return _clip(scaled, self.limits.norm, self.limits.value)
 
-        gradients = on_values(change, {**gradients, **tables})
-        base = state.base_lr
-        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
-        extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
+        gradients = on_values(change, {**gradients, **tables}) if tables else change(gradients)
+        passed = self.optimizer.takes_rate and lr is not None
+        extra = {"value": loss} | ({"learning_rate": lr} if passed else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
-        lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
+        lr = lr if passed else own_rate(self.optimizer, state.opt_state, opt_state)
         return apply_updates(trainable, updates), opt_state, lr
 
 
@@ -502,13 +503,15 @@ def _check_state(model: Model, state: Any) -> None:
 
 
 def _check_micro_batches(model: Model, micro_batches: int) -> None:
+    if micro_batches == 1:
+        return
     positive_integer(micro_batches=micro_batches)
     reasons = {
         "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
         "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
     }
     for trait, reason in reasons.items():
-        if micro_batches > 1 and trait in model.traits:
+        if trait in model.traits:
             raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
 
 

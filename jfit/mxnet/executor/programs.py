@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.counters import count_trace
-from jfit.graph.description import description_of
-from jfit.graph.nodes import Entry, Node
+from jfit.graph.nodes import Entry, Node, description_of
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.groups import with_groups

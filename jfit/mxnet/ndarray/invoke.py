@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit import checks
-from jfit.graph.description import is_own
+from jfit.graph.nodes import is_own
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host

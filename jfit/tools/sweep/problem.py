@@ -17,9 +17,18 @@ from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, first_batch
 from jfit.history.table import History
 from jfit.metrics.core import on_host
 from jfit.parallel import place
-from jfit.prepare.checks import checked_plan, in_eval_data
-from jfit.prepare.optimizer import Chosen, choose_optimizer
-from jfit.prepare.problem import Task, initial_state, make_step, match, run_settings, with_task
+from jfit.prepare.problem import (
+    Chosen,
+    Task,
+    checked_plan,
+    choose_optimizer,
+    in_eval_data,
+    initial_state,
+    make_step,
+    match,
+    run_settings,
+    with_task,
+)
 from jfit.programs import Constants
 from jfit.programs.constants import is_argument, table_of
 from jfit.programs.keys import read_function
