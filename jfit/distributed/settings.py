@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-UNNUMBERED = -1  # rank of a process that gets its rank when it connects
-
 
 class Settings(NamedTuple):
     """The processes of a job, and which of them this one is.
@@ -20,7 +18,6 @@ class Settings(NamedTuple):
         rank: number of this process, from 0.
         local_rank: number of this process on its host, from 0; None if it is the only one there, or it is not known.
         source: where these settings come from, for messages.
-        token: text that only the processes of this job know (see `token_of`); "": none.
 
     Example:
         >>> Settings("127.0.0.1:9000", 2, 0, None, "arguments").rank
@@ -32,7 +29,6 @@ class Settings(NamedTuple):
     rank: int
     local_rank: int | None
     source: str
-    token: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -50,6 +46,8 @@ _LAUNCHERS = {
     "PMI_SIZE": "PMI_RANK",
 }
 
+# Variables with the number of a worker of MXNet's launchers, which start it themselves, by MPI, or by Slurm.
+_WORKERS = ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID", *_LAUNCHERS.values())
 
 # Variables with the number of processes that a launcher started, and those that name this launch.
 _LAUNCHES = {"WORLD_SIZE": ("TORCHELASTIC_RUN_ID",), "SLURM_STEP_NUM_TASKS": ("SLURM_JOB_ID", "SLURM_STEP_ID")}
@@ -142,7 +140,7 @@ def settings_of(
 
 
 def _of_mxnet(env: Mapping[str, str]) -> Settings:
-    """Read the variables of MXNet's launcher, which are those of ps-lite; a process without a number gets rank `UNNUMBERED`."""
+    """Read the variables of MXNet's launcher, which are those of ps-lite."""
     if missing := [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT") if name not in env]:
         raise ValueError(
             f"the environment has DMLC_NUM_WORKER, as MXNet's launcher sets it, but not {' and '.join(missing)}: the address "
@@ -150,14 +148,16 @@ def _of_mxnet(env: Mapping[str, str]) -> Settings:
         )
     if (role := env.get("DMLC_ROLE", "worker")) != "worker":
         raise ValueError(f"DMLC_ROLE is {role!r}, but only workers take part in a job of jfit; do not start this process")
-    name = next((n for n in ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID") if n in env), None)
-    rank = UNNUMBERED if name is None else _number(env, name)
-    names = ["DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", *([] if name is None else [name])]
+    name = next((n for n in _WORKERS if n in env), None)
+    if name is None:
+        raise ValueError(
+            "the environment has DMLC_NUM_WORKER, as MXNet's launcher sets it, but no number of this worker; set DMLC_WORKER_ID "
+            "for each, from 0, where 0 runs on the host DMLC_PS_ROOT_URI"
+        )
+    names = ["DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", name]
     source = f"the environment variables of MXNet's launcher ({', '.join(names)})"
     coordinator = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
-    settings = Settings(coordinator, _number(env, "DMLC_NUM_WORKER"), rank, None, source)
-    _checked(settings._replace(rank=0) if name is None else settings)
-    return settings
+    return _checked(Settings(coordinator, _number(env, "DMLC_NUM_WORKER"), _number(env, name), None, source))
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -20,7 +20,7 @@ from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
-from jfit.distributed.channel import JobError
+from jfit.distributed.errors import JobError
 from jfit.feed.batch_sizes import MIXED_ROWS, multiple, on_host
 from jfit.lowering.model import Plan
 
@@ -114,7 +114,7 @@ class StreamAgreement:
             # Training ended early, in all processes at the same step; some have read one batch more than others, and wait.
             if (current := job.current()) is not None:
                 with contextlib.suppress(JobError):
-                    current.channel.begin_exchange(self._name, {"closed": True, "rows": None})
+                    current.channel.post(self._name, {"closed": True, "rows": None})
             raise
 
     def agree_on_plan(self, plan: Plan) -> Plan:

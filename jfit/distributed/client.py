@@ -1,0 +1,209 @@
+"""JAX's coordination service, through which the processes of a job talk beside the devices: a store of keys in rank 0.
+
+JAX has its client as a private name, so this is the only module that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import distributed as _runtime
+from jax._src.lib import _jax
+
+from jfit.distributed.errors import JobError
+from jfit.distributed.settings import Settings
+
+_HEARTBEAT = 300  # seconds without one after which JAX ends the job, if jfit's watchdog has not
+_ANSWERS = ("NOT_FOUND", "ALREADY_EXISTS")
+_handlers: list[Any] = []  # of SIGABRT; C keeps no reference to them
+
+
+class Unreachable(JobError):
+    """The service in rank 0 is gone."""
+
+
+class Store:
+    """The keys and values of the service; threads may share it.
+
+    Calls wait while the process of rank 0 is stopped, so that another thread must watch `answered`.
+
+    Args:
+        client: the client of JAX's coordination service.
+        prefix: what the keys of this job begin with.
+
+    Attributes:
+        answered: when the service last answered, `time.monotonic()`.
+    """
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client, self._prefix = client, f"jfit/{prefix}/"
+        self.answered = time.monotonic()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value, which replaces an earlier one."""
+        self._call("key_value_set_bytes", key, value, True)
+
+    def add(self, key: str, value: bytes) -> bool:
+        """Store a value unless the key has one; return whether it was stored."""
+        return self._call("key_value_set_bytes", key, value, False) is not False
+
+    def get(self, key: str, seconds: float = 0.0) -> bytes | None:
+        """Return a value; wait until it is stored, at most so many seconds, then return None."""
+        if seconds <= 0:
+            return self._call("key_value_try_get_bytes", key) or None
+        return self._call("blocking_key_value_get_bytes", key, max(int(1000 * seconds), 1)) or None
+
+    def all(self, folder: str) -> dict[str, bytes]:
+        """Return the values whose keys are `folder/...`, by the rest of their keys."""
+        return {key.rpartition("/")[2]: value for key, value in self._call("key_value_dir_get_bytes", f"{folder}/")}
+
+    def delete(self, folder: str) -> None:
+        """Remove the values whose keys are `folder/...`."""
+        self._call("key_value_delete", folder)
+
+    def _call(self, method: str, key: str, *args: Any) -> Any:
+        """Call a method of the client; False: the service answered no, or the time is over.
+
+        Raises:
+            Unreachable: the service is gone.
+        """
+        try:
+            result = getattr(self._client, method)(self._prefix + key, *args)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):  # of the client: the service may be stopped
+                return False
+            if not any(answer in str(error) for answer in _ANSWERS):
+                raise Unreachable("the connection to rank 0 was lost") from None
+            result = False
+        self.answered = time.monotonic()
+        return result
+
+
+def start(settings: Settings | None, timeout: float, local_devices: Any = None) -> tuple[Any, int, int]:
+    """Start JAX's runtime for several processes.
+
+    Args:
+        settings: the processes; None: JAX detects them.
+        timeout: seconds to wait until all have connected.
+        local_devices: numbers of the devices of this process; None: all.
+
+    Returns:
+        (client of the service, number of processes, rank of this process).
+
+    Raises:
+        JobError: not all processes came in time, or this one was turned away.
+        ValueError: JAX detects no cluster.
+    """
+    seconds, address, state = max(int(timeout), 1), None, _runtime.global_state
+    if settings is not None:
+        host, port = settings.address
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        local_devices = [settings.local_rank] if local_devices is None and settings.local_rank is not None else local_devices
+    service, client = _jax.get_distributed_runtime_service, _jax.get_distributed_runtime_client
+    # `jax.distributed.initialize` has no arguments for these.  With a callback, a process that cannot connect gets an exception;
+    # without, JAX aborts it.  (Where jaxlib cannot call the callback, that is the exception.)
+    _jax.get_distributed_runtime_service = functools.partial(service, cluster_register_timeout=seconds)
+    _jax.get_distributed_runtime_client = functools.partial(client, missed_heartbeat_callback=lambda *status: os.abort())
+    try:
+        jax.distributed.initialize(
+            address,
+            settings and settings.num_processes,
+            settings and settings.rank,
+            local_device_ids=local_devices,
+            initialization_timeout=seconds + 5,  # after the service, which knows who is missing
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=10,
+            coordinator_bind_address=address if settings is not None and is_loopback(settings.address[0]) else None,
+        )
+    except RuntimeError as error:
+        raise JobError(_problem(_abandoned() or str(error), settings, timeout)) from None
+    finally:
+        _jax.get_distributed_runtime_service, _jax.get_distributed_runtime_client = service, client
+    return state.client, state.num_processes, state.process_id
+
+
+def _abandoned() -> str:
+    """Forget a connection that failed, and return the status that its client reports."""
+    state, status = _runtime.global_state, ""
+    try:
+        if state.client is not None:
+            state.client.shutdown()
+    except jax.errors.JaxRuntimeError as error:
+        status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0]
+    state.client = None
+    if state.service is not None:
+        state.service.shutdown()
+        state.service = None
+    return status
+
+
+def _problem(status: str, settings: Settings | None, timeout: float) -> str:
+    """Say why a job does not begin, of which the client reports a status."""
+    rank, count, where, source = ("?", "?", "its address", "JAX") if settings is None else (
+        settings.rank, settings.num_processes, settings.coordinator, settings.source
+    )  # fmt: skip
+    if missing := re.findall(r"(\d+)$", status.partition("timed out task names:")[2].strip(), re.MULTILINE):
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(sorted(missing, key=int)[:8])} of {count}"
+        return (
+            f"{ranks} did not connect to rank 0 within {timeout:.0f} s; start {'them' if len(missing) > 1 else 'it'}, or wait "
+            "longer with jfit.distributed.init(timeout=...)"
+        )
+    if "incarnation" in status:
+        return (
+            f"another process has joined as rank {rank}, too; give each process a rank of its own, and end processes of earlier "
+            "launches"
+        )
+    if "Unexpected task" in status:
+        return (
+            f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes; pass the same number to all"
+        )
+    return (
+        f"rank {rank} could not connect to rank 0 at {where} within {timeout:.0f} s ({status.partition(chr(10))[0]}); check that the "
+        f"process of rank 0 runs, and that this address is its own, reachable from here; the address comes from {source}"
+    )
+
+
+def wait_for_port(settings: Settings, timeout: float) -> None:
+    """Wait until no process of this host listens at the port of the job: gRPC would share it, and connect ranks to either.
+
+    Raises:
+        JobError: the port is still in use.
+    """
+    end = time.monotonic() + timeout
+    while _listens(settings.address[1]):
+        if time.monotonic() >= end:
+            raise JobError(
+                f"rank 0 cannot listen at {settings.coordinator}: another program has the port, or an earlier job still runs; "
+                f"pass another port; the address comes from {settings.source}"
+            )
+        time.sleep(0.1)
+
+
+def _listens(port: int) -> bool:
+    rows: list[list[str]] = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # not Linux
+            rows += [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)  # 0A: it listens
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name is an address of the loopback interface."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def on_abort(function: Callable[[], None]) -> None:
+    """Call a function when C++ code aborts this process, as JAX's client does on a thread of its own when rank 0 is gone."""
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: function())
+    _handlers.append(handler)
+    ctypes.pythonapi.PyOS_setsig(signal.SIGABRT, handler)
