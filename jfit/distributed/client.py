@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,19 +36,21 @@ class Unreachable(JobError):
 class Store:
     """The keys and values of the service; threads may share it.
 
-    Calls wait while the process of rank 0 is stopped, so that another thread must watch `answered`.
+    Calls wait while the process of rank 0 is stopped, so that another thread must watch `answers`.
 
     Args:
         client: the client of JAX's coordination service.
         prefix: what the keys of this job begin with.
 
     Attributes:
-        answered: when the service last answered, `time.monotonic()`.
+        answers: number of answers of the service.
     """
 
     def __init__(self, client: Any, prefix: str) -> None:
         self._client, self._prefix = client, f"jfit/{prefix}/"
-        self.answered = time.monotonic()
+        self.answers = 0
+        self._calling: set[int] = set()  # ids of threads
+        self._closed = False
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value, which replaces an earlier one."""
@@ -71,13 +74,26 @@ class Store:
         """Remove the values whose keys are `folder/...`."""
         self._call("key_value_delete", folder)
 
+    def wait_for(self, ranks: list[int], seconds: float) -> None:
+        """Wait until processes of these ranks have called this function, at most so many seconds."""
+        self._call("wait_at_barrier", "end", int(1000 * seconds), ranks)
+
+    def close(self) -> None:
+        """Refuse calls, and wait for those of other threads: Python must not end while one is in C++ code."""
+        self._closed = True
+        while self._calling:
+            time.sleep(0.01)
+
     def _call(self, method: str, key: str, *args: Any) -> Any:
         """Call a method of the client; False: the service answered no, or the time is over.
 
         Raises:
             Unreachable: the service is gone.
         """
+        self._calling.add(threading.get_ident())
         try:
+            if self._closed:
+                raise Unreachable("this process has left its job")
             result = getattr(self._client, method)(self._prefix + key, *args)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):  # of the client: the service may be stopped
@@ -85,7 +101,9 @@ class Store:
             if not any(answer in str(error) for answer in _ANSWERS):
                 raise Unreachable("the connection to rank 0 was lost") from None
             result = False
-        self.answered = time.monotonic()
+        finally:
+            self._calling.discard(threading.get_ident())
+        self.answers += 1
         return result
 
 
@@ -202,8 +220,8 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def on_abort(function: Callable[[], None]) -> None:
+def on_abort(function: Callable[[], None] | None) -> None:
     """Call a function when C++ code aborts this process, as JAX's client does on a thread of its own when rank 0 is gone."""
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: function())
+    handler = function and ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: function())
     _handlers.append(handler)
     ctypes.pythonapi.PyOS_setsig(signal.SIGABRT, handler)

@@ -19,11 +19,19 @@ from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Log
 from jfit.distributed.client import Store, start, wait_for_port
 from jfit.distributed.errors import JobError
-from jfit.distributed.hooks import Hooks
+from jfit.distributed.hooks import install
 from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of, start_of
 from jfit.distributed.output import show_once
 from jfit.distributed.settings import launched, settings_of, token_of
 from jfit.distributed.stops import AgreedFlag, Stops
+
+# What is wrong with a process that says something else about itself than rank 0, by what it says.
+_UNFIT = {
+    "token": "has another token than the job of rank 0: end processes of earlier launches, and start all with the same command "
+    "of their launcher, or with the same JFIT_JOB_TOKEN",
+    "num_processes": "was started for {} processes, but rank 0 for {}; pass the same number to all",
+    "versions": "has {}, but rank 0 has {}; install the same versions everywhere",
+}
 
 
 class Job:
@@ -32,26 +40,20 @@ class Job:
     Attributes:
         rank: number of this process.
         peers: `Peer` of each rank.
+        store: keys and values that all processes share.
         channel: exchanges with the other processes.
         monitor: notices processes that fail or stall.
         stops: stops on which all processes agree.
-        hooks: for errors of this process.
     """
 
     def __init__(self, rank: int, peers: list[Peer], store: Store, watchdog: float) -> None:
         log = Log(store)
-        self.rank, self.peers, self.channel = rank, peers, Channel(store, rank, len(peers))
+        self.rank, self.peers, self.store, self.channel = rank, peers, store, Channel(store, rank, len(peers))
         self.monitor = Monitor(rank, peers, store, log, self.channel, watchdog)
         self.stops = Stops(self.channel, log, rank, len(peers), self.monitor.later)
         self.monitor.start()
-        self.hooks = Hooks(self.monitor)
+        install(self.monitor)
         interrupts.use_flags(lambda: AgreedFlag(self.stops))
-
-    def leave(self) -> None:
-        """Stop watching the other processes."""
-        self.monitor.stop()
-        self.hooks.remove()
-        interrupts.use_flags(None)
 
 
 _job: Job | None = None
@@ -219,8 +221,10 @@ def shutdown() -> None:
     with Doing(activity.END, "at the end of its script"):
         job.channel.exchange(LAST_EXCHANGE, None)
     _job = None
-    job.leave()
+    job.monitor.stop()
+    interrupts.use_flags(None)
     jax.distributed.shutdown()
+    job.store.close()
 
 
 def _at_exit() -> None:
@@ -248,28 +252,15 @@ def _joined(client: Any, count: int, rank: int, timeout: float, watchdog: float)
             raise JobError(f"rank {other} of {count} has connected to rank 0, but did not greet within {timeout:.0f} s")
         received.append(json.loads(greeting))
     peers = [Peer(other, *(greeting[name] for name in about)) for other, greeting in enumerate(received)]
-    for peer, greeting in zip(peers, received, strict=True):
-        if problem := _unfit(greeting, received[0]):
-            raise JobError(f"{peer} {problem}")
+    for name, text in _UNFIT.items():
+        for peer, greeting in zip(peers, received, strict=True):
+            if greeting[name] != received[0][name]:
+                raise JobError(f"{peer} {text.format(_shown(greeting[name]), _shown(received[0][name]))}")
     return Job(rank, peers, Store(client, f"job {token[:16]}"), watchdog)
 
 
-def _unfit(greeting: dict[str, Any], first: dict[str, Any]) -> str | None:
-    """Why a process cannot take part in the job of rank 0; None: it can."""
-    if greeting["token"] != first["token"]:
-        return (
-            "has another token than the job of rank 0: end processes of earlier launches, and start all with the same command of "
-            "their launcher, or with the same JFIT_JOB_TOKEN"
-        )
-    if greeting["num_processes"] != first["num_processes"]:
-        return (
-            f"was started for {greeting['num_processes']} processes, but rank 0 for {first['num_processes']}; pass the same number "
-            "to all"
-        )
-    if greeting["versions"] != first["versions"]:
-        own, other = (", ".join(f"{k} {v}" for k, v in g["versions"].items()) for g in (greeting, first))
-        return f"has {own}, but process {first['pid']} on {first['host']} has {other}"
-    return None
+def _shown(value: Any) -> Any:
+    return ", ".join(map(" ".join, value.items())) if isinstance(value, dict) else value
 
 
 def _check_alone() -> None:

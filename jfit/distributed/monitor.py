@@ -165,85 +165,76 @@ class Monitor:
         log: the log of the job.
         channel: the exchanges of this process.
         watchdog: seconds, see the top of this file.
+
+    Attributes:
+        left: whether the process has left the job, so that what happens to the others is ignored.
+        last_words: set after the main thread has printed the traceback of its own error; None: there is none.
     """
 
     def __init__(self, rank: int, peers: list[Peer], store: Store, log: Log, channel: Channel, watchdog: float) -> None:
         self.rank, self.peers, self.watchdog = rank, peers, watchdog
         self._store, self._log, self._channel = store, log, channel
-        self.interval = min(1.0, watchdog / 4)
-        self.process = os.getpid()
-        self.last_words: threading.Event | None = None  # set after the main thread has printed the traceback of its own error
+        self.interval, self.process, self.left = min(1.0, watchdog / 4), os.getpid(), False
+        self.last_words: threading.Event | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._told = False  # whether this process has added to the log why the job ends
-        self._ending, self._over, self._left = threading.Lock(), threading.Event(), False
-        self._gone: set[int] = set()  # ranks of processes that end, or have ended
-        self._patience = watchdog
+        self._ending, self._over = threading.Lock(), threading.Event()
         self._seen: tuple[Any, int] | None = None
         self._since, self._beats = time.monotonic(), 0
-        self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of each process, and when it was new
-        log.handlers |= {"end": self._on_end, "gone": self._on_gone, "suspect": self._on_suspect}
+        # Of each process, the last heartbeat and for how long it has been the last; not counted while this process is stopped.
+        self._heard: dict[int, tuple[bytes, float]] = dict.fromkeys(range(len(peers)), (b"", 0.0))
+        self._patience = watchdog
+        log.handlers |= {"end": self._on_end, "suspect": self._on_suspect}
 
     def start(self) -> None:
         """Begin to send heartbeats, and to read the log."""
         activity.watch(True)
         on_abort(self._aborted)
         for function in (self._run, self._read):
-            threading.Thread(target=self._guarded, args=(function,), name=f"jfit{function.__name__}", daemon=True).start()
+            threading.Thread(target=self._guarded, args=(function,), name="jfit-monitor", daemon=True).start()
 
     def stop(self) -> None:
         """Send no more heartbeats, and ignore what happens to other processes."""
-        self._left = True
+        self.left = True
+        on_abort(None)
         activity.watch(False)
 
     def later(self, function: Callable[[], None]) -> None:
         """Call a function on another thread, soon; signal handlers may call this method."""
         self._queue.put(function)
 
-    # -------------------------------------------------------------------------------- threads
     def _guarded(self, function: Callable[[], None]) -> None:
         """Run a thread of this class; an error in it ends the job."""
         try:
             function()
         except Exception as error:
-            if not self._left:
+            if not self.left:
                 say("".join(traceback.format_exception(error)).rstrip())
                 self.tell(f"{self.peers[self.rank]} failed: {type(error).__name__}: {error}".partition("\n")[0], self.rank)
 
     def _run(self) -> None:
         """Call functions of `later`, and send a heartbeat in each interval."""
         last = time.monotonic()
-        while not self._left:
+        while not self.left:
             with contextlib.suppress(Unreachable):  # `_read` notices
                 try:
                     self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))()
                 except queue.Empty:
-                    now = time.monotonic()
-                    if self._was_stopped(now - last):
-                        self._heard.clear()
-                    last = now
-                    self._beat(now)
+                    last = time.monotonic()
+                    self._beat(last)
 
     def _read(self) -> None:
         """Read the log, and end this process when the store does not answer."""
-        last = time.monotonic()
-        while not self._left:
+        answers, silent = 0, 0.0
+        while not self.left:
             try:
                 self._log.read(self.interval)
             except Unreachable:
-                time.sleep(self.interval / 4)  # a process that ends before the service may still be leaving
-                if not self._left:
+                if not self.left:
                     self.end(f"{self.peers[0]} {LOST}", 0)
                 return
-            now = time.monotonic()
-            if self._was_stopped(now - last):
-                self._store.answered = now
-            last, silent = now, now - self._store.answered
-            if self.rank and silent > self.watchdog and not self._left:
+            answers, silent = self._store.answers, silent + self.interval if self._store.answers == answers else 0.0
+            if silent > self.watchdog and not self.left:
                 self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
-
-    def _was_stopped(self, seconds: float) -> bool:
-        """Whether this process itself must have been stopped, because its thread has waited for so long."""
-        return seconds > 2 * self.interval + 0.5 * self.watchdog
 
     def _beat(self, now: float) -> None:
         record = activity.record
@@ -259,32 +250,27 @@ class Monitor:
         beat = [self._beats, list(self._channel.open), record.count, what.kind, text, now - self._since, what.seconds]
         self._store.set(f"beat/{self.rank}", json.dumps(beat).encode())
         for peer in self._others_here():
-            if start_of(peer.pid) != peer.start and peer.rank not in self._gone and not self._left:
+            if start_of(peer.pid) != peer.start:
                 return self.tell(f"{peer} {LOST}", peer.rank)
-        if self.rank == 0 and not self._left:
-            self._decide(now)
+        if self.rank == 0:
+            self._decide()
 
     def _others_here(self) -> list[Peer]:
         own = self.peers[self.rank]
         return [peer for peer in self.peers if peer is not own and own.place and peer.place == own.place and peer.start]
 
-    # -------------------------------------------------------------------------------- decisions of rank 0
-    def _decide(self, now: float) -> None:
+    def _decide(self) -> None:
+        """In rank 0: look at the heartbeats of all processes."""
         beats = self._store.all("beat")
-        for peer in self.peers:
-            beat = beats.get(str(peer.rank), b"")
-            if peer.rank not in self._heard or self._heard[peer.rank][0] != beat:
-                self._heard[peer.rank] = beat, now
-        present = [rank for rank in self._heard if rank not in self._gone]
-        parsed = {rank: json.loads(beat) for rank in present if (beat := self._heard[rank][0])}
+        for rank, (last, silent) in self._heard.items():
+            beat = beats.get(str(rank), b"")
+            self._heard[rank] = beat, silent + self.interval if beat == last else 0.0
+        parsed = {rank: json.loads(beat) for rank, (beat, _) in self._heard.items() if beat}
         statuses = {rank: Status(*values[2:]) for rank, values in parsed.items()}
-        for rank in present:
-            seconds = now - self._heard[rank][1]
-            if seconds > self._patience and rank != self.rank:
+        for rank, (_, silent) in self._heard.items():
+            if silent > self._patience:
                 last = f" (last: {statuses[rank].what})" if rank in statuses else ""
-                return self.tell(f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s{last}", rank, silent=True)
-        if len(statuses) < len(present):
-            return  # a process has not sent its first
+                return self.tell(f"{self.peers[rank]} gave no sign of life for {silent:.0f} s{last}", rank, silent=True)
         missing = self._channel.missing({rank: values[1] for rank, values in parsed.items()})
         missing = {key: ranks for key, ranks in missing.items() if not key.startswith(LAST_EXCHANGE)}
         rank = held_up(statuses, self.watchdog, missing.values())
@@ -308,38 +294,43 @@ class Monitor:
         """Tell rank 0 that a collective of this process has failed, so that it waits less long for heartbeats."""
         self._log.append("suspect")
 
-    def tell(self, text: str, rank: int, *, silent: bool = False) -> None:
-        """Add to the log why the job ends; see `end`."""
-        if self._told or self._left:
-            return
-        self._told = True
-        with contextlib.suppress(Unreachable):
-            self._log.append("end", text=text, rank=rank, silent=silent)
-            self._over.wait(LAST_WORDS)
-        self.end(text, rank, silent=silent)
+    def _on_suspect(self, message: dict[str, Any]) -> None:
+        self._patience = min(self.watchdog, SUSPECTED)
 
-    def end(self, text: str, rank: int, *, silent: bool = False) -> None:
+    def tell(self, text: str, rank: int, *, silent: bool = False) -> None:
+        """Add to the log why the job ends, once; see `end`."""
+        if not self.left and not self._over.is_set():
+            with contextlib.suppress(Unreachable):
+                self._log.append("end", text=text, rank=rank, silent=silent)
+                self._over.wait(LAST_WORDS)
+
+    def _on_end(self, message: dict[str, Any]) -> None:
+        self._over.set()
+        if not self.left:
+            self.end(message["text"], message["rank"], silent=message["silent"], common=True)
+
+    def end(self, text: str, rank: int, *, silent: bool = False, common: bool = False) -> None:
         """End this process, because of what happened to a rank; in an interactive session, only say so.
 
         Args:
             text: what happened.
             rank: the process because of which the job ends.
             silent: whether that process does not answer; on this host, it is killed.
+            common: whether all processes end, because they have read that in the log.
         """
         if (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
             return  # the main thread tells of its own error, and ends the process
         interactive = is_interactive()
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
-        peer = self.peers[rank]
-        if silent and peer in self._others_here():
-            kill(peer)
+        if silent and self.peers[rank] in self._others_here():
+            kill(self.peers[rank])
         self._channel.error = JobError(text)
         if interactive:
-            self._left = True
+            self.stop()
             return
         if self.last_words is not None:
             self.last_words.wait(LAST_WORDS)
-        self._leave(EXIT_CODE, rank)
+        self._leave(EXIT_CODE, rank if common else None)
 
     def failed(self, text: str, code: int = EXIT_CODE) -> None:
         """Store the last words of this process for the others, and end it.
@@ -352,56 +343,27 @@ class Monitor:
             self._log.append("end", text=f"{self.peers[self.rank]} failed: {text}", rank=self.rank, silent=False)
         self._leave(code, self.rank)
 
-    def _leave(self, code: int, cause: int) -> None:
-        """End this process; that of rank 0, which has the store, after the others have read in it why."""
-        end = time.monotonic() + LAST_WORDS
-        if self.rank:
-            teller = threading.Thread(target=self._tell_gone, daemon=True)  # rank 0 may be stopped
-            teller.start()
-            teller.join(LAST_WORDS if cause else 0.5)
-        else:
-            while len(self._gone | {self.rank, cause}) < len(self.peers) and time.monotonic() < end:
-                if threading.current_thread().name == "jfit_read":
-                    with contextlib.suppress(Unreachable):
-                        self._log.read(0.1)
-                else:
-                    time.sleep(0.01)
+    def _leave(self, code: int, cause: int | None) -> None:
+        """End this process, after all but `cause` have read why: the store ends with rank 0.  None: it has ended."""
+        if cause is not None and (self.rank != cause or self.rank == 0):
+            with contextlib.suppress(Unreachable):
+                self._store.wait_for([rank for rank in range(len(self.peers)) if rank == 0 or rank != cause], LAST_WORDS)
         leave(code)
-
-    def _tell_gone(self) -> None:
-        with contextlib.suppress(Unreachable):
-            self._log.append("gone", rank=self.rank)
-
-    def _on_end(self, message: dict[str, Any]) -> None:
-        self._over.set()
-        if not self._left:
-            self.end(message["text"], message["rank"], silent=message["silent"])
-
-    def _on_gone(self, message: dict[str, Any]) -> None:
-        self._gone.add(message["rank"])
-
-    def _on_suspect(self, message: dict[str, Any]) -> None:
-        self._patience = min(self.watchdog, SUSPECTED)
 
     def _aborted(self) -> None:
         """JAX's client aborts this process; say why, if it is because rank 0 is gone."""
-        if self._left or os.getpid() != self.process:
-            return
-        for _ in range(20):  # the process of rank 0 closes its connections a little before it has ended
+        for _ in range(20 * (not self.left and os.getpid() == self.process)):
             if self.peers[0] not in self._others_here() or start_of(self.peers[0].pid) != self.peers[0].start:
                 self.end(f"{self.peers[0]} {LOST}", 0)
                 time.sleep(2 * LAST_WORDS)  # another thread is ending this process
-            time.sleep(0.01)
+            time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
 
 
 def place_of() -> str:
     """Text that is equal for processes on the same host which see each other's process ids; "" if that is not known."""
     try:
-        return (
-            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            + os.readlink("/proc/self/ns/pid")
-            + socket.gethostname()
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot + os.readlink("/proc/self/ns/pid") + socket.gethostname()
     except OSError:
         return ""
 
