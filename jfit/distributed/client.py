@@ -19,13 +19,14 @@ from typing import Any
 
 import jax
 from jax._src import distributed as _runtime
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from jfit.distributed.errors import JobError
 from jfit.distributed.settings import Settings
 
 _HEARTBEAT = 300  # seconds without one after which JAX ends the job, if jfit's watchdog has not
 _ANSWERS = ("NOT_FOUND", "ALREADY_EXISTS")
+_LOOPBACK = ("127.", "localhost:", "[::1]:")  # with another address, JAX listens on all interfaces, or on those it is told
 _handlers: list[Any] = []  # of SIGABRT; C keeps no reference to them
 
 
@@ -120,31 +121,31 @@ def start(settings: Settings | None, timeout: float, local_devices: Any = None) 
 
     Raises:
         JobError: not all processes came in time, or this one was turned away.
+        RuntimeError: JAX has computed something, or the service cannot listen.
         ValueError: JAX detects no cluster.
     """
-    seconds, address, state = max(int(timeout), 1), None, _runtime.global_state
-    if settings is not None:
-        host, port = settings.address
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        local_devices = [settings.local_rank] if local_devices is None and settings.local_rank is not None else local_devices
+    seconds, state = max(int(timeout), 1), _runtime.global_state
+    address, count, rank, local, _ = settings or (None,) * 5
     service, client = _jax.get_distributed_runtime_service, _jax.get_distributed_runtime_client
-    # `jax.distributed.initialize` has no arguments for these.  With a callback, a process that cannot connect gets an exception;
+    # `jax.distributed.initialize` has no arguments for these.  With a callback, a process that cannot connect raises an error;
     # without, JAX aborts it.  (Where jaxlib cannot call the callback, that is the exception.)
     _jax.get_distributed_runtime_service = functools.partial(service, cluster_register_timeout=seconds)
     _jax.get_distributed_runtime_client = functools.partial(client, missed_heartbeat_callback=lambda *status: os.abort())
     try:
         jax.distributed.initialize(
             address,
-            settings and settings.num_processes,
-            settings and settings.rank,
-            local_device_ids=local_devices,
+            count,
+            rank,
+            local_device_ids=[local] if local_devices is None and local is not None else local_devices,
             initialization_timeout=seconds + 5,  # after the service, which knows who is missing
             heartbeat_timeout_seconds=_HEARTBEAT,
             shutdown_timeout_seconds=10,
-            coordinator_bind_address=address if settings is not None and is_loopback(settings.address[0]) else None,
+            coordinator_bind_address=address if address and address.startswith(_LOOPBACK) else None,
         )
-    except RuntimeError as error:
-        raise JobError(_problem(_abandoned() or str(error), settings, timeout)) from None
+    except RuntimeError:
+        if state.client is None:
+            raise  # JAX has computed something, or cannot listen
+        raise JobError(_problem(_abandoned(), settings, timeout)) from None
     finally:
         _jax.get_distributed_runtime_service, _jax.get_distributed_runtime_client = service, client
     return state.client, state.num_processes, state.process_id
@@ -157,7 +158,7 @@ def _abandoned() -> str:
         if state.client is not None:
             state.client.shutdown()
     except jax.errors.JaxRuntimeError as error:
-        status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0]
+        status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0].strip()
     state.client = None
     if state.service is not None:
         state.service.shutdown()
@@ -167,27 +168,20 @@ def _abandoned() -> str:
 
 def _problem(status: str, settings: Settings | None, timeout: float) -> str:
     """Say why a job does not begin, of which the client reports a status."""
-    rank, count, where, source = ("?", "?", "its address", "JAX") if settings is None else (
-        settings.rank, settings.num_processes, settings.coordinator, settings.source
-    )  # fmt: skip
+    if settings is None:
+        return f"the processes did not connect to the coordinator that JAX has detected within {timeout:.0f} s ({status})"
+    rank, count = settings.rank, settings.num_processes
     if missing := re.findall(r"(\d+)$", status.partition("timed out task names:")[2].strip(), re.MULTILINE):
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(sorted(missing, key=int)[:8])} of {count}"
-        return (
-            f"{ranks} did not connect to rank 0 within {timeout:.0f} s; start {'them' if len(missing) > 1 else 'it'}, or wait "
-            "longer with jfit.distributed.init(timeout=...)"
-        )
+        remedy = "start what is missing, or wait longer with jfit.distributed.init(timeout=...)"
+        return f"{ranks} did not connect to rank 0 within {timeout:.0f} s; {remedy}"
     if "incarnation" in status:
-        return (
-            f"another process has joined as rank {rank}, too; give each process a rank of its own, and end processes of earlier "
-            "launches"
-        )
+        return f"another process has joined as rank {rank}; give each its own, and end processes of earlier launches"
     if "Unexpected task" in status:
-        return (
-            f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes; pass the same number to all"
-        )
+        return f"this process is rank {rank} of {count}, but rank 0 was started for fewer; pass the same number to all"
     return (
-        f"rank {rank} could not connect to rank 0 at {where} within {timeout:.0f} s ({status.partition(chr(10))[0]}); check that the "
-        f"process of rank 0 runs, and that this address is its own, reachable from here; the address comes from {source}"
+        f"rank {rank} could not connect to rank 0 at {settings.coordinator} within {timeout:.0f} s ({status}); check "
+        f"that its process runs, and that this address is its own, reachable from here; it comes from {settings.source}"
     )
 
 
@@ -198,7 +192,7 @@ def wait_for_port(settings: Settings, timeout: float) -> None:
         JobError: the port is still in use.
     """
     end = time.monotonic() + timeout
-    while _listens(settings.address[1]):
+    while _listens(int(settings.coordinator.rpartition(":")[2])):
         if time.monotonic() >= end:
             raise JobError(
                 f"rank 0 cannot listen at {settings.coordinator}: another program has the port, or an earlier job still runs; "
@@ -213,11 +207,6 @@ def _listens(port: int) -> bool:
         with contextlib.suppress(OSError):  # not Linux
             rows += [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)  # 0A: it listens
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name is an address of the loopback interface."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def on_abort(function: Callable[[], None] | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.metadata
 import json
 import os
 import socket
@@ -111,7 +110,6 @@ def init(
     settings = settings_of(coordinator, num_processes, rank)
     if settings is not None and settings.num_processes == 1:
         return
-    _check_nothing_computed()
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it would take SIGTERM, and do nothing
         jax.config.update("jax_enable_preemption_service", False)
     if settings is not None and settings.rank == 0:  # a process that torchrun is ending may still have the port
@@ -121,7 +119,14 @@ def init(
     except ValueError as error:
         if settings is not None or "coordinator_address" not in str(error):
             raise
-        return _check_alone()
+        if name := launched():
+            raise JobError(
+                f"{name} is {os.environ[name]}, so a launcher started this process as one of several, but JAX does not know "
+                "that launcher; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process (see docs/hosts.md)"
+            ) from None
+        what = "the variables of torchrun (RANK, WORLD_SIZE) nor a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU)"
+        print(f"jfit.distributed.init: this job is one process: neither {what} were found", file=sys.stderr)
+        return
     _job = _joined(client, count, number, timeout, watchdog)
     counters.listen()  # the ends of compilations
     show_once(number, socket.gethostname())
@@ -243,57 +248,20 @@ def _joined(client: Any, count: int, rank: int, timeout: float, watchdog: float)
     token, pid = token_of(count), os.getpid()
     about = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid)}
     greetings, end = Store(client, "greetings"), time.monotonic() + timeout
-    told = {**about, "token": token, "num_processes": count, "versions": _versions()}
-    greetings.set(str(rank), json.dumps(told).encode())
-    received = []
+    about |= {
+        "token": token,
+        "num_processes": count,
+        "versions": f"jfit {sys.modules['jfit'].__version__}, jax {jax.__version__}",
+    }
+    greetings.set(str(rank), json.dumps(about).encode())
+    peers, first = [], {}
     for other in range(count):
         greeting = greetings.get(str(other), max(end - time.monotonic(), 0.01))
         if greeting is None:
             raise JobError(f"rank {other} of {count} has connected to rank 0, but did not greet within {timeout:.0f} s")
-        received.append(json.loads(greeting))
-    peers = [Peer(other, *(greeting[name] for name in about)) for other, greeting in enumerate(received)]
-    for name, text in _UNFIT.items():
-        for peer, greeting in zip(peers, received, strict=True):
-            if greeting[name] != received[0][name]:
-                raise JobError(f"{peer} {text.format(_shown(greeting[name]), _shown(received[0][name]))}")
+        about = json.loads(greeting)
+        first = first or about
+        peers.append(Peer(other, *(about[name] for name in Peer._fields[1:])))
+        for name in (name for name in _UNFIT if about[name] != first[name]):
+            raise JobError(f"{peers[-1]} {_UNFIT[name].format(about[name], first[name])}")
     return Job(rank, peers, Store(client, f"job {token[:16]}"), watchdog)
-
-
-def _shown(value: Any) -> Any:
-    return ", ".join(map(" ".join, value.items())) if isinstance(value, dict) else value
-
-
-def _check_alone() -> None:
-    """Say that the job is this one process.
-
-    Raises:
-        JobError: a launcher started it as one of several.
-    """
-    if name := launched():
-        raise JobError(
-            f"{name} is {os.environ[name]}, so a launcher started this process as one of several, but JAX does not know "
-            "that launcher, and each process would train alone; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each "
-            "(see docs/hosts.md), or pass coordinator=, num_processes= and rank="
-        )
-    print(
-        "jfit.distributed.init: this job is one process: neither the variables of torchrun (RANK, WORLD_SIZE) nor a "
-        "cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU) were found",
-        file=sys.stderr,
-    )
-
-
-def _check_nothing_computed() -> None:
-    """Raise RuntimeError if JAX has started its devices, which then are those of one process."""
-    try:
-        jax.distributed.initialize("127.0.0.1:1", cluster_detection_method="deactivate")  # never valid: no number of processes
-    except RuntimeError:
-        raise RuntimeError(
-            "jfit.distributed.init was called after JAX had started its devices, which are then those of one process; call it "
-            "first: before jax.devices(), before anything is computed, and before models that compute values when they are made"
-        ) from None
-    except ValueError:
-        pass
-
-
-def _versions() -> dict[str, str]:
-    return {"jfit": sys.modules["jfit"].__version__, **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}}

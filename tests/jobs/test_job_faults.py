@@ -276,7 +276,7 @@ UNFIT = {
     "no rank 0": (
         [(1, 2)],
         {},
-        {1: "rank 1 could not connect to rank 0 at .* within 3 s .*check that the process of rank 0 runs"},
+        {1: "rank 1 could not connect to rank 0 at .* within 3 s .*check that its process runs"},
     ),
     "rank": ([(2, 3)], {}, {2: "this process is rank 2 of 3, but rank 0 was started for fewer processes"}),
     "count": ([(1, 3)], {}, dict.fromkeys((0, 1), r"rank 1 \(process .*\) was started for 3 processes, but rank 0 for 2")),
@@ -349,7 +349,7 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
 
 def test_init_after_a_computation_is_refused():
     jax.numpy.ones(1).block_until_ready()
-    with pytest.raises(RuntimeError, match=r"jfit.distributed.init was called after JAX had started its devices"):
+    with pytest.raises(RuntimeError, match=r"must be called before any JAX calls that might initiali[sz]e"):
         jfit.distributed.init(f"127.0.0.1:{free_port()}", 2, 0, timeout=1)
 
 
