@@ -246,13 +246,10 @@ def _joined(client: Any, count: int, rank: int, timeout: float, watchdog: float)
         JobError: in all processes, if one was started for another job than rank 0.
     """
     token, pid = token_of(count), os.getpid()
-    about = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid)}
     greetings, end = Store(client, "greetings"), time.monotonic() + timeout
-    about |= {
-        "token": token,
-        "num_processes": count,
-        "versions": f"jfit {sys.modules['jfit'].__version__}, jax {jax.__version__}",
-    }
+    versions = f"jfit {sys.modules['jfit'].__version__}, jax {jax.__version__}"
+    about = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid)}
+    about |= {"token": token, "num_processes": count, "versions": versions}
     greetings.set(str(rank), json.dumps(about).encode())
     peers, first = [], {}
     for other in range(count):

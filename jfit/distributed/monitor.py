@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from jfit import activity
 from jfit.distributed.channel import Channel, Log
 from jfit.distributed.client import Store, Unreachable, on_abort
-from jfit.distributed.errors import JobError
+from jfit.distributed.errors import JobError, last_line
 
 EXIT_CODE = 1
 LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before this one ends
@@ -209,7 +209,7 @@ class Monitor:
         except Exception as error:
             if not self.left:
                 say("".join(traceback.format_exception(error)).rstrip())
-                self.tell(f"{self.peers[self.rank]} failed: {type(error).__name__}: {error}".partition("\n")[0], self.rank)
+                self.tell(f"{self.peers[self.rank]} failed: {last_line(error)}", self.rank)
 
     def _run(self) -> None:
         """Call functions of `later`, and send a heartbeat in each interval."""
@@ -320,10 +320,13 @@ class Monitor:
         """
         if (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
             return  # the main thread tells of its own error, and ends the process
-        interactive = is_interactive()
+        interactive, peer = is_interactive(), self.peers[rank]
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
-        if silent and self.peers[rank] in self._others_here():
-            kill(self.peers[rank])
+        # Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for
+        # the first of a container.
+        if silent and peer in self._others_here() and peer.pid > 1 and start_of(peer.pid) == peer.start:
+            with contextlib.suppress(OSError):
+                os.kill(peer.pid, signal.SIGKILL)
         self._channel.error = JobError(text)
         if interactive:
             self.stop()
@@ -339,8 +342,7 @@ class Monitor:
             text: the last line of its error.
             code: exit status.
         """
-        with contextlib.suppress(JobError):
-            self._log.append("end", text=f"{self.peers[self.rank]} failed: {text}", rank=self.rank, silent=False)
+        self.tell(f"{self.peers[self.rank]} failed: {text}", self.rank)
         self._leave(code, self.rank)
 
     def _leave(self, code: int, cause: int | None) -> None:
@@ -381,17 +383,6 @@ def start_of(pid: int) -> int:
         return 0 if fields[0] in (b"Z", b"X") else int(fields[19])  # a zombie has ended
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def kill(peer: Peer) -> None:
-    """Kill a process of this host that does not answer, if it still is the one that joined the job.
-
-    Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for the
-    first of a container.
-    """
-    if peer.pid > 1 and peer.place and peer.start and start_of(peer.pid) == peer.start:
-        with contextlib.suppress(OSError):
-            os.kill(peer.pid, signal.SIGKILL)
 
 
 def is_interactive() -> bool:

@@ -63,12 +63,12 @@ class Stops:
         log.handlers |= {"want": self._on_want, "held": self._on_held}
 
     def want(self, number: int | None, reason: str | None) -> None:
-        """Tell all that this process is to stop.  A signal handler calls it with `later`, see `want_later`."""
+        """Tell all that this process is to stop."""
         with contextlib.suppress(JobError):
             self._log.append("want", round=self.round, signal=number, reason=reason, rank=self._rank)
 
     def want_later(self, number: int) -> None:
-        """Let another thread tell all that a signal has arrived."""
+        """Let another thread tell all that a signal has arrived; signal handlers may call this method."""
         self._later(lambda: self.want(number, None))
 
     def pass_one(self, reason: str | None = None) -> Agreed | None:

@@ -2,8 +2,8 @@
 
 Every process has the same arrays, and reads the rows of its own devices of each global batch.  A stream yields the rows of its
 own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream is used, the processes tell
-each other its number of rows, shapes and dtypes, on the threads that prepare batches, ahead of training: of several batches at a
-time, if they are read quickly.
+each other its number of rows, shapes and dtypes, on the threads that prepare batches, ahead of training: of several batches at
+a time, if they are read quickly.
 """
 
 from __future__ import annotations
