@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from jfit import activity, interrupts
 from jfit.activity import Doing
 from jfit.distributed.channel import Channel, Log
-from jfit.distributed.errors import JobError
 from jfit.interrupts import StopFlag, Stopped
 
 _NEVER = 1 << 62
@@ -63,13 +62,8 @@ class Stops:
         log.handlers |= {"want": self._on_want, "held": self._on_held}
 
     def want(self, number: int | None, reason: str | None) -> None:
-        """Tell all that this process is to stop."""
-        with contextlib.suppress(JobError):
-            self._log.append("want", round=self.round, signal=number, reason=reason, rank=self._rank)
-
-    def want_later(self, number: int) -> None:
-        """Let another thread tell all that a signal has arrived; signal handlers may call this method."""
-        self._later(lambda: self.want(number, None))
+        """Tell all that this process is to stop; signal handlers may call this method."""
+        self._tell("want", round=self.round, signal=number, reason=reason)
 
     def pass_one(self, reason: str | None = None) -> Agreed | None:
         """Pass a stopping point; return why to stop at it, or None.
@@ -92,7 +86,7 @@ class Stops:
             self.round += 1
             if self._hold_later:
                 self._hold_later, self._held = False, True
-                self._tell_passed(self.passed)
+                self._tell("held", passed=self.passed)
             return agreed
 
     @property
@@ -100,9 +94,9 @@ class Stops:
         """Whether this process stops at the next stopping point."""
         return self.passed + 1 >= self._target
 
-    def _tell_passed(self, passed: int) -> None:
-        with contextlib.suppress(JobError):
-            self._log.append("held", rank=self._rank, passed=passed)
+    def _tell(self, kind: str, **message: Any) -> None:
+        # On another thread: calls of the store wait while rank 0 is stopped, and the thread that notices needs the lock.
+        self._later(lambda: self._log.append(kind, rank=self._rank, **message))
 
     def _on_want(self, message: dict[str, Any]) -> None:
         if message["round"] != self._answered:
@@ -117,8 +111,7 @@ class Stops:
                 self._hold_later = True
                 return
             self._held = True
-            passed = self.passed
-        self._later(lambda: self._tell_passed(passed))
+            self._tell("held", passed=self.passed)
 
     def _on_held(self, message: dict[str, Any]) -> None:
         self._passed[message["rank"]] = message["passed"]
@@ -165,7 +158,7 @@ class AgreedFlag(StopFlag):
         if agreed.signal is not None:
             self._set(signal.Signals(agreed.signal))
         elif self._received is not None:  # the signal came too late for this stop
-            self._stops.want_later(self._received)
+            self._stops.want(self._received, None)
         self._reason = self._reason or agreed.reason
         return self._reason
 
@@ -200,7 +193,7 @@ class AgreedFlag(StopFlag):
         if self._received is None or number == signal.SIGTERM:
             self._received = number
             if not self.set:
-                self._stops.want_later(number)
+                self._stops.want(number, None)
 
     @contextlib.contextmanager
     def watching(self, *, interrupt: bool = True, terminate: bool = False, raises: bool = True) -> Iterator[StopFlag]:
