@@ -178,7 +178,9 @@ def _problem(status: str, settings: Settings | None, timeout: float) -> str:
     if "incarnation" in status:
         return f"another process has joined as rank {rank}; give each its own, and end processes of earlier launches"
     if "Unexpected task" in status:
-        return f"this process is rank {rank} of {count}, but rank 0 was started for fewer; pass the same number to all"
+        return (
+            f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes; pass the same number to all"
+        )
     return (
         f"rank {rank} could not connect to rank 0 at {settings.coordinator} within {timeout:.0f} s ({status}); check "
         f"that its process runs, and that this address is its own, reachable from here; it comes from {settings.source}"

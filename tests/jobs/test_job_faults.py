@@ -272,7 +272,7 @@ def test_a_port_in_use_and_a_restarted_job_that_waits_for_it():
 
 # What is wrong with a job of which rank 0 is started for 2 processes, its others, and what all of them say.
 UNFIT = {
-    "missing": ([], {}, {0: "rank 1 of 2 did not connect to rank 0 within 3 s; start it, or wait longer"}),
+    "missing": ([], {}, {0: "rank 1 of 2 did not connect to rank 0 within 3 s; start what is missing, or wait longer"}),
     "no rank 0": (
         [(1, 2)],
         {},
