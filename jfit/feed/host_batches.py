@@ -25,7 +25,7 @@ from jfit.feed.batch_sizes import (
     unpaddable_message,
 )
 from jfit.feed.batches import to_batch_axes
-from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message
+from jfit.feed.job_batches import StreamAgreement, StreamBatch, copied, fewer_message
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
@@ -193,9 +193,8 @@ class HostBatches:
         axes, part = self.model.batch_axes, item
         if self._own is None:
             count = rows(item, axes)
-            part = StreamBatch(item, count, count, wrapped_rows(item) if self.weights is False else 0)
-        # copy the batch, because the iterator may write the next one into the same buffers
-        batch = Batch({k: _copy(v) for k, v in part.batch.inputs.items()}, *(_copy(w) for w in part.batch[1:]))
+            part = StreamBatch(copied(item), count, count, wrapped_rows(item) if self.weights is False else 0)
+        batch = part.batch
         self.weighted |= batch.weight is not None or batch.metric_weight is not None
         batch, count = self._checked(batch, position), rows(batch, axes)
         if part.padded is not None and not self.paddable:
@@ -308,7 +307,3 @@ def own_positions(count: int, size: int, unit: int, devices: int, own: slice) ->
 def plan_key(inputs: Mapping[str, Any]) -> Any:
     """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
     return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
-
-
-def _copy(x: Any) -> Any:
-    return np.array(x) if isinstance(x, np.ndarray) else x
