@@ -26,20 +26,16 @@ def request(model, **changes):
     ("options", "message"),
     [
         (["--devices", "1,two"], "--devices is '1,two'; expected numbers"),
-        (["--devices", "0"], "expected numbers of at least 1"),
-        (["--processes", "two"], "--processes is 'two'; expected numbers"),
         (["--before", "nowhere.json"], "--before is nowhere.json, which is no JSON file of an earlier measurement"),
         (["--model", "vgg"], "'vgg' is neither one of mlp"),
         (["--model", __file__], "needs the shape of a row"),
         (["--shape", "data=a"], "--shape is 'data=a'"),
         (["--shape", "data=784"], "the inputs of mlp have fixed shapes"),
         (["--batch", "0"], "--batch is 0; expected a number of at least 1"),
-        (["--rounds", "0"], "--rounds is 0; expected a number of at least 1"),
         (
             ["--json", "/none/out.json"],
             "--json is /none/out.json, which cannot be written: No such file or directory; nothing was",
         ),
-        (["--plot", "/"], "--plot is /, which cannot be written: Is a directory; nothing was measured"),
         (["--markdown", f"{__file__}/out.md"], "which cannot be written: Not a directory"),
     ],
 )

@@ -21,30 +21,19 @@ from jfit.callbacks import (
     progress,
     speedometer,
 )
-from jfit.history.table import History
 
 
 class FakeRun(SimpleNamespace):
     """The part of the run's view that these callbacks use."""
 
     def __init__(self):
-        super().__init__(stopped=None, best=None, batch_size=10, history=History(), position={"epoch": 0, "batch": 0}, step=0)
-        self.restores_best = False
+        super().__init__(stopped=None, best=None, restores_best=False, batch_size=10, step=0)
 
     def snapshot(self):
         return {"step": np.int32(self.step), "w": np.full(2, self.step, np.float32)}
 
     def stop(self, reason):
         self.stopped = reason
-
-    def meta(self):
-        return {"position": self.position, "history": self.history.to_json(), "callbacks": []}
-
-    def extra(self):
-        return {}
-
-    def keep_finite(self, snapshot):
-        return False
 
     def set_best(self, snapshot):
         self.best = snapshot

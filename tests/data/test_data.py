@@ -197,20 +197,6 @@ def test_an_empty_source_raises_with_its_type():
         labels_of(data(lambda: 3))
 
 
-def test_an_exception_of_the_source_propagates_unchanged():
-    error = OSError("disk gone")
-
-    def broken():
-        yield X, Y
-        raise error
-
-    stream = data(broken).batches(0)
-    next(stream)
-    with pytest.raises(OSError, match="disk gone") as caught:
-        next(stream)
-    assert caught.value is error
-
-
 def test_single_rows_in_a_stream_of_batches_raise_and_the_error_suggests_batching():
     with pytest.raises(ValueError, match="the data seems to yield single rows"):
         labels_of(data([(X, Y), (X[0], Y[0])]))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 
 import jfit
 from jfit import counters
-from jfit.loop.dispatch import auto_steps_per_call
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {
@@ -53,14 +51,6 @@ def test_a_dispatch_ends_at_the_next_callback_boundary(resident):
     run = train(steps_per_call=8, callbacks=[callback], data_on_device=resident)
     assert seen == [(0, 3, 3), (0, 6, 6), (1, 2, 9), (1, 5, 12)]
     assert same(run, one_by_one("mlp", resident))
-
-
-def test_on_cpu_small_dense_nets_run_many_steps_per_dispatch_and_convolutional_nets_one():
-    small, conv = jfit.lower(mlp()), jfit.lower(convnet())
-    assert auto_steps_per_call(small, {"w": np.zeros(100)}, 64) == 32
-    assert auto_steps_per_call(small, {"w": np.zeros(10**8)}, 64) == 1
-    if jax.default_backend() == "cpu":
-        assert auto_steps_per_call(conv, {"w": np.zeros(100)}, 64) == 1
 
 
 # ------------------------------------------------------------------------------------------------ tails and padding

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import jfit
-import jfit.mx as mx
 from jfit import sym
 from jfit.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
 from jfit.loop import loop
@@ -138,21 +137,3 @@ def test_a_loaded_run_has_its_last_learning_rate(tmp_path):
     run = trained(schedule="poly", num_epoch=2, schedule_params={"max_update": 20})
     run.save(tmp_path)
     assert jfit.Run.load(tmp_path).lr == run.lr == pytest.approx(0.2 * 0.6**2)
-
-
-def test_callbacks_of_a_module_read_the_rate_of_their_batch():
-    x = np.ones((12, 3), "float32")
-    seen = []
-
-    def look(param):
-        seen.append((param.locals["self"]._optimizer.learning_rate, param.locals["self"]._optimizer.num_update))
-
-    module = mx.mod.Module(mx.sym.load_json(net().tojson()))
-    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)
-    module.fit(
-        mx.io.NDArrayIter(x, np.zeros(12), 4),
-        optimizer_params={"learning_rate": 1.0, "lr_scheduler": scheduler},
-        batch_end_callback=look,
-        num_epoch=2,
-    )
-    assert seen == [(1.0, 1), (1.0, 2), (0.5, 3), (0.5, 4), (0.25, 5), (0.25, 6)]

@@ -165,20 +165,6 @@ def test_a_state_of_an_unbuilt_module_needs_a_batch():
         jfit.init_state(jfit.Model.from_module(linen.Dense(2), loss="mse"), "sgd")
 
 
-def test_the_streams_of_an_nnx_module_are_used_if_rngs_is_optional():
-    import zlib
-
-    net = nnx.Sequential(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
-    run = jfit.fit(net, (X, Y), **{**OPTIONS, "batch_size": 12})
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.split(jax.random.key(0))[1], 0), 0)
-    nnx.reseed(net, default=jax.random.fold_in(key, zlib.crc32(b"default")))
-    loss, gradient = nnx.value_and_grad(lambda net: ((net(X) - Y) ** 2).mean())(net)
-    nnx.update(net, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(net, nnx.Param), gradient))
-    np.testing.assert_allclose(run.history.epochs[0]["loss"], loss, rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(nnx.state(net, nnx.Param)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_a_run_of_a_function_is_loaded_with_its_parameters_as_structure(tmp_path):
     run = jfit.fit(function, (X, Y), params={"w": W}, **OPTIONS)
     run.save(tmp_path)

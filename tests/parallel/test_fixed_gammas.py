@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from cases.fixed_gammas import (
@@ -10,7 +9,6 @@ from cases.fixed_gammas import (
     FIXED,
     ROWS,
     arrays,
-    batch,
     fed_forward,
     first_values,
     module_of,
@@ -75,28 +73,6 @@ def test_fit_repeats_mxnet_in_the_order_of_the_graph(optimizer):
     )  # fmt: skip
     close(raveled(run.params), GOLDEN["nadam"][-1])
     assert all((run.params[name] == 1).all() for name in FIXED)
-
-
-def two_norms(key=2):
-    """A network of one or two norms whose gammas are fixed."""
-    out = mx.sym.BatchNorm(mx.sym.Variable("data"), name="norm")
-    if key == 2:
-        out = mx.sym.BatchNorm(mx.sym.Activation(out, act_type="tanh"), name="top")
-    return mx.sym.SoftmaxOutput(out, name="softmax")
-
-
-def test_parameters_frozen_by_the_user_do_not_advance_the_shared_scalars():
-    model, (data, labels) = jfit.lower(two_norms()), batch(0)
-    inputs = {"data": data, "softmax_label": labels}
-    state = jfit.init_state(model, "nadam", inputs, frozen=["norm_*"])
-    state, _ = jax.jit(jfit.train_step(model, "nadam", frozen=["norm_*"]))(state, inputs)
-    assert float(state.opt_state.shared["m_schedule"]) == pytest.approx(schedule_after([1] * 2))
-    module = mx.mod.Module(two_norms(), fixed_param_names=["norm_gamma"])
-    module.bind([("data", data.shape)], [("softmax_label", labels.shape)])
-    module.init_params()
-    module.init_optimizer(optimizer="nadam")
-    step(mx, module, 0)
-    assert module._optimizer.m_schedule == pytest.approx(schedule_after([1] * 3))
 
 
 def test_a_user_optimizer_class_receives_fixed_gammas_and_cannot_change_them():
