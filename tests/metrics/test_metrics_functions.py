@@ -89,15 +89,6 @@ def test_accuracy_fits_the_labels(form, metric):
     assert score(x, y, loss, metric)["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
 
 
-@pytest.mark.repetitions(1, slow=5)
-@pytest.mark.parametrize("form", FORMS)
-def test_training_and_evaluation_count_the_same(form):
-    x, y, loss, correct = FORMS[form]
-    epoch = fitted(x, y, loss).history.epochs[-1]
-    assert epoch["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
-    assert epoch["val_accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
-
-
 @pytest.mark.parametrize("form", ["one-hot", "binary logits", "multi-label logits", "language model"])
 def test_accuracy_of_weighted_rows(form):
     x, y, loss, correct = FORMS[form]

@@ -234,20 +234,6 @@ def test_the_error_of_the_auc_is_within_its_bound(scale):
     assert got["roc_auc_bound"] < 5e-3 and abs(got["roc_auc"] - oracle.roc_auc_score(label, p)) < 1e-3
 
 
-def test_the_exact_auc_equals_scikit_learns():
-    for label, output, weight in (MANY, TWO):
-        for weighted in (False, True):
-            (metric,) = metrics.get("roc_auc", bins=None, weighted=weighted)
-            running = metric.init()
-            for s in (slice(0, 5), slice(5, 28)):
-                running = metric.update(running, [label[s]], [output[s]], [weight[s]])
-            got = metric.compute(running)["roc_auc"]
-            own = weight if weighted else None
-            columns = range(output.shape[1]) if output.shape[1] > 2 else [1]
-            wanted = np.mean([oracle.roc_auc_score(label == k, output[:, k], sample_weight=own) for k in columns])
-            assert float(got) == pytest.approx(wanted, rel=1e-12)
-
-
 def test_the_auc_of_one_class_or_nan_is_nan():
     label, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.9, 0.4, 0.2], "float32")
     assert np.isnan(one(metrics.roc_auc(), label * 0, p)["roc_auc"])

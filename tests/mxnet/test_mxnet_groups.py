@@ -3,12 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import jfit.mx as mx
 from jfit import counters
-from jfit.lowering.groups import cut, devices_of
 
 GROUPS = {"dev1": mx.cpu(1), "dev2": mx.cpu(2)}
 
@@ -141,13 +138,6 @@ class HalfStep(mx.optimizer.Optimizer):
         weight[:] = weight - 0.01 * state
 
 
-@pytest.mark.slow
-def test_an_optimizer_in_python_updates_parameters_on_their_devices():
-    one, several = (fitted(perceptron, groups, optimizer=HalfStep(rescale_grad=0.25)) for groups in (None, GROUPS))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one[1], several[1])
-    assert several[0].state.params["fc2_weight"].devices() == {jax.devices()[2]}
-
-
 def test_one_context_may_be_in_a_list_and_several_are_errors():
     net, lists = perceptron(), {"dev1": [mx.cpu(1)], "dev2": [mx.cpu(2)]}
     for same in (lists, [GROUPS]):
@@ -164,30 +154,3 @@ def test_one_context_may_be_in_a_list_and_several_are_errors():
 def test_a_store_for_the_same_bits_on_any_number_of_contexts_is_an_error():
     with pytest.raises(NotImplementedError, match="splits batches over devices, group2ctxs layers"):
         fitted(perceptron, GROUPS, kvstore=mx.kv.create("device", reduce="ordered"))
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["dev1", "dev2", None])), min_size=1, max_size=12
-    )
-)
-def test_every_operator_is_in_one_stage_of_its_device_after_its_inputs(nodes):
-    entries = [mx.sym.Variable("x")]
-    for a, b, group in nodes:
-        with mx.AttrScope(**({"ctx_group": group} if group else {})):
-            entries.append(entries[a % len(entries)] + entries[b % len(entries)])
-    order = mx.sym.Group(entries[1:]).nodes()
-    devices = devices_of(order, {"dev1": 1, "dev2": 2}, 0)
-    stages, done = cut(order, devices), {id(n) for n in order if n.op is None}
-    for stage in stages:
-        assert len({devices[id(n)] for n in stage}) == 1
-        for node in stage:
-            assert all(id(e.node) in done for e in node.inputs) and id(node) not in done
-            done.add(id(node))
-    assert done == {id(n) for n in order}
-
-
-def test_layers_of_an_unrolled_recurrent_network_are_one_stage_each():
-    order = recurrent().nodes()
-    assert len(cut(order, devices_of(order, {"dev1": 1, "dev2": 2}, 0))) == 2

@@ -12,7 +12,6 @@ from jfit import optim
 
 RNG = np.random.default_rng(0)
 START = {"fc_weight": RNG.normal(size=(3, 2)), "fc_bias": RNG.normal(size=3)}
-GRADS = [{k: RNG.normal(size=v.shape) for k, v in START.items()} for _ in range(4)]
 
 
 def f32(tree):
@@ -96,42 +95,6 @@ test_errors_describe_the_problem = refused(
     (lambda: optim.sgd(0.1).update({}, optim.sgd(0.1).init({})), ValueError, "need the parameters"),
     (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
 )
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_a_count_per_leaf_gives_each_leaf_its_own_bias_correction(name):
-    tx = optim.get(name, learning_rate=0.05, wd=0.1, wd_mult=None).transform
-    w, grads = f32(START), f32(GRADS[0])
-    state = tx.init(w)
-    update = jax.jit(tx.update)
-    late = jnp.int32(6)
-    both, after = update(grads, state._replace(count=jnp.stack([late, late])), w)
-    want, _ = update(grads, state._replace(count=late), w)
-    for key in w:  # equal counts are the scalar count, bit for bit
-        np.testing.assert_array_equal(both[key], want[key])
-    assert after.count.tolist() == [7, 7]
-    apart, after = update(grads, state._replace(count=(late, late)), w)  # scalars are taken as well
-    assert [int(count) for count in after.count] == [7, 7]
-    for key in w:
-        np.testing.assert_array_equal(apart[key], want[key])
-
-    apart, _ = update(grads, state._replace(count=jnp.array([6, 0], jnp.int32)), w)
-    first, _ = update(grads, state, w)
-    np.testing.assert_array_equal(apart["fc_bias"], want["fc_bias"])
-    np.testing.assert_array_equal(apart["fc_weight"], first["fc_weight"])
-
-
-def test_a_learning_rate_per_leaf_is_traced_and_a_schedule_uses_each_count():
-    w, grads = f32(START), f32(GRADS[0])
-    tx = optim.get("sgd").transform
-    moved, _ = tx.update(grads, tx.init(w), w, learning_rate=jnp.array([0.5, 0.0]))
-    np.testing.assert_allclose(moved["fc_bias"], -0.5 * grads["fc_bias"], rtol=1e-6)
-    assert not np.any(moved["fc_weight"])
-
-    tx = optim.sgd(optim.factor(step=1, factor=0.5, base_lr=1.0))
-    moved, _ = tx.update(grads, tx.init(w)._replace(count=jnp.array([0, 1], jnp.int32)), w)
-    np.testing.assert_allclose(moved["fc_bias"], -grads["fc_bias"], rtol=1e-6)
-    np.testing.assert_allclose(moved["fc_weight"], -0.5 * grads["fc_weight"], rtol=1e-6)
 
 
 def test_numbers_out_of_range_raise_for_optimizers_of_jfit_but_not_for_classes_of_mxnet():
