@@ -271,7 +271,7 @@ class Module(BaseModule):
             if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             if rule is not None:
-                raise ValueError("the module has compression_params, and the kvstore a reduce= of its own; leave out one")
+                raise ValueError("the module has compression_params, the kvstore a reduce= of its own; leave one of them out")
             return parse({"type": "2bit", **self._compression}).rule
         if rule is not None:
             return rule
