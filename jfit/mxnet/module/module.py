@@ -286,7 +286,7 @@ class Module(BaseModule):
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
-            raise ValueError("borrow_optimizer needs the same parameters in both modules; bind with shared_module= first")
+            raise ValueError("borrow_optimizer needs the same parameters; bind this one with shared_module= first")
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
