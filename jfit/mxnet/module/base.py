@@ -44,7 +44,7 @@ def attribute(path: str, doc: str | None = None, *steps: str) -> Any:
 
     doc: its docstring.  steps: what the module must have done before, as for `require`.
     """
-    read, name = attrgetter(path), path.rpartition(".")[2]
+    read, name = attrgetter(path), path.rpartition(".")[2].lstrip("_")
 
     def value(module: Any) -> Any:
         if steps:

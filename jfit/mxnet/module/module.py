@@ -271,7 +271,7 @@ class Module(BaseModule):
             if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
             if rule is not None:
-                raise ValueError("the module has compression_params, and the kvstore a reduce= of its own; leave out one")
+                raise ValueError("the module has compression_params, the kvstore a reduce= of its own; leave one of them out")
             return parse({"type": "2bit", **self._compression}).rule
         if rule is not None:
             return rule
@@ -286,7 +286,7 @@ class Module(BaseModule):
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
-            raise ValueError("borrow_optimizer needs the same parameters in both modules; bind with shared_module= first")
+            raise ValueError("borrow_optimizer needs the same parameters; bind this one with shared_module= first")
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
