@@ -192,16 +192,6 @@ def fake_event(kind: str, step: int, value: float = 0.0, **logs) -> Event:
     return Event(kind, epoch=step, step=step, batch=0, num_batches=1, logs=logs, run=run)
 
 
-def test_the_last_finite_checkpoint_is_kept(tmp_path):
-    callback = saves(tmp_path, keep=1)
-    state = callback.init()
-    for step, value in enumerate([1.0, 2.0, np.nan, np.inf]):
-        state = callback.on(fake_event("epoch_end", step, value), state)
-    callback.on(fake_event("fit_end", 3), state)
-    assert names(tmp_path) == ["step-00000001", "step-00000003"]
-    assert checkpoint.load_meta(tmp_path)["finite"] is False
-
-
 # ------------------------------------------------------------------------------------------------ the disk is full
 @pytest.mark.parametrize("limit", [0, None], ids=["background", "at once"])
 def test_training_continues_after_a_save_that_failed_and_the_next_one_is_tried(disk, tmp_path, limit):
