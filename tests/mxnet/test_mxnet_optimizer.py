@@ -17,14 +17,9 @@ from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as opt
-<<<<<<< HEAD
-from jfit.mxnet.mutable import MutableArray, as_array
-from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, create, get_updater
-from jfit.mxnet.optimizer.apply import apply_update, state_from_mxnet, state_to_mxnet
-=======
 from jfit.mxnet.mutable import MutableArray
-from jfit.mxnet.optimizer import SGD, Adam, Optimizer, apply_update, create, get_updater
->>>>>>> main
+from jfit.mxnet.optimizer import SGD, Adam, Optimizer, create, get_updater
+from jfit.mxnet.optimizer.apply import apply_update, state_from_mxnet
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "updater.json").read_text())
@@ -248,47 +243,6 @@ def test_16_bit_weights_are_rounded_without_master_weights_and_not_with_them(dty
         assert half.value.dtype == dtype and master.dtype == np.float32
 
 
-<<<<<<< HEAD
-def test_states_contain_master_weights_nested_as_in_mxnet_only_for_16_bit_weights():
-    half, full = MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(2))
-    for kind, last in [
-        (SGD, True),
-        (opt.NAG, True),
-        (opt.LARS, True),
-        (opt.LBSGD, False),
-        (Adam, False),
-        (RMSProp, False),
-    ]:
-        optimizer = kind(multi_precision=True, **({"momentum": 0.5} if hasattr(kind(), "momentum") else {}))
-        state = optimizer.create_state_multi_precision(0, half)
-        master, own = state[::-1] if last else state
-        assert master.asnumpy().tolist() == [1, 1] and master.dtype == np.float32
-        plain = optimizer.create_state_multi_precision(0, full)
-        assert jax.tree.structure(jax.tree.map(as_array, own)) == jax.tree.structure(jax.tree.map(as_array, plain))
-    assert SGD(multi_precision=True).create_state_multi_precision(0, half)[0] is None
-    assert SGD(multi_precision=True).create_state_multi_precision(0, full) is None
-
-
-def test_states_with_master_weights_round_trip_and_mixed_dtypes_are_one_dispatch():
-    def run(updater, weights, steps):
-        for t in steps:
-            updater([0, 1], [jnp.full(2, 0.25 + t, jnp.float16), jnp.full(3, 0.5)], weights)
-
-    make = lambda: get_updater(Adam(learning_rate=1e-3, multi_precision=True, wd=0.1))  # noqa: E731
-    first, weights = make(), [MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(3))]
-    run(first, weights, range(3))
-    second, copies = make(), [MutableArray(jnp.array(w.value)) for w in weights]
-    second.set_states(first.get_states())
-    run(first, weights, range(3, 6))
-    run(second, copies, range(3, 6))
-    for mine, theirs in zip(weights, copies, strict=True):
-        np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
-    with pytest.raises(ValueError, match=r"has 2 arrays, Adam expects 3 \(mean, var, master\)"):
-        state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
-
-
-=======
->>>>>>> main
 def test_a_user_optimizer_class_receives_the_master_weight():
     class Halving(Optimizer):
         def create_state(self, index, weight):
@@ -309,21 +263,6 @@ def test_a_user_optimizer_class_receives_the_master_weight():
 
 def test_states_of_another_optimizer_raise():
     one = np.ones(2, "float32")
-<<<<<<< HEAD
-    for optimizer, slots, nested in [
-        (SGD(), (), None),
-        (opt.NAG(), (), None),
-        (SGD(momentum=0.5), (one,), one),
-        (Adam(), (one, one), (one, one)),
-        (RMSProp(), (one,), (one,)),
-        (RMSProp(centered=True), (one, one, one), (one, one, one)),
-    ]:
-        assert state_to_mxnet(optimizer, slots) is nested or state_to_mxnet(optimizer, slots) == nested
-        assert state_from_mxnet(optimizer, nested) == slots
-    assert state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
-    assert state_from_mxnet(Adam(), None) is None
-=======
->>>>>>> main
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
         state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of parameter 'w' is None; create it"):
