@@ -94,8 +94,8 @@ def _column(group: str, value: Any, contexts: Sequence[Any], many: bool) -> list
         return list(value) * len(contexts)
     if many and len(value) == len(contexts):
         return list(value)
-    more = f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else ""
-    raise ValueError(f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one{more}")
+    each = f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else ""
+    raise ValueError(f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one{each}")
 
 
 def _device(context: Any) -> Any:

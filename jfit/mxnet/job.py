@@ -70,5 +70,5 @@ def join_job(name: str) -> None:
     except RuntimeError as error:
         if isinstance(error, distributed.JobError):
             raise
-        problem = f"kvstore {name!r} cannot join the job that {settings.source} describe: jax has already computed something"
+        problem = f"kvstore {name!r} cannot join the job that {settings.source} describe: JAX has computed something before"
         raise RuntimeError(f"{problem} ({error}); create the kvstore at the beginning of the script") from None

@@ -154,7 +154,7 @@ def test_invalid_arguments_raise():
     net = mx.sym.LinearRegressionOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
     with pytest.raises(TypeError, match="update_freq in SVRGModule is None, expected an integer"):
         SVRGModule(net, label_names=["label"])
-    with pytest.raises(ValueError, match="update_freq in SVRGModule is 0"):
+    with pytest.raises(ValueError, match="update_freq is 0"):
         SVRGModule(net, label_names=["label"], update_freq=0)
     train, module = linear()
     module.init_optimizer()

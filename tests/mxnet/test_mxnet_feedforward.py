@@ -318,7 +318,7 @@ test_invalid_use_raises = refused(
     (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has X = None"),
     (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
     (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
-    (lambda: model().score(X), ValueError, "score needs labels"),
+    (lambda: model().score(X), ValueError, "y is missing"),
     (lambda: FeedForward(net()).predict(X), ValueError, "has no parameters yet"),
     (lambda: FeedForward(summed, arg_params=START).predict(X), ValueError, "no bucket key is known"),
     (lambda: FeedForward(3), TypeError, "symbol is 3"),

@@ -243,7 +243,7 @@ def test_files_contain_the_mean_over_contexts_and_load_matching_parameters(tmp_p
         ({"w": np.ones(2, "float32"), "x": np.ones(2, "float32")}, {}, "has 'x', which is not a parameter of this dict"),
         ({"w": np.ones(3, "float32")}, {}, r"has shape \(2,\), the saved array has \(3,\)"),
         ({"w": np.ones(2, "float16")}, {}, "the saved array float16; pass cast_dtype=True"),
-        ({"w": np.ones(2, "float32")}, {"ctx": jfit.cpu(1)}, "so it cannot be loaded on"),
+        ({"w": np.ones(2, "float32")}, {"ctx": jfit.cpu(1)}, "it cannot be loaded on"),
         ([np.ones(2, "float32")], {}, "without names"),
     ],
 )
