@@ -244,8 +244,9 @@ def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callabl
     """
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        inputs = tuple(n for n in inspect.getfullargspec(fn).args[2:] if n not in record.get("aux", ()))
-        register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **{"inputs": inputs} | record))
+        names = inspect.getfullargspec(fn).args[2:]
+        fields: dict[str, Any] = {"inputs": tuple(n for n in names if n not in record.get("aux", ()))} | record
+        register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **fields))
         return fn
 
     return add

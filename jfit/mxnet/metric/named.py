@@ -221,6 +221,8 @@ class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr, name="pearsonr", ave
     Source: Apache MXNet 1.9.1, `PearsonCorrelation`.
     """
 
+    average: str
+
     def reset_local(self) -> None:
         """Reset the local value; with average="micro" the sums are unchanged, as in MXNet."""
         if self.average == "micro":
