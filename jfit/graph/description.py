@@ -6,7 +6,7 @@ from typing import Any
 
 from jfit.graph.nodes import Graph
 from jfit.ops import Op
-from jfit.programs.keys import ByIdentity, Unkeyed, is_trusted
+from jfit.programs.keys import ByIdentity, is_trusted
 
 
 def description_of(symbol: Graph) -> Any:
@@ -27,21 +27,23 @@ def description_of(symbol: Graph) -> Any:
     try:
         description = type(symbol), _describe(symbol)
         hash(description)
-    except (Unkeyed, TypeError):
+    except TypeError:  # an attribute that is no text
         return None
-    return description
+    return description if _is_own_graph(symbol) else None
 
 
 def _describe(graph: Graph) -> Any:
     order, numbers, nodes = graph.nodes(), {}, []
     for node in order:
         numbers[id(node)] = len(numbers)
-        if node.op is not None and not is_own(node.op):
-            raise Unkeyed
         wiring = tuple([(numbers[id(e.node)], e.index) for e in node.inputs])
         op = None if node.op is None else ByIdentity(node.op)
         nodes.append((op, node.name, tuple(node.attrs.items()), wiring, tuple(map(_describe, node.subgraphs))))
     return tuple(nodes), tuple([(numbers[id(h.node)], h.index) for h in graph.heads])
+
+
+def _is_own_graph(graph: Graph) -> bool:
+    return all((n.op is None or is_own(n.op)) and all(map(_is_own_graph, n.subgraphs)) for n in graph.nodes())
 
 
 def is_own(op: Op) -> bool:

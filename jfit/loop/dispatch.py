@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -203,12 +204,7 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         spec: `DispatchSpec` of the training; `result` has the form that its `return_outputs` and `step_names` describe.
     """
 
-    def result(out: StepOut) -> Any:
-        return report(out), step_values(out, spec.step_names) if spec.step_names else None
-
-    def of_slice(outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
-        return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None
-
+    result, of_slice = functools.partial(_ordered_result, spec), functools.partial(_of_slice, spec)
     steps = OrderedSteps(spec.step, spec.devices, result=result, of_slice=of_slice, split=True)
 
     def run(batch: Batch, state: TrainState) -> tuple[TrainState, Any]:
@@ -217,3 +213,11 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         return state, (reported, row) if spec.step_names else reported
 
     return run
+
+
+def _ordered_result(spec: DispatchSpec, out: StepOut) -> Any:
+    return report(out), step_values(out, spec.step_names) if spec.step_names else None
+
+
+def _of_slice(spec: DispatchSpec, outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
+    return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None

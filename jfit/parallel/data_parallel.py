@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.sharded import sharded_state, split_names, whole_params, whole_state
 from jfit.step.state import TrainState, split_params
-from jfit.step.train import optimizer_of, with_reduce
+from jfit.step.train import TrainStep
 
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
@@ -100,7 +101,7 @@ def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
     made: Any = step
     trainable, _ = split_params(made.model, state.params, made.frozen)
     tables = frozenset(made.model.tables)
-    split = split_leaves(optimizer_of(step), trainable, state.opt_state, tables)
+    split = split_leaves(made.rule.optimizer, trainable, state.opt_state, tables)
     params = split_names(trainable, tables) if rule.sharded_parameters else ()
     return sharded_state(state, split, count, params)
 
@@ -133,7 +134,9 @@ class DataParallel:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
         check_same_devices(self.devices, "jfit.data_parallel")
-        step = step if reduce is None else with_reduce(step, reduce)
+        if reduce is not None and not isinstance(step, TrainStep):
+            raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
+        step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)
         own, spans = own_part(self.devices), spans_processes(self.devices)

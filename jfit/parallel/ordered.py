@@ -7,6 +7,7 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ class OrderedSteps:
         step: Any,
         devices: Sequence[Any],
         *,
-        result: Callable[[StepOut], Any] = lambda out: out,
+        result: Callable[[StepOut], Any] | None = None,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
@@ -158,21 +159,14 @@ class OrderedSteps:
         self._owners = [of_slices[j] for j in self._own]
         self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
 
-        def one(state: TrainState, batch: Batch, number: Any) -> Any:
-            sums, outputs = slice_sums(stages, state, batch, number, count)
-            return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
-
         def finish(weighted: bool) -> Program:
-            def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
-                update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
-                return finish_slices(update, state, sums, weighted, result)
-
+            fn = functools.partial(_finished, step if rescaled is None else rescaled, weighted, result)
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
             axes = (None, None) if rescaled is None else (None, None, None)
             return compile_spmd(fn, self._devices[:1], axes, None, donate=donate, name="train_update")
 
-        self._one = Program(one, jax.jit, name="train_slice")
+        self._one = Program(functools.partial(_one_slice, stages, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
         if own is not None:
@@ -224,6 +218,20 @@ class OrderedSteps:
         return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
 
 
+def _one_slice(stages: Any, of_slice: Any, count: int, state: TrainState, batch: Batch, number: Any) -> Any:
+    sums, outputs = slice_sums(stages, state, batch, number, count)
+    return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
+
+
+def _finished(
+    step: Any, weighted: bool, result: Any, state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None
+) -> Any:
+    """The update; `step` is a training step, or makes one for the argument `rescale`."""
+    stages = step(rescale=rescale[0]).stages if rescale else step.stages
+    state, out = finish_slices(stages, state, sums, weighted)
+    return state, out if result is None else result(out)
+
+
 @jax.jit
 def _stacked(values: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *values)
@@ -234,7 +242,7 @@ def _check(step: Any, devices: int) -> None:
         raise ValueError(
             "reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True; leave one of them out"
         )
-    if step.returns_gradients:
+    if step.gradients:
         raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
     if devices > step.reduce.slices:
         raise ValueError(

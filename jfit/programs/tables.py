@@ -2,8 +2,8 @@
 
 `Program` wraps a function that is to be compiled.  Two tables, both bounded, make sure that equal functions are compiled once:
 
-1. By key.  `key_of` describes a function completely: its code and the values that it closes over.  Programs with equal keys
-   share their compiled functions, and the second is neither traced nor compiled.
+1. By key.  `read_key` describes a function of jfit by its content (see `jfit.programs.keys`).  Programs with equal keys share
+   their compiled functions, and the second is neither traced nor compiled.
 2. By text.  A function without a key (such as one that the user wrote) is traced and lowered.  If an equal text was compiled
    before, the result of that is called.
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from jfit import counters, forks, interrupts
 from jfit.programs.constants import Constants, bound, table_of, tracing
-from jfit.programs.keys import key_of, read_function
+from jfit.programs.keys import key_of, read_key
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128
@@ -406,9 +406,9 @@ class Program:
                 (shared if is_shared else self._unshared).prepared[call.signature] = entry
 
     def _read(self, args: tuple[Any, ...]) -> _Call:
-        """Read the key of the function at the time of the call: values that it refers to may have changed since it was made."""
-        key, constants = read_function(self._fn, self._place is not None)
-        table = ()
+        """Read the key of the function at the time of the call: a dict in it may have changed since it was made."""
+        value, is_complete, constants = read_key(self._fn, self._place is not None)
+        key, table = value if is_complete else None, ()
         if self._place is not None and any(c.names for c in constants):
             table = (self._place(table_of(constants)),)
         return _Call(args, table, constants, key, _signature((*args, *table)))
@@ -502,9 +502,7 @@ class Program:
     def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
         """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
         lowered, digest, complete = _text_of(run, (*call.args, *call.table))
-        # If a value changed between the reading of the key and the trace, the key is not that of the traced function.
-        is_shared = complete and not tracing.incomplete and read_function(self._fn, self._place is not None)[0] == call.key
-        return lowered, digest and (digest, body.results, call.signature, self._static), is_shared
+        return lowered, digest and (digest, body.results, call.signature, self._static), complete and not tracing.incomplete
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
         self._runs[call.signature] = run, call.table
@@ -632,5 +630,5 @@ def check_shapes(fn: Callable[..., Any], *args: Any) -> None:
     if key is not None and _checked.get((key, signature)):
         return
     jax.eval_shape(fn, *args)
-    if key is not None and key == key_of(fn):  # no value changed since the trace
+    if key is not None:
         _checked[key, signature] = True

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.ops.axis import Axis
-from jfit.programs import Jitted
+from jfit.programs import Jitted, made
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -21,6 +21,7 @@ Outputs = tuple[Array, ...]
 Gradients = dict[str, Array]
 
 
+@made
 def forward_step(model: Model, *, train: bool = True, policy: Policy | str | None = None) -> Callable[..., Outputs]:
     """Make the forward pass of a model as a pure function.  Auxiliary states are not updated.
 
@@ -53,6 +54,7 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
     return step
 
 
+@made
 def gradient_step(
     model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None, by_rows: bool = False
 ) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:

@@ -20,9 +20,8 @@ from jfit.parallel import place
 from jfit.prepare.checks import checked_plan, in_eval_data
 from jfit.prepare.optimizer import Chosen, choose_optimizer
 from jfit.prepare.problem import Task, initial_state, make_step, match, run_settings, with_task
-from jfit.programs import Constants
+from jfit.programs import Constants, read_key
 from jfit.programs.constants import is_argument, table_of
-from jfit.programs.keys import read_function
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, split_params
 from jfit.tools.sweep.settings import MemberSettings, token
@@ -248,7 +247,7 @@ def prepare(given: MemberSettings, shared: Shared) -> Trial:
     settings = with_task(shared.settings, task, chosen)
     settings = replace(settings, regularizers=by_exact_name(options.regularizers, task.model, trainable))
     step = make_step(options, task.model, chosen, settings)
-    constants, layout = tuple(read_function(step, True)[1]), shared.train.of_fold(given.fold)[1]
+    constants, layout = read_key(step, arguments=True).constants, shared.train.of_fold(given.fold)[1]
     state = counters.read(state)  # sync: before training
     group = id(shared), _program_key(given, chosen), _batches(shared.train, given.fold), _batches(shared.evaluation, given.fold)
     return Trial(given, shared, settings, state, state, step, constants, table_of(constants), group, layout)
@@ -299,8 +298,8 @@ def _program_key(given: MemberSettings, chosen: Chosen) -> Any:
     options, schedule = given.options, chosen.schedule
     if schedule is not None:
         schedule = replace(schedule, base_lr=None)  # it is in the state
-    key = read_function((chosen.optimizer, schedule), True)[0]
-    if key is None:  # the numbers of an optimizer of the user are not known to be arguments
+    key, is_complete, _ = read_key((chosen.optimizer, schedule), arguments=True)
+    if not is_complete:  # the numbers of an optimizer of the user are not known to be arguments
         key = token(options.optimizer_params)
     limits = (options.clip_norm, options.clip_value)
     return key, *["number" if is_argument(limit) else token(limit) for limit in limits]
