@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.ordered import OrderedSteps
 from jfit.parallel.spmd import GATHERED
 from jfit.prepare import Problem
+from jfit.programs import Made
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
@@ -204,8 +204,14 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         spec: `DispatchSpec` of the training; `result` has the form that its `return_outputs` and `step_names` describe.
     """
 
-    result, of_slice = functools.partial(_ordered_result, spec), functools.partial(_of_slice, spec)
-    steps = OrderedSteps(spec.step, spec.devices, result=result, of_slice=of_slice, split=True)
+    def result(out: StepOut) -> Any:
+        return report(out), step_values(out, spec.step_names) if spec.step_names else None
+
+    def of_slice(outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
+        return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None
+
+    of_step, of_each = Made(result, "result", spec), Made(of_slice, "of_slice", spec)
+    steps = OrderedSteps(spec.step, spec.devices, result=of_step, of_slice=of_each, split=True)
 
     def run(batch: Batch, state: TrainState) -> tuple[TrainState, Any]:
         state, (reported, row), inputs = steps(state, batch)
@@ -213,11 +219,3 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         return state, (reported, row) if spec.step_names else reported
 
     return run
-
-
-def _ordered_result(spec: DispatchSpec, out: StepOut) -> Any:
-    return report(out), step_values(out, spec.step_names) if spec.step_names else None
-
-
-def _of_slice(spec: DispatchSpec, outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
-    return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jfit.data import ArrayData
-from jfit.feed.batches import EPOCH_DATA_AXES, BatchLayout, DeviceBatches, fits_on_device
+from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
 from jfit.feed.data_checks import DataChecks
 from jfit.feed.train_data import unshared
 from jfit.loop.dispatch import Dispatch, DispatchSpec, one_step, repeat_steps, steps_per_call
@@ -19,7 +19,7 @@ from jfit.parallel.devices import STATE_AXES, place
 from jfit.parallel.ordered import slices_of
 from jfit.parallel.spmd import compile_spmd
 from jfit.prepare import Problem
-from jfit.programs import Program
+from jfit.programs import Made, Program
 from jfit.step import unrolls
 from jfit.step.state import TrainState
 
@@ -86,10 +86,20 @@ class ResidentDispatcher:
 
     def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> tuple[Program, tuple[Any, ...]]:
         spec, layout = self.spec, self.batches.layout
+
+        def train_one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
+            return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
+
         if spec.steps_per_call == 1:
-            return self._program("train", functools.partial(_train_one, spec, layout), takes_count=False), (epoch_data,)
-        program = self._program("train", functools.partial(_train_steps, spec, layout), takes_count=True)
-        return program, (epoch_data, self._count(steps))
+            return self._program("train", Made(train_one, "one", spec, layout), takes_count=False), (epoch_data,)
+
+        def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
+            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
+
+        return self._program("train", Made(train_steps, "steps", spec, layout), takes_count=True), (
+            epoch_data,
+            self._count(steps),
+        )
 
     def _count(self, steps: int) -> Array:
         """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
@@ -98,27 +108,12 @@ class ResidentDispatcher:
         return self._counts[steps]
 
     def _tail_program(self, epoch_data: Mapping[str, Any]) -> tuple[Program, tuple[Any, ...]]:
-        fn = functools.partial(_train_tail, self.spec, self.batches.layout)
-        return self._program("train_tail", fn, takes_count=False), (epoch_data,)
+        spec, layout = self.spec, self.batches.layout
 
+        def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
+            return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
-# The programs.  They refer to the layout of the batches and get the data as an argument, so that no program keeps data alive.
-def _train_one(
-    spec: DispatchSpec, layout: BatchLayout, state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None
-) -> tuple[TrainState, Array]:
-    return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
-
-
-def _train_steps(
-    spec: DispatchSpec, layout: BatchLayout, state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None
-) -> tuple[TrainState, Array]:
-    return repeat_steps(lambda s, _: _train_one(spec, layout, s, epoch_data, axis_name), spec)(state, count)
-
-
-def _train_tail(
-    spec: DispatchSpec, layout: BatchLayout, state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None
-) -> tuple[TrainState, Array]:
-    return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
+        return self._program("train_tail", Made(train_tail, "tail", spec, layout), takes_count=False), (epoch_data,)
 
 
 def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState], Any]:

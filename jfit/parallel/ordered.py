@@ -7,7 +7,6 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from jfit.parallel.contexts import own_part, spans_processes
 from jfit.parallel.devices import sharding
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
-from jfit.programs import Program
+from jfit.programs import Made, Program
 from jfit.step import StepOut
 from jfit.step.ordered import finish_slices, slice_sums, tree_sum
 from jfit.step.state import TrainState
@@ -102,6 +101,10 @@ def cut_slices(
     return tuple(Batch({k: v[i] for k, v in inputs.items()}, weights[0][i], weights[1][i]) for i in range(len(numbers)))
 
 
+def _unchanged(out: StepOut) -> StepOut:
+    return out
+
+
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
@@ -141,7 +144,7 @@ class OrderedSteps:
         step: Any,
         devices: Sequence[Any],
         *,
-        result: Callable[[StepOut], Any] | None = None,
+        result: Callable[[StepOut], Any] = _unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
@@ -159,14 +162,22 @@ class OrderedSteps:
         self._owners = [of_slices[j] for j in self._own]
         self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
 
+        def one(state: TrainState, batch: Batch, number: Any) -> Any:
+            sums, outputs = slice_sums(stages, state, batch, number, count)
+            return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
+
         def finish(weighted: bool) -> Program:
-            fn = functools.partial(_finished, step if rescaled is None else rescaled, weighted, result)
+            def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
+                update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
+                return finish_slices(update, state, sums, weighted, result)
+
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
             axes = (None, None) if rescaled is None else (None, None, None)
-            return compile_spmd(fn, self._devices[:1], axes, None, donate=donate, name="train_update")
+            keyed = Made(fn, "finish", step if rescaled is None else rescaled, weighted, result)
+            return compile_spmd(keyed, self._devices[:1], axes, None, donate=donate, name="train_update")
 
-        self._one = Program(functools.partial(_one_slice, stages, of_slice, count), jax.jit, name="train_slice")
+        self._one = Program(Made(one, "slice", stages, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
         if own is not None:
@@ -216,20 +227,6 @@ class OrderedSteps:
         # by device: the state may come from a step whose devices are the same in another order
         parts = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
         return {device: tree.unflatten([of_leaf[device] for of_leaf in parts]) for device in self._devices}
-
-
-def _one_slice(stages: Any, of_slice: Any, count: int, state: TrainState, batch: Batch, number: Any) -> Any:
-    sums, outputs = slice_sums(stages, state, batch, number, count)
-    return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
-
-
-def _finished(
-    step: Any, weighted: bool, result: Any, state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None
-) -> Any:
-    """The update; `step` is a training step, or makes one for the argument `rescale`."""
-    stages = step(rescale=rescale[0]).stages if rescale else step.stages
-    state, out = finish_slices(stages, state, sums, weighted)
-    return state, out if result is None else result(out)
 
 
 @jax.jit

@@ -6,7 +6,6 @@ So processes only gather, which rounds nothing, and each adds the values of all 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from jax import Array
 
 from jfit.parallel.contexts import Device
 from jfit.parallel.spmd import GATHERED, compile_spmd
-from jfit.programs import Program
+from jfit.programs import Made, Program
 
 Buffers = dict[str, Array]  # dtype -> the elements of all leaves of this dtype, one after the other
 
@@ -51,9 +50,24 @@ class Gather:
         early = pairs and len({*sizes}) == 1 and sizes[0] & (sizes[0] - 1) == 0
         sizes = [1] * len(order) if early else sizes
 
-        pack, join = (functools.partial(fn, combine, early, tuple(sizes)) for fn in (_pack, _join))
-        self._pack, self._join = Program(pack, jax.jit, name=f"{name}_pack"), Program(join, jax.jit, name=f"{name}_join")
-        self._gather = compile_spmd(_same, [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather")
+        def pack(parts: Sequence[Any]) -> Buffers:
+            parts = [combine(parts)] if early else [*parts]
+            # all processes send equally many values: those with fewer slices repeat one
+            return jax.tree.map(lambda x: x[None], _packed([*parts, *parts[:1] * (max(sizes) - len(parts))]))
+
+        def join(gathered: Buffers, parts: Sequence[Any]) -> Any:
+            like = jax.eval_shape(combine, parts) if early else parts[0]
+            return combine([_unpacked(gathered, (i, k), like) for i, size in enumerate(sizes) for k in range(size)])
+
+        def same(packed: Buffers, axis_name: str | None = None) -> Buffers:
+            return packed
+
+        settings = combine, early, sizes
+        self._pack = Program(Made(pack, "pack", settings), jax.jit, name=f"{name}_pack")
+        self._join = Program(Made(join, "join", settings), jax.jit, name=f"{name}_join")
+        self._gather = compile_spmd(
+            Made(same, "same"), [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather"
+        )
 
     def __call__(self, parts: Sequence[Any]) -> Any:
         """Combine the values of all slices.
@@ -95,19 +109,3 @@ def _unpacked(buffers: Buffers, at: tuple[int, int], like: Any) -> Any:
         result.append(buffers[dtype][at][starts[dtype] : starts[dtype] + size].reshape(leaf.shape))
         starts[dtype] += size
     return tree.unflatten(result)
-
-
-def _pack(combine: Callable[..., Any], early: bool, sizes: tuple[int, ...], parts: Sequence[Any]) -> Buffers:
-    parts = [combine(parts)] if early else [*parts]
-    # all processes send equally many values: those with fewer slices repeat one
-    return jax.tree.map(lambda x: x[None], _packed([*parts, *parts[:1] * (max(sizes) - len(parts))]))
-
-
-def _join(combine: Callable[..., Any], early: bool, sizes: tuple[int, ...], gathered: Buffers, parts: Sequence[Any]) -> Any:
-    like = jax.eval_shape(combine, parts) if early else parts[0]
-    return combine([_unpacked(gathered, (i, k), like) for i, size in enumerate(sizes) for k in range(size)])
-
-
-def _same(packed: Buffers, axis_name: str | None = None) -> Buffers:
-    del axis_name
-    return packed

@@ -78,8 +78,7 @@ def compile_spmd(
         mapped = compile_(traced, **options)
         return _Joined(mapped, _shard_map(traced, **options), axes, count) if spans_processes(devices) else mapped
 
-    where = tuple(devices) if mesh is None else mesh.program_key
-    static = spmd, where, donate, _hashable(in_axes), _hashable(out_axes), gathered and _hashable(gathered)
+    static = spmd, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
     program = functools.partial(_on_device, fn, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
 
@@ -133,11 +132,6 @@ class _Joined:
 
 def _wrong_axis(size: int, devices: int) -> ValueError:
     return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
-
-
-def _hashable(axes: Any) -> Any:
-    leaves, tree = jax.tree.flatten(axes, is_leaf=lambda a: a is None)
-    return tree, tuple(leaves)
 
 
 def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):

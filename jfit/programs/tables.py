@@ -301,7 +301,7 @@ class Program:
         fn: pure function of positional arguments.
         build: function that returns the compiled version of a function, such as `jax.jit`.
         name: name under which `jfit.counters` counts how often the function is traced.
-        static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
+        static: value with everything on which `build` depends: devices, axes, donated arguments.
         place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads, if any, are then an
             extra last argument of the compiled function, and `build` is called as `build(function, 0 or 1 extra arguments)`.
             None: they are compiled into the program.
@@ -321,7 +321,7 @@ class Program:
         build: Callable[..., Any],
         *,
         name: str = "program",
-        static: Hashable = (),
+        static: Any = (),
         place: Callable[[Any], Any] | None = None,
     ) -> None:
         self._fn, self._build, self._name, self._static, self._place = fn, build, name, static, place
@@ -407,7 +407,7 @@ class Program:
 
     def _read(self, args: tuple[Any, ...]) -> _Call:
         """Read the key of the function at the time of the call: a dict in it may have changed since it was made."""
-        value, is_complete, constants = read_key(self._fn, self._place is not None)
+        value, is_complete, constants = read_key((self._fn, self._static, self._name), self._place is not None)
         key, table = value if is_complete else None, ()
         if self._place is not None and any(c.names for c in constants):
             table = (self._place(table_of(constants)),)
@@ -419,7 +419,7 @@ class Program:
 
     def _shared(self, call: _Call) -> _Shared:
         """The compiled functions of the programs with the key of this call."""
-        return self._unshared if call.key is None else _by_key.setdefault((call.key, self._static, self._name), _Shared())
+        return self._unshared if call.key is None else _by_key.setdefault(call.key, _Shared())
 
     def _first_call(self, call: _Call) -> Any:
         if call.signature is None or _is_disabled():  # called by a traced function, or nothing is to be compiled
@@ -502,7 +502,11 @@ class Program:
     def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
         """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
         lowered, digest, complete = _text_of(run, (*call.args, *call.table))
-        return lowered, digest and (digest, body.results, call.signature, self._static), complete and not tracing.incomplete
+        return (
+            lowered,
+            digest and (digest, body.results, call.signature, read_key(self._static).value),
+            complete and not tracing.incomplete,
+        )
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
         self._runs[call.signature] = run, call.table

@@ -7,7 +7,7 @@ arithmetic of a slice is the same wherever it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -113,7 +113,9 @@ def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
     return ShardPass(gradients, {k: aux[k] for k in state.aux if k in aux}, Sums(rows, shared, sums.has_loss, None))
 
 
-def finish_slices(stages: Stages, state: TrainState, sums: SliceSums, weighted: bool) -> tuple[TrainState, Any]:
+def finish_slices(
+    stages: Stages, state: TrainState, sums: SliceSums, weighted: bool, result: Callable[[Any], Any]
+) -> tuple[TrainState, Any]:
     """Update the parameters with the sums of all slices.
 
     Args:
@@ -126,4 +128,5 @@ def finish_slices(stages: Stages, state: TrainState, sums: SliceSums, weighted: 
     Returns:
         (new `TrainState`, result).
     """
-    return stages.finish(check_whole(state), reduced(sums, state), state.local, weighted)
+    state, out = stages.finish(check_whole(state), reduced(sums, state), state.local, weighted)
+    return state, result(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -596,4 +596,5 @@ def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
         outputs, new_aux = model.apply(params, aux, inputs, **options)
         return outputs, {**new_aux, **{n: aux[n] for n in fixed if n in new_aux}}
 
-    return model._replace(apply=cast(Any, Made(apply, "fixed", model.apply, fixed)))
+    # equal models with equal fixed states share programs
+    return model._replace(apply=Made(apply, "fixed", model.apply, fixed))

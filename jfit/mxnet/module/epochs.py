@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import Window, place, place_split
-from jfit.programs import made
+from jfit.programs import Made
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 
@@ -148,35 +148,34 @@ class EpochRunner:
 
         def make():
             axes, pack = programs.axes()[1], {"arrays": None, "order": 0, "weight": 0}
-            # not `self`: programs must not keep the arrays of the iterator alive
-            train = programs.raw_step(metrics=self._metric_sums_of)
-            fn = _many(train, dict(programs.model.batch_axes), self.steps == 1)
-            return fn, (axes, pack, None, None, None, None), (axes, None)
+            return self._many(), (axes, pack, None, None, None, None), (axes, None)
 
         key = ("epoch", programs.setting(), self._metric_sums_of, self.counts, self.steps)
         return programs.compiled(key, make, "module_epoch", donate=(0,))
 
+    def _many(self) -> Callable[..., tuple[TrainState, Array]]:
+        # not `self`: programs must not keep the arrays of the iterator alive
+        batch_axes, single = dict(self.passes.programs.model.batch_axes), self.steps == 1
+        train = self.passes.programs.raw_step(metrics=self._metric_sums_of)
 
-@made
-def _many(train: Callable[..., Any], batch_axes: Mapping[str, int], single: bool) -> Callable[..., tuple[TrainState, Array]]:
-    """Make the program of several steps; `train(rescale=r)` makes the step."""
+        def many(
+            state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None
+        ):
+            step = train(rescale=rescale)
 
-    def many(state: TrainState, pack: Any, begin: Any, rates: Any, count: Any, rescale: Any, *, axis_name: str | None = None):
-        step = train(rescale=rescale)
+            def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
+                slots = pack["order"][begin + j]
+                batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
+                # The barrier keeps XLA from fusing the step with the gather, so results are bitwise those of a single step.
+                state, batch = lax.optimization_barrier((state._replace(base_lr=rates[j]), batch))
+                state, out = step(state, batch, axis_name=axis_name)
+                # With one learning rate per parameter the report, the array (loss, learning rate), has none (nan).
+                several = out.lr is not None and out.lr.ndim
+                return state, report(out._replace(lr=None) if several else out)
 
-        def one(state: TrainState, j: Any) -> tuple[TrainState, Array]:
-            slots = pack["order"][begin + j]
-            batch = Batch(gather(pack["arrays"], slots, batch_axes), pack["weight"], pack["weight"])
-            # The barrier keeps XLA from fusing the step with the gather, so results are bitwise those of a single step.
-            state, batch = lax.optimization_barrier((state._replace(base_lr=rates[j]), batch))
-            state, out = step(state, batch, axis_name=axis_name)
-            # With one learning rate per parameter the report, the array (loss, learning rate), has none (nan).
-            several = out.lr is not None and out.lr.ndim
-            return state, report(out._replace(lr=None) if several else out)
+            return one(state, 0) if single else repeat_steps(one)(state, count)
 
-        return one(state, 0) if single else repeat_steps(one)(state, count)
-
-    return many
+        return Made(many, "epoch", train, batch_axes, single)
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # new buffers: the next call donates the originals

@@ -15,42 +15,14 @@ from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.replicas import Replicas
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
-from jfit.programs import made
+from jfit.programs import Made
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
 from jfit.step.reduce import Reduce
 from jfit.step.state import TrainState
 
 Program = Callable[..., Any]
-
-
-@made
-def _summed() -> Reduce:
-    """The rule for gradients that were summed before the program."""
-    return Reduce(lambda gradients: None, lambda gradients, sums, local, axis_name: (gradients, sums, local))
-
-
-def _step(
-    train: Callable[..., Any], state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None
-) -> tuple[TrainState, StepOut]:
-    # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
-    state, batch = lax.optimization_barrier((state, batch))
-    return train(rescale=rescale)(state, batch, axis_name=axis_name)
-
-
-def _update(
-    update: Callable[..., Any],
-    table_names: frozenset[str],
-    stacked: bool,
-    state: TrainState,
-    gradients: Any,
-    rescale: Any,
-    *,
-    axis_name: str | None = None,
-) -> TrainState:
-    gradients = gradients[0] if stacked else gradients
-    # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
-    tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
-    return update(rescale=rescale)(state, {**gradients, **tables}, axis_name=axis_name)
+# gradients that were summed before the program
+_SUMMED = Reduce(lambda gradients: None, lambda gradients, sums, local, axis_name: (gradients, sums, local))
 
 
 class Programs:
@@ -131,9 +103,15 @@ class Programs:
         """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
 
         def make():
-            fn = functools.partial(_step, self.raw_step(outputs=True, gradients=True))
+            train = self.raw_step(outputs=True, gradients=True)
+
+            def fn(state: TrainState, batch: Any, rescale: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+                # The barrier makes results bitwise equal to those of EpochRunner's programs, which need one, too.
+                state, batch = lax.optimization_barrier((state, batch))
+                return train(rescale=rescale)(state, batch, axis_name=axis_name)
+
             axes = self.axes()[1]
-            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+            return Made(fn, "step", train), (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
@@ -162,12 +140,22 @@ class Programs:
         several = len(self.parameters.devices) > 1 and not self.parameters.grouped
 
         def make():
-            reduce = _summed() if summed else self.parameters.reduce
-            update = functools.partial(update_step, self.parameters.resolved(self.fixed_gammas), reduce=reduce)
-            fn = functools.partial(_update, update, frozenset(self.model.tables), summed and several)
+            optimizer, reduce = self.parameters.resolved(self.fixed_gammas), self.parameters.reduce
+            reduce = _SUMMED if summed else reduce
+            table_names = frozenset(self.model.tables)
+
+            def fn(state: TrainState, gradients: Any, rescale: Any, *, axis_name: str | None = None) -> TrainState:
+                if summed and several:
+                    gradients = gradients[0]
+                step = update_step(optimizer, rescale=rescale, reduce=reduce)
+                # Gradients of embedding tables that were read or written are dense; convert them back to their nonzero rows.
+                tables = {k: stored_rows(g) for k, g in gradients.items() if k in table_names and not is_rows(g)}
+                return step(state, {**gradients, **tables}, axis_name=axis_name)
+
             axes = self.axes()[1]
             split: Any = (None, 0) if several else None  # pmap needs an argument with a device axis
-            return fn, (axes, split if summed else 0, None), axes
+            keyed = Made(fn, "update", optimizer, "summed" if summed else reduce, table_names, several)
+            return keyed, (axes, split if summed else 0, None), axes
 
         if self.parameters.grouped:
             return self._update_by_device(make()[0], summed)

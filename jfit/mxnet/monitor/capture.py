@@ -6,9 +6,8 @@ steps that are not sampled.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +18,8 @@ from jfit.data.batch import parts_of
 from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
-from jfit.lowering.model import Model
 from jfit.ops import lookup
-from jfit.programs import Jitted
+from jfit.programs import Jitted, Made
 from jfit.step import forward_step, gradient_step
 
 
@@ -86,26 +84,16 @@ def capture_outputs(
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
     variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
     run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=input_names), train=train)
-    # It refers to names, not to nodes, so that equal captures are one program, see `jfit.programs.key_of`.
-    return Capture(list(matches), functools.partial(_captured, run, tuple(computed), len(symbol.heads), variables))
+    # `raw` refers to names, not to nodes, so that equal captures are one program.
+    captured, outputs = tuple(computed), len(symbol.heads)
 
+    def raw(params: Any, aux: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        values = run(params, aux, batch, *args, **kwargs)[outputs:]
+        available = {**params, **aux, **parts_of(batch)[0]}
+        direct = {name: jnp.asarray(available[source]) for name, source in variables.items() if source in available}
+        return {**direct, **dict(zip(captured, values, strict=True))}
 
-def _captured(
-    run: Callable[..., Any],
-    names: tuple[str, ...],
-    outputs: int,
-    variables: Mapping[str, str],
-    params: Any,
-    aux: Any,
-    batch: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> dict[str, Array]:
-    """Compute internal arrays: those of `names` are outputs of `run` after the first ones, `variables` are read directly."""
-    values = run(params, aux, batch, *args, **kwargs)[outputs:]
-    available = {**params, **aux, **parts_of(batch)[0]}
-    direct = {name: jnp.asarray(available[source]) for name, source in variables.items() if source in available}
-    return {**direct, **dict(zip(names, values, strict=True))}
+    return Capture(list(matches), Made(raw, "captured", run, captured, outputs, variables))
 
 
 class _Probe(NamedTuple):
@@ -141,34 +129,21 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
     probes = _probes(symbol, pattern, lower(symbol, inputs=input_names).optional)
     probed_inputs = forward_step(lower(Symbol((*symbol.heads, *(p.entry for p in probes.values()))), inputs=input_names))
     model = lower(Symbol(replace_nodes(symbol.heads, lambda node, ins: _probed(node, ins, probes))), inputs=input_names)
-    raw = functools.partial(
-        _captured_gradients, model, probed_inputs, tuple([p.name for p in probes.values()]), len(symbol.heads)
-    )
+    gradient_names, outputs = tuple([p.name for p in probes.values()]), len(symbol.heads)
+
+    def raw(params: Any, aux: Any, batch: Any, key: Any, step: Any, number: Any, *heads: Any, **kwargs: Any):
+        run_inputs = lambda *a: probed_inputs(*a, **kwargs)  # noqa: E731
+        shapes = jax.eval_shape(run_inputs, params, aux, batch, key, step, number)[outputs:]
+        zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in zip(gradient_names, shapes, strict=True)}
+        floats = [name for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.floating)]
+        run = gradient_step(model, floats)
+        return run({**params, **zeros}, aux, batch, key, step, number, *heads, **kwargs)[1]
+
+    keyed = Made(raw, "captured gradients", model, probed_inputs, gradient_names, outputs)
     order = {id(node): at for at, node in enumerate(topological(symbol.heads))}
-    return Capture([p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], raw)
-
-
-def _captured_gradients(
-    model: Model,
-    probed_inputs: Callable[..., Any],
-    names: tuple[str, ...],
-    outputs: int,
-    params: Any,
-    aux: Any,
-    batch: Any,
-    key: Any,
-    step: Any,
-    number: Any,
-    *heads: Any,
-    **kwargs: Any,
-) -> dict[str, Array]:
-    """Compute the gradients with respect to zeros that `model` adds to internal arrays."""
-    run_inputs = lambda *a: probed_inputs(*a, **kwargs)  # noqa: E731
-    shapes = jax.eval_shape(run_inputs, params, aux, batch, key, step, number)[outputs:]
-    zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in zip(names, shapes, strict=True)}
-    floats = [name for name, zero in zeros.items() if jnp.issubdtype(zero.dtype, jnp.floating)]
-    run = gradient_step(model, floats)
-    return run({**params, **zeros}, aux, batch, key, step, number, *heads, **kwargs)[1]
+    return Capture(
+        [p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], keyed
+    )
 
 
 def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:
