@@ -9,6 +9,7 @@ from typing import Any, Never
 
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
+from jfit.distributed import num_processes
 from jfit.parallel import check_entry
 from jfit.prepare import FitOptions, prepare
 from jfit.run import Run
@@ -253,7 +254,8 @@ def fit(
         raise TypeError(f"fit() got an unexpected keyword argument {_instead(next(iter(unknown)))}")
     options = FitOptions(**given).checked(eval_data)
     problem = prepare(model, train_data, eval_data, options)
-    check_same(problem.description)
+    if num_processes() > 1:
+        check_same(problem.description)
     run = Run.of(problem)
     run.open_folder(options.checkpoint, options.resume, options.resume_with)
     return run.go()

@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,26 @@ def attributes(package: ModuleType, homes: Mapping[str, str], missing: Callable[
     package.__class__ = _Package
 
 
+def stub(package: str, missing: Callable[[str, Sequence[str]], Any] | None = None, **homes: str) -> None:
+    """Give a package the names that its stub `__init__.pyi` imports, each of which is imported when it is first used.
+
+    The stub is the one list of the public names (as SPEC 1 of Scientific Python proposes); `__all__` is made of it.
+
+    Args:
+        package: name of the package, `__name__` in its own code.
+        missing: function that is called with the name of any other attribute and the public names; it raises AttributeError.
+        homes: name -> "module", or "module:name", of names that type checkers read elsewhere.
+    """
+    module, found = sys.modules[package], dict[str, str]()
+    for node in ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"").body:
+        if isinstance(node, ast.ImportFrom):
+            start = f"{node.module}:" if node.module else f"{package}."  # `from . import x`: a module of the package
+            found.update({alias.asname or alias.name: start + alias.name for alias in node.names})
+    names = sorted(found | homes)
+    attributes(module, found | homes, missing and (lambda name: missing(name, names)))
+    vars(module)["__all__"] = names
+
+
 def modules(package: str) -> None:
     """Let the modules of a package be its attributes without an import statement: `jfit.loop.loop` after `import jfit`.
 
@@ -82,13 +103,3 @@ def _module_names(package: ModuleType) -> list[str]:
     """Names of the modules in the folder of a package."""
     names = [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]
     return [name for name in names if not name.startswith("_")]
-
-
-def homes_of(modules: Mapping[str, str]) -> dict[str, str]:
-    """Return the argument `homes` of `attributes` from module -> names separated by spaces.
-
-    Example:
-        >>> homes_of({"math": "sqrt exp"})
-        {'sqrt': 'math:sqrt', 'exp': 'math:exp'}
-    """
-    return {name: f"{module}:{name}" for module, names in modules.items() for name in names.split()}

@@ -35,19 +35,17 @@ from jfit.graph import Symbol, load_json
 from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
-from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.dispatch import dispatcher_of, reported_lr
 from jfit.loop.loop import Loop
 from jfit.loop.replaying import Replay, replay_step
-from jfit.loop.report import reported_lr
 from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState
-from jfit.parallel import check_entry, place, with_shards
+from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of
-from jfit.parallel.whole import evaluated_state, host_state, specs_of_all, with_chunks_of_all
+from jfit.parallel.whole import evaluated_state, host_state, is_spread, specs_of_all, with_whole_params
 from jfit.prepare import Problem
-from jfit.step.sharded import sharded_like, whole_params
 from jfit.step.state import TrainState
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
@@ -103,8 +101,8 @@ class Run:
         """Current `TrainState`, on the devices.  The next step donates (deletes) its buffers: use `snapshot()` for a copy.
 
         While another thread trains this run, it is a copy on the devices, made between two dispatches.
-        With reduce="sharded" or "sharded_parameters", arrays are split over the devices; `snapshot()`, checkpoints and
-        `jfit.step.sharded.whole_state(run.state)` have the whole arrays.
+        With reduce="sharded" or "sharded_parameters", arrays are split over the devices; `snapshot()` and checkpoints have
+        whole arrays.
         """
         if self._loop is None:
             assert self._state is not None
@@ -138,7 +136,7 @@ class Run:
     @property
     def raw_params(self) -> Any:
         """Current parameters as `params`, but without averaging: those that the optimizer updates."""
-        return self._tree("params", whole_params(with_chunks_of_all(self.state, self.settings.devices)))
+        return self._tree("params", with_whole_params(self.state, self.settings.devices).params)
 
     @property
     def aux(self) -> Any:
@@ -211,8 +209,8 @@ class Run:
     def snapshot(self) -> TrainState:
         """Return a copy of the state as NumPy arrays on the host, unaffected by further training; typed PRNG keys stay keys.
 
-        In a job of several processes, all of them must call it if `reduce` of `fit` keeps state per device ("sharded",
-        "sharded_parameters", "2bit", "1bit"): the parts of the other processes are gathered.
+        In a job of several processes, all of them must call it if `reduce` of `fit` splits the state over the devices or
+        keeps one per device ("sharded", "sharded_parameters", "2bit", "1bit"): the parts of the other processes are gathered.
         """
         return host_state(self.state, self.settings.devices)
 
@@ -333,7 +331,7 @@ class Run:
 
     def _placed(self, state: TrainState) -> TrainState:
         """Copy a state from `snapshot()` or a checkpoint to the devices, split over them as the current state is."""
-        return place(sharded_like(state, self.state, len(self.settings.devices)), self.settings.devices)
+        return place(state, self.settings.devices)
 
     def _require_loop(self, method: str) -> Loop:
         if self._loop is None:
@@ -351,9 +349,7 @@ class Run:
             problem: result of `jfit.prepare.prepare`; its state is taken.
         """
         settings, dispatcher = problem.settings, dispatcher_of(problem)
-        state = with_shards(problem.take_state(), problem.step, len(settings.devices))
-        run = cls(problem.model, settings, place(state, settings.devices))
-        del state  # otherwise this reference would keep the initial parameters in memory
+        run = cls(problem.model, settings, place(problem.take_state(), settings.devices))
         run._problem = problem
         run._loop = Loop(problem, dispatcher, run.state, run)
         run._state = None  # as above
@@ -462,6 +458,7 @@ class Run:
             ValueError: the run was loaded from files and has no training data.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
+        check_not_forked("Run.train")
         return self.go(num_epoch)
 
     def go(self, more: int | None = None) -> Run:
@@ -473,7 +470,6 @@ class Run:
         Raises:
             RuntimeError: a thread trains this run already.
         """
-        check_not_forked("Run.train")
         loop = self._require_loop("train")
         with loop.thread.training(lambda: setattr(loop, "state", copied(loop.state))):
             if more is not None:
@@ -491,7 +487,8 @@ class Run:
             error.add_note(f"jfit: training stopped {where}; {recovery_note(self)}")
             raise
         finally:
-            locks.release(self)
+            if loop.saves:
+                locks.release(self)
             if self._problem is not None:
                 self._problem.described.end()
             self.interrupted, self.stop_reason = loop.interrupted, loop.stop_reason
@@ -625,7 +622,9 @@ class Run:
     def saves_together(self) -> bool:
         """Whether a save needs all processes of a job: each has parts of the state on its devices, or a stream of its own."""
         streams = self._loop is not None and isinstance(self._loop.dispatcher.data, StreamData)
-        return num_processes() > 1 and (streams or self.state.local is not None)
+        state = self.state
+        is_split = state.local is not None or any(map(is_spread, jax.tree.leaves((state.params, state.opt_state))))
+        return num_processes() > 1 and (streams or is_split)
 
     @classmethod
     def load(

@@ -226,7 +226,7 @@ class _Found(Exception):
 def by_jfit(kind: str) -> tuple[Any, tuple[Any, ...]]:
     """Return (program of the training step of `jfit.fit`, its arguments)."""
     import jfit
-    from jfit.loop.dispatchers import ResidentDispatcher
+    from jfit.loop.dispatch import ResidentDispatcher
 
     def found(programs: Any) -> None:
         raise _Found(programs)

@@ -78,10 +78,7 @@ def requests(arguments: argparse.Namespace, joined: int | None = None) -> list[d
     devices = _counts("devices", arguments.devices or ("1" if several else "1,2,4,8"))
     counts: list[int | None] = list(_counts("processes", arguments.processes)) if arguments.processes else [joined]
     if joined is not None and joined not in counts:
-        raise ValueError(
-            f"--processes is {arguments.processes}, but the launcher started {joined} processes; start as many as are to be "
-            "measured, once for each number, and join the tables with --before"
-        )
+        raise ValueError(f"--processes is {arguments.processes}, but the launcher started {joined} processes; start as many")
     counts = counts if joined is None else [joined]
     for name, value in (("batch", 1 if arguments.batch is None else arguments.batch), ("rounds", arguments.rounds)):
         if value < 1:

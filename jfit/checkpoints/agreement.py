@@ -47,9 +47,7 @@ def from_main(compute: Callable[[], Result], name: str) -> Result:
 
 
 def equal_times(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return the logs of an epoch with the durations that rank 0 measured, so that callbacks decide the same everywhere."""
-    if num_processes() == 1:
-        return logs
+    """Return the logs of an epoch with the durations of rank 0 of the job, so that callbacks decide the same everywhere."""
     times = exchange({name: logs[name] for name in TIMES if name in logs}, "the end of an epoch")[0]
     return {name: value for name, value in logs.items() if name not in TIMES} | times
 

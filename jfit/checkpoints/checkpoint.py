@@ -47,7 +47,6 @@ from jfit.checkpoints.writing import Prepared, write
 from jfit.distributed import is_main
 from jfit.formats.atomic import printable
 from jfit.formats.manifest import dump_sealed
-from jfit.step.sharded import whole_specs, whole_state
 from jfit.step.state import TrainState
 
 State = TypeVar("State")
@@ -160,7 +159,7 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
 
 def unflatten(saved: Saved, like: State, name: str = "state") -> State:
     """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`."""
-    return _unflatten(saved.folder, leaves_of(saved, name), whole_specs(like) if isinstance(like, TrainState) else like)
+    return _unflatten(saved.folder, leaves_of(saved, name), like)
 
 
 def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
@@ -201,7 +200,7 @@ def resumed(saved: Saved, like: TrainState) -> tuple[TrainState, str]:
     Returns:
         The state, and a sentence about the residuals for a warning, or "".
     """
-    local, arrays = whole_specs(like).local, saved.arrays[TENSORS]
+    local, arrays = like.local, saved.arrays[TENSORS]
     rest = {k: v for k, v in arrays.items() if not k.startswith("local/")}
     if (local is None) == (len(rest) == len(arrays)):
         return unflatten(saved, like), ""
@@ -432,7 +431,6 @@ def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
 
 def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state, as `save` writes it."""
-    state = whole_state(state) if isinstance(state, TrainState) else state
     arrays, keys = {}, {}
     for name, leaf in _named_leaves(state)[0].items():
         if _is_key(leaf):

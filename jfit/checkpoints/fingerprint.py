@@ -30,7 +30,7 @@ from jfit.data import ArrayData, StreamData
 from jfit.distributed import num_processes
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import cores
-from jfit.parallel.mesh import device_count
+from jfit.parallel.mesh import MeshDevices
 from jfit.programs.constants import Constants
 from jfit.programs.keys import ByIdentity
 from jfit.programs.tables import Recent
@@ -83,7 +83,7 @@ def fingerprint(
         **describe_data(data, inputs),
         "learning_rate": rate,
         "versions": {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
-        "devices": f"{device_count(devices)} x {devices[0].device_kind}",
+        "devices": f"{devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)} x {devices[0].device_kind}",
         "processes": num_processes(),
         "cores": _threads(),
         "flags": _flags(),

@@ -89,8 +89,8 @@ def as_data(
         _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
-    columns = Columns.of(label)
-    by_rows = True if has_rows_by_type(data) else None
+    columns = None if label is None else Columns.of(label)
+    by_rows = True if not isinstance(data, tuple) and has_rows_by_type(data) else None
     data = data.source if isinstance(data, Rows) else data
     if by_rows or _is_stream(data):
         if sample_weight is not None:
@@ -111,12 +111,13 @@ def as_data(
         if weight is not None:
             raise ValueError("row weights are passed twice, as sample_weight= and in the data (x, y, weight); pass them once.")
         weight = sample_weight
-    arrays, weight = split_weight(structure, arrays, weight)
+    if weight is not None:
+        arrays, weight = split_weight(structure, arrays, weight)
     checked = names.check(arrays)
     names.log_extra(arrays)
     converted = ArrayData(checked, shuffle=shuffle, seed=seed, weight=weight, steps_per_epoch=steps_per_epoch)
     converted.columns = columns
-    if is_frame(data) and len(names.inputs) == 1 and columns is not None:
+    if columns is not None and len(names.inputs) == 1 and is_frame(data):
         converted.private.add(names.inputs[0])  # `select` copied its columns
     return converted
 
@@ -165,9 +166,11 @@ def _used_keys(data: Any, names: Names, columns: Columns | None) -> list[str] | 
 
 
 def _is_stream(data: Any) -> bool:
+    if isinstance(data, (Mapping, tuple, str, bytes)):
+        return False
     if is_mxnet_iter(data) or hasattr(data, "as_numpy_iterator"):
         return True
-    if is_array(data) or isinstance(data, (Mapping, tuple, str, bytes)):
+    if is_array(data):
         return False
     if isinstance(data, list):
         return bool(data) and all(isinstance(e, (tuple, Mapping, Batch)) for e in data)
@@ -182,7 +185,8 @@ def _arrays(
         split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
         if split is not None:
             raise TypeError(f"data is a dict of data sets; pass one of them, such as data[{split!r}].")
-    if isinstance(data, Mapping) or (is_frame(data) and (columns is not None or names.require_labels)):
+    by_name = not isinstance(data, tuple) and is_frame(data) and (columns is not None or names.require_labels)
+    if isinstance(data, Mapping) or by_name:
         arrays, columns = select(data, names, columns)
         return arrays, None, columns
     if explicit:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit.data.trees import expected_names, flat_inputs, named_arrays, named_batch
+from jfit.data.trees import expected_names, named_arrays, named_batch
 from jfit.data.valid import Valid, check_values, valid_weights
+from jfit.lowering.model import flatten_names
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.registry import nearest
 
@@ -55,6 +56,22 @@ def parts_of(batch: Any) -> tuple[dict[str, Array], Array | None, Array | None]:
     batch = as_batch(batch)
     weight, metric_weight = (None if w is None else jnp.asarray(w, jnp.float32) for w in (batch.weight, batch.metric_weight))
     return dict(flat_inputs(batch.inputs)), weight, weight if metric_weight is None else metric_weight
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace pytrees in a batch by their leaves, 'x/ids'; a dict of arrays is returned unchanged.
+
+    Example:
+        >>> list(flat_inputs({"x": {"ids": np.zeros(2)}, "label": np.ones(2)}))
+        ['x/ids', 'label']
+    """
+    if not any(isinstance(v, Mapping | tuple) for v in inputs.values()):
+        return inputs if isinstance(inputs, dict) else dict(inputs)
+    return {
+        f"{name}/{path}" if isinstance(value, Mapping | tuple) else name: leaf
+        for name, value in inputs.items()
+        for path, leaf in (flatten_names(value)[0] if isinstance(value, Mapping | tuple) else {"": value}).items()
+    }
 
 
 def row_axis(name: str, axes: Axes | None) -> int | None:

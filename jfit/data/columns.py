@@ -9,7 +9,7 @@ import numpy as np
 
 from jfit.data.arrays import empty_aligned
 from jfit.data.batch import Names, quoted
-from jfit.data.masked import unmasked
+from jfit.data.valid import unmasked
 from jfit.ops.registry import nearest
 
 _NO_NUMBERS = (

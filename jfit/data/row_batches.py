@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.data.arrays import host_array
+from jfit.data.arrays import host_array, permutation
 from jfit.data.batch import Batch, Names, is_array
 from jfit.data.parts import own_indices, own_size
-from jfit.data.shuffle import permutation
 
 
 class Rows:

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.data.masked import unmasked
-from jfit.lowering.model import flatten_names
+from jfit.data.valid import unmasked
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
 
@@ -98,22 +97,6 @@ def is_argument(structure: Structure | None, value: Any) -> bool:
     first = structure.inputs.get(structure.arguments[0])
     names = Tree(jax.tree.map(lambda _: 0, value, is_leaf=_is_leaf)).names
     return first is not None and not jax.tree_util.treedef_is_leaf(first.treedef) and first.names == names
-
-
-def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace pytrees in a batch by their leaves, 'x/ids'; a dict of arrays is returned unchanged.
-
-    Example:
-        >>> list(flat_inputs({"x": {"ids": np.zeros(2)}, "label": np.ones(2)}))
-        ['x/ids', 'label']
-    """
-    if not any(isinstance(v, Mapping | tuple) for v in inputs.values()):
-        return inputs if isinstance(inputs, dict) else dict(inputs)
-    return {
-        f"{name}/{path}" if isinstance(value, Mapping | tuple) else name: leaf
-        for name, value in inputs.items()
-        for path, leaf in (flatten_names(value)[0] if isinstance(value, Mapping | tuple) else {"": value}).items()
-    }
 
 
 def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight: Any) -> tuple[dict[str, Any], Any]:

@@ -219,9 +219,7 @@ def _convert(plan: _Plan) -> _Converted:
             failures.append(f"{node.name!r} ({node.op.name}): {reason}")
             behind.add(id(node))
     if failures:
-        raise ExportError(
-            f"{len(failures)} of {len(plan.nodes)} nodes have no ONNX form: {'; '.join(failures)}; use jfit.export.stablehlo"
-        )
+        raise ExportError(f"{len(failures)} nodes have no ONNX form: {'; '.join(failures)}; use jfit.export.stablehlo")
     return _Converted(graph, _outputs(plan, graph, tensors, values))
 
 
@@ -315,9 +313,7 @@ def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str)
     steps = _live(converted)
     size = sum(v.nbytes for v in converted.graph.constants.values())
     if size > MOST_BYTES:
-        raise ExportError(
-            f"the parameters have {size:,} bytes, but an ONNX file is limited to {MOST_BYTES:,}; cast them to float16"
-        )
+        raise ExportError(f"the parameters have {size:,} bytes, the limit of ONNX is {MOST_BYTES:,}; cast them to float16")
     try:
         helper, numpy_helper = (importlib.import_module(f"onnx.{part}") for part in ("helper", "numpy_helper"))
     except ImportError as error:

@@ -84,9 +84,7 @@ class Program:
             ExportError: the number of dicts is wrong, an array is missing, or an input is unknown.
         """
         if len(arguments) != len(self.arguments):
-            raise ExportError(
-                f"the program takes the dicts {', '.join(self.arguments)}, but {len(arguments)} arguments were passed"
-            )
+            raise ExportError(f"the program takes the dicts {', '.join(self.arguments)}, got {len(arguments)} arguments")
         return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
 
     def _named(self, kind: str, values: Any) -> dict[str, Any]:

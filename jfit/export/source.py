@@ -145,6 +145,4 @@ def check_parameters(source: Source) -> None:
     available = {*source.params, *source.aux}
     missing = [n for n in dict.fromkeys(source.model.symbol.list_inputs()) if n not in inputs and n not in available]
     if missing:
-        raise ExportError(
-            f"the parameters {missing[:5]} of the graph are missing ({len(missing)} in total); pass params= and aux=, or a Run"
-        )
+        raise ExportError(f"{len(missing)} parameters of the graph are missing, {missing[:5]}; pass params= and aux=, or a Run")

@@ -20,19 +20,16 @@ from jfit.checks import positive_integer
 from jfit.data import ArrayData, Batch, StreamData, as_data
 from jfit.data.adapters import MOST_ROWS
 from jfit.data.columns import Columns, column_names
-from jfit.feed.auto_devices import is_auto, model_devices
-from jfit.feed.batch_sizes import (
-    announce_size,
-    unpaddable_message,
-)
-from jfit.feed.labels import BatchLabels
+from jfit.feed.auto_devices import model_devices
+from jfit.feed.batch_sizes import announce_size, unpaddable_message
 from jfit.lowering.model import Model, Policy, Specs, plan_of
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.metrics import get as get_metrics
 from jfit.parallel import place, place_split
-from jfit.parallel.contexts import Device, across, job_devices
+from jfit.parallel.contexts import Device, across, is_auto, job_devices
 from jfit.parallel.devices import place_shared
-from jfit.parallel.mesh import device_count
+from jfit.parallel.mesh import MeshDevices
+from jfit.step.batch_check import BatchLabels
 
 # Data is kept on the devices if it fits into this share of an accelerator's memory (the rest is for parameters and
 # activations), or on CPU into this many bytes for all devices together.
@@ -104,11 +101,15 @@ def settings_of(
         ValueError: an invalid list of devices, batch size, metric or policy.
     """
     eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-    positive_integer(batch_size=batch_size, most=MOST_ROWS)
-    positive_integer(eval_batch_size=eval_batch_size, most=MOST_ROWS)
+    positive_integer(batch_size=batch_size, eval_batch_size=eval_batch_size, most=MOST_ROWS)
     devices = job_devices(devices) if model is None or not is_auto(devices) else across(model_devices(model, batch_size))
     return Settings(
-        devices, batch_size, eval_batch_size, resolve_metrics(eval_metric), _policy(policy), columns=Columns.of(label)
+        devices,
+        batch_size,
+        eval_batch_size,
+        resolve_metrics(eval_metric),
+        _policy(policy),
+        columns=None if label is None else Columns.of(label),
     )
 
 
@@ -162,7 +163,7 @@ def data_of(
         steps_per_epoch: number of batches per epoch, or None.
         timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
     """
-    names = set(column_names(data))
+    names = set(column_names(data)) if model.optional else ()
     arguments = model.inputs if model.structure is None else model.structure.arguments
     converted = as_data(
         data,
@@ -212,7 +213,8 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
     if not isinstance(data, ArrayData):
         return False
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
-    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / device_count(devices)
+    count = devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)
+    limit = RESIDENT_SHARE * stats["bytes_limit"] if stats else RESIDENT_BYTES_CPU / count
     return data.nbytes + resident <= limit
 
 

@@ -1,6 +1,6 @@
 """Checks of data during a training or an evaluation.
 
-Batches of NumPy arrays are checked on the host before they are used (`jfit.feed.labels`).  Labels, row indices of tables and
+Batches of NumPy arrays are checked on the host before they are used (`BatchLabels`).  Labels, row indices of tables and
 row weights that are jax arrays are checked by the program of the step, and the host reads the first fault together with the
 running sums, at log points and at the end of an epoch.
 """
@@ -31,7 +31,7 @@ class DataChecks:
     Args:
         model: the `Model`.
         devices: list of `jax.Device`; with several, arrays have a leading device axis.
-        data: the data, if it stays on the host; None: the devices have a copy.
+        data: the training data, which stays on the host; None: data that is not watched for changes.
         batches: the `HostBatches` that are read, or None.
 
     Attributes:

@@ -26,12 +26,12 @@ from jfit.feed.batch_sizes import (
 )
 from jfit.feed.batches import to_batch_axes
 from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message, own_positions
-from jfit.feed.labels import BatchLabels
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
 from jfit.ops.rows import LOST
 from jfit.parallel import split_batch
+from jfit.step.batch_check import BatchLabels
 
 
 class HostBatches:
@@ -46,7 +46,7 @@ class HostBatches:
         paddable: whether incomplete batches may be padded with rows of weight 0.  None: as `Model.plan` determines for the
             first batch in evaluation mode (False for models whose outputs mix the rows of a batch).
         reason: why they may not, see `Plan.coupled`.
-        values: (parameters, auxiliary states) for a test of the first batch, see `jfit.lowering.coupling.verified_plan`.
+        values: (parameters, auxiliary states) for a test of the first batch, see `jfit.lowering.model.verified_plan`.
         weights: None (training): batches keep their row weights.  True (scoring): every batch gets row weights, its metric
             weights.  False (prediction): weights and labels are removed, and the numbers of rows that `read` yields exclude
             rows with which a data iterator filled its last batch.

@@ -197,14 +197,12 @@ def fewer_message(agreed: StreamBatch, count: int, reason: str) -> str:
 
 
 def agreed_plan(plan: Plan, answers: list[Any] | None = None) -> Plan:
-    """Combine what the processes of a job found out about the rows of their first batches; without a job, nothing changes.
+    """Combine what the processes of a job found out about the rows of their first batches.
 
     Args:
         plan: the plan of this process.
         answers: [paddable, coupled] of each process; None: they are exchanged now.
     """
-    if job.current() is None:
-        return plan
     answers = exchange([bool(plan.paddable), plan.coupled], "the plan of the model") if answers is None else answers
     coupled = next((reason for paddable, reason in answers if not paddable), None)
     if coupled is None or not plan.paddable:
@@ -218,8 +216,6 @@ def check_alike(data: ArrayData | StreamData, what: str = "training data") -> No
     Raises:
         ValueError: a process differs from rank 0; the message names its rank.
     """
-    if job.current() is None:
-        return
     mine: Any = "an iterable"
     if isinstance(data, ArrayData):
         mine = ", ".join(f"{name!r} {array.shape} {array.dtype}" for name, array in data.arrays.items())

@@ -20,21 +20,19 @@ _BY_RANK = "__by_rank__"  # key of a position: the positions of the streams of a
 COPY_BYTES = 64 << 20  # arrays of the user of at most this size are copied, if they stay on the host
 
 
-def split_rows(data: ArrayData | StreamData, fraction: float | None) -> tuple[ArrayData | StreamData, ArrayData | None]:
+def split_rows(data: ArrayData | StreamData, fraction: float) -> tuple[ArrayData, ArrayData]:
     """Split arrays into training data and the last rows, as Keras does: rows - floor(rows * (1 - fraction)) of them.
 
     Args:
         data: the training data of `fit`.
-        fraction: the argument `validation_split` of `fit`; None: no evaluation rows.
+        fraction: the argument `validation_split` of `fit`.
 
     Returns:
-        (training data, evaluation data or None), views of the arrays.
+        (training data, evaluation data), views of the arrays.
 
     Raises:
         ValueError: the data is not in arrays, or one of the parts has no rows.
     """
-    if fraction is None:
-        return data, None
     if not isinstance(data, ArrayData):
         raise ValueError(
             "validation_split= takes the last rows of arrays, but the training data is an iterable, whose rows are not known "
@@ -97,14 +95,14 @@ class ArrayWatch:
 
 
 def add_class_weights(
-    model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float] | None, passed: Any = None
+    model: Model, data: ArrayData | StreamData, class_weight: Mapping[int, float], passed: Any = None
 ) -> ArrayData | StreamData:
     """Multiply the row weights of training data by the weights of the classes of the rows.
 
     Args:
         model: the `Model`, which must have one label, a class.
         data: the training data.
-        class_weight: the argument of `fit`; None: no change.
+        class_weight: the argument of `fit`.
         passed: the argument `train_data` of `fit`.
 
     Returns:
@@ -114,8 +112,6 @@ def add_class_weights(
     Raises:
         ValueError: the label is not a class, a class has no weight, or the user passed a `StreamData`.
     """
-    if class_weight is None:
-        return data
     if isinstance(data, StreamData) and data is passed:
         raise ValueError(
             "class_weight= is passed with a StreamData, whose batches would keep these weights in later runs; pass the source "

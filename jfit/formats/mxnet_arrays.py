@@ -178,9 +178,7 @@ class _Source:
     def dtype(self) -> np.dtype[Any]:
         code = self.number("i", "a dtype")
         if not 0 <= code < len(DTYPES):
-            raise self.error(
-                f"unknown dtype code {code}, expected 0 to {len(DTYPES) - 1}", "cast the array and save the file again."
-            )
+            raise self.error(f"unknown dtype code {code}, expected 0 to {len(DTYPES) - 1}", "cast the array, save it again.")
         return DTYPES[code]
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -159,9 +159,7 @@ class RecordReader(_File):
             FormatError: the offset is outside of the file.
         """
         if not 0 <= at <= self.size:
-            raise FormatError(
-                self.path, f"byte {at}", f"the file has {self.size} bytes", "the index is of another file: rebuild it."
-            )
+            raise FormatError(self.path, f"byte {at}", f"the file has {self.size} bytes", "rebuild the index of this file.")
         self._unshare()
         self._at = self._file.seek(at)
 

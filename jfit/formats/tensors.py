@@ -161,9 +161,7 @@ def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> 
 def _array(path: Any, name: str, dtype: str, shape: list[int], data: bytearray) -> np.ndarray:
     where = f"tensor {name!r}"
     if dtype not in _DTYPES:
-        raise FormatError(
-            path, where, f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}", "cast it where the file was made."
-        )
+        raise FormatError(path, where, f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}", "cast it first.")
     try:
         return np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
     except (ValueError, OverflowError) as error:  # too many axes, or an empty array with other sizes that are too large

@@ -28,7 +28,7 @@ class AutoName:
         text: the name, such as "fullyconnected0"; None until a graph with the node is numbered.  It does not change afterwards.
         context: outputs that become inputs of the node while it is created, so that an error message has the correct number.
         reserved: names that the graph of this node does not get, see `Graph.reserved`.
-        lowered: whether a model with parameters of this name was made.
+        lowered: whether a model with parameters of this name was made; if it is renamed, `number` warns.
     """
 
     __slots__ = ("context", "hint", "lowered", "order", "replaced", "reserved", "text")
@@ -65,13 +65,6 @@ def derived(raw_name: RawName, suffix: str) -> RawName:
         'fc1_weight'
     """
     return raw_name + suffix if isinstance(raw_name, str) else Derived(raw_name.auto, raw_name.suffix + suffix)
-
-
-def mark_lowered(raw_names: Iterable[RawName]) -> None:
-    """Note that a model was made of a graph with these names: if one of them is renamed, `number` warns."""
-    for raw_name in raw_names:
-        if not isinstance(raw_name, str):
-            raw_name.auto.lowered = True
 
 
 class Numbering:

@@ -70,14 +70,18 @@ class Subgraph:
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable except by `set_init`; compared by identity."""
 
-    __slots__ = ("__weakref__", "attrs", "automatic", "inputs", "numbering", "op", "params", "raw_name", "subgraphs")
+    __slots__ = ("__weakref__", "attrs", "automatic", "inputs", "label_at", "name", "num_inputs", "numbering", "op", "params")
+    __slots__ += ("raw_name", "subgraphs")
 
     op: Op | None
+    name: str  # of an automatic name, set when it is first read, see `__getattr__`
     raw_name: RawName  # the name, or an automatic name, which has no number yet until the names of a graph are used
     automatic: bool  # whether this node or one that it depends on has an automatic name
     numbering: Numbering | None  # names of a graph that contains the graph of this node; None for variables with given names
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
+    num_inputs: int  # number of `inputs` without the auxiliary states
+    label_at: int | None  # position of the label in `inputs`, if the operator has one
     params: Attrs  # parsed operator attributes including defaults; with subgraphs also `graphs`, a tuple of Subgraph
     subgraphs: tuple[Graph, ...]  # bodies of loops and branches; inputs of this node are the values of their variables
 
@@ -94,9 +98,12 @@ class Node:
         put = object.__setattr__  # __setattr__ of this class raises
         put(self, "op", op)
         put(self, "raw_name", raw_name)
+        if isinstance(raw_name, str):
+            put(self, "name", raw_name)
         put(self, "numbering", None)
         put(self, "attrs", dict(attrs))
         put(self, "inputs", inputs)
+        put(self, "num_inputs", len(inputs) - (len(op.aux) if op else 0))
         put(self, "subgraphs", subgraphs)
         inner = [head for graph in subgraphs for head in graph.raw_heads]
         put(self, "automatic", type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner)))
@@ -109,6 +116,7 @@ class Node:
             if op.graphs:
                 params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
         put(self, "params", params)
+        put(self, "label_at", op.input_names(params).index(op.label) if op is not None and op.label else None)
 
     def __setattr__(self, key: str, value: Any) -> None:
         raise AttributeError("nodes are immutable; compose a new symbol instead")
@@ -124,16 +132,17 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.text_name}>"
 
-    @property
-    def name(self) -> str:
-        """The name.  If it is automatic and has no number yet, the graph of this node and its inputs is numbered first."""
-        raw_name = self.raw_name
-        if isinstance(raw_name, str):
-            return raw_name
-        if raw_name.auto.text is None:
+    def __getattr__(self, key: str) -> str:
+        """The automatic name, the first time that it is read; the graph of this node and its inputs is numbered before."""
+        if key != "name":
+            raise AttributeError(f"Node has no attribute {key!r}")
+        assert isinstance(self.raw_name, Derived)
+        auto, suffix = self.raw_name
+        if auto.text is None:
             with LOCK:
-                number(_raw_names((*raw_name.auto.context, Entry(self, 0))))
-        return f"{raw_name.auto.text}{raw_name.suffix}"
+                number(_raw_names((*auto.context, Entry(self, 0))))
+        object.__setattr__(self, "name", f"{auto.text}{suffix}")
+        return self.name
 
     @property
     def text_name(self) -> str:
@@ -148,11 +157,6 @@ class Node:
     def rebuilt(self, inputs: tuple[Entry, ...], raw_name: RawName | None = None) -> Node:
         """Copy the node with other inputs and, unless `raw_name` is None, another name."""
         return Node(self.op, raw_name or self.raw_name, self.attrs, inputs, self.subgraphs)
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of `inputs` without the auxiliary states, which come last."""
-        return len(self.inputs) - (len(self.op.aux) if self.op else 0)
 
     def output_name(self, index: int) -> str:
         """Name of output `index`, such as `fc1_output` or `slice0_output2`; for a variable, its name."""

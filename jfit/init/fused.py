@@ -87,9 +87,7 @@ class FusedRNN(Initializer):
 
     def _initializer(self, name: str) -> InitFn:
         if self.init is None:
-            raise ValueError(
-                f"parameter {name!r}: FusedRNN(None, ...) needs the initializer of the model, which is missing; pass one"
-            )
+            raise ValueError(f"parameter {name!r}: FusedRNN(None, ...) needs the initializer of the model; pass one")
         return get(self.init)
 
     def _parts(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -346,9 +346,7 @@ class Mixed(Initializer):
         for pattern, chosen in zip(self.patterns, self.initializers, strict=True):
             if re.match(pattern, desc.name):
                 return get(chosen)
-        raise ValueError(
-            f"parameter {desc.name!r} matches none of the patterns {', '.join(map(repr, self.patterns))}; add '.*' at the end"
-        )
+        raise ValueError(f"parameter {desc.name!r} matches none of the patterns {str(self.patterns)[1:-1]}; add '.*' to them")
 
 
 @register()

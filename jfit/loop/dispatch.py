@@ -1,8 +1,16 @@
-"""What one dispatch (call of a compiled program) runs: one training step, several, or the programs of an ordered step."""
+"""Dispatches, calls of compiled programs: what one runs, and how the batches of an epoch are divided into them.
+
+A dispatch runs one training step, several, or the programs of an ordered step.  Its report is the loss and the learning rate of
+its last step.  `ResidentDispatcher` is for arrays that are on the devices, `StreamDispatcher` for batches that a background
+thread prepares on the host: iterables, and arrays of any size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,18 +18,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.data import ArrayData, Batch
+from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.valid import Valid
 from jfit.evaluate.host_metrics import metric_inputs
-from jfit.loop.report import report
+from jfit.feed.batches import EPOCH_DATA_AXES, DeviceBatches, fits_on_device
+from jfit.feed.data_checks import DataChecks
+from jfit.feed.host_batches import HostBatches
+from jfit.feed.job_batches import num_batches_of
+from jfit.feed.train_data import unshared
 from jfit.loop.step_log import step_values
 from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.devices import STATE_AXES
-from jfit.parallel.ordered import OrderedSteps
-from jfit.parallel.spmd import GATHERED
+from jfit.parallel.contexts import own_slices_of
+from jfit.parallel.devices import STATE_AXES, place
+from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
+from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.prepare import Problem
-from jfit.programs import Made
+from jfit.programs import Made, Program
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
@@ -84,6 +97,24 @@ class DispatchSpec(NamedTuple):
         """
         result = (None, GATHERED) if self.return_outputs else None
         return STATE_AXES, (result, None) if self.step_names else result
+
+
+def report(out: StepOut) -> Array:
+    """Return (loss, learning rate) of a step as one array of shape (2,); an unknown learning rate is nan.
+
+    One array and not two scalars, because each output of a program adds about a microsecond to a dispatch.
+    """
+    return jnp.stack([out.loss, jnp.nan if out.lr is None else out.lr]).astype(float)
+
+
+def reported_lr(report: Any) -> dict[str, float]:
+    """Return {"lr": learning rate}, or {} if it is unknown.
+
+    Args:
+        report: array (loss, learning rate) of a dispatch, on the host; None before the first dispatch.  A learning rate of nan
+            is unknown.
+    """
+    return {} if report is None or math.isnan(report[1]) else {"lr": float(report[1])}
 
 
 def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int) -> int:
@@ -219,3 +250,224 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         return state, (reported, row) if spec.step_names else reported
 
     return run
+
+
+# ------------------------------------------------------------------------------------------------ dividing an epoch
+class ResidentDispatcher:
+    """Makes the dispatches (calls of compiled programs) of an epoch, for data that is kept on the devices.
+
+    The programs gather the rows of each batch from the data.
+
+    Args:
+        data: the arrays of the whole data set.
+        spec: model, step, devices and batch sizes.
+        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
+        reason: why they may not, see `Plan.coupled`.
+    """
+
+    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
+        self.data, self.spec = data, spec
+        self.batches = DeviceBatches(
+            spec.model,
+            data,
+            spec.devices,
+            spec.batch_size,
+            micro_batches=spec.micro_batches,
+            paddable=paddable,
+            reason=reason,
+        )
+        self.num_batches = self.batches.layout.num_batches
+        self.checks = None  # arrays are checked before training, and the devices have a copy
+        self._programs: dict[Any, Any] = {}
+        self._counts: dict[int, Array] = {}
+
+    def dispatches(
+        self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], prepare: Callable[[Any], None] | None = None
+    ) -> Iterator[Dispatch]:
+        """Yield the dispatches of an epoch, as `Dispatch`.
+
+        Args:
+            epoch: number of the epoch, which determines the order of the rows.
+            start: number of the first batch; above 0 when training resumes within an epoch.
+            step: number of updates done before the first dispatch.
+            max_steps: `max_steps(step)` is the maximum number of steps before the next "step" event of a callback.
+            prepare: called with the programs that the epoch needs, as a list of (`Program`, arguments after the state).
+        """
+        epoch_data, layout = self.batches.epoch_data(self.data.order(epoch), first=step - start), self.batches.layout
+        num_full = layout.num_full
+        if prepare is not None:
+            programs = [self._full_program(epoch_data, 1)] if start < num_full else []
+            prepare(programs + ([self._tail_program(epoch_data)] if num_full < layout.num_batches else []))
+        size, most, at = self.spec.batch_size, self.spec.steps_per_call, start
+        # Cached: dispatches of equal length differ in the state only, and a short step is a few hundred microseconds.
+        full = functools.cache(lambda steps: Dispatch(_call(*self._full_program(epoch_data, steps)), steps, steps * size))
+        while at < num_full:
+            steps = 1 if most == 1 else min(most, num_full - at, max_steps(step + at - start))
+            yield full(steps)
+            at += steps
+        if at < layout.num_batches:
+            yield Dispatch(_call(*self._tail_program(epoch_data)), 1, layout.last_size)
+
+    def _program(self, name: str, fn: Callable[..., Any], *, takes_count: bool) -> Any:
+        if name not in self._programs:
+            in_axes = (STATE_AXES, EPOCH_DATA_AXES, None) if takes_count else (STATE_AXES, EPOCH_DATA_AXES)
+            self._programs[name] = compile_spmd(fn, self.spec.devices, in_axes, self.spec.out_axes, donate=(0,), name=name)
+        return self._programs[name]
+
+    def _full_program(self, epoch_data: Mapping[str, Any], steps: int) -> tuple[Program, tuple[Any, ...]]:
+        spec, layout = self.spec, self.batches.layout
+
+        def train_one(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None) -> tuple[TrainState, Array]:
+            return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
+
+        if spec.steps_per_call == 1:
+            return self._program("train", Made(train_one, "one", spec, layout), takes_count=False), (epoch_data,)
+
+        def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
+            return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
+
+        program = self._program("train", Made(train_steps, "steps", spec, layout), takes_count=True)
+        return program, (epoch_data, self._count(steps))
+
+    def _count(self, steps: int) -> Array:
+        """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
+        if steps not in self._counts:
+            self._counts[steps] = place(np.int32(steps), self.spec.devices)
+        return self._counts[steps]
+
+    def _tail_program(self, epoch_data: Mapping[str, Any]) -> tuple[Program, tuple[Any, ...]]:
+        spec, layout = self.spec, self.batches.layout
+
+        def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
+            return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
+
+        return self._program("train_tail", Made(train_tail, "tail", spec, layout), takes_count=False), (epoch_data,)
+
+
+def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState], Any]:
+    return lambda state: program(state, *arguments)
+
+
+class StreamDispatcher:
+    """Makes the dispatches (calls of compiled programs) of an epoch, for batches that a background thread prepares on the host.
+
+    Args:
+        data: arrays, or an iterable of batches.
+        spec: model, step, devices and batch sizes.
+        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
+        reason: why they may not, see `Plan.coupled`.
+    """
+
+    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
+        self.data, self.spec = data, spec
+        slices = slices_of(spec.step)
+        self._ordered = None if slices is None else ordered_steps(spec)
+        # an ordered step cuts batches into slices itself; in a job, each process reads the rows of its own slices only
+        parts, multiple, own = len(spec.devices), 1, own_slices_of(spec.devices)
+        if slices is not None:
+            own = process_slices(spec.devices, slices, equal=isinstance(data, StreamData))
+            parts, multiple = (1, slices) if own is None else (slices, 1)
+        self.batches = HostBatches(
+            spec.model,
+            data,
+            parts,
+            spec.batch_size,
+            micro_batches=spec.micro_batches * multiple,
+            paddable=paddable,
+            reason=reason,
+            own=own,
+        )
+        self.num_batches = num_batches_of(data, spec.batch_size)
+        self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
+        self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it
+        self._programs: dict[Any, Any] = {}
+
+    def dispatches(self, epoch: int, start: int, step: int, max_steps: Callable[[int], int], *_: Any) -> Iterator[Dispatch]:
+        """Yield the dispatches of an epoch; arguments as in `ResidentDispatcher.dispatches`.  No program is compiled ahead."""
+        with self.batches.read(epoch, start, ahead=2 * self.spec.steps_per_call) as stream:
+            for first in stream:
+                group, most = [first], min(self.spec.steps_per_call, max_steps(step))
+                for item in itertools.islice(stream, most - 1):
+                    if _shapes(item[0]) != _shapes(group[0][0]):
+                        yield from self.group_dispatches(group, step)
+                        step += len(group)
+                        group = []
+                    group.append(item)
+                yield from self.group_dispatches(group, step)
+                step += len(group)
+
+    def group_dispatches(self, group: list[tuple[Batch, int]], step: int = 0) -> Iterator[Dispatch]:
+        """Yield one dispatch for all batches of a group, or one per batch if their shapes are not those of the first batch.
+
+        Other shapes than those of the first batch (a smaller last batch) are rare: a program of several steps for them is not
+        worth its compilation.
+
+        Args:
+            group: list of (batch, number of its rows without padding); all batches have the same shapes.
+            step: number of steps before the group.
+        """
+        if self._ordered is not None:
+            for number, (batch, count) in enumerate(group, step):
+                self.checks.look(batch, number)
+                yield Dispatch(functools.partial(self._ordered, batch), 1, count)
+            return
+        most, shapes = self.spec.steps_per_call, _shapes(group[0][0])
+        self._first_shapes = self._first_shapes or shapes
+        if most == 1 or shapes != self._first_shapes:
+            for batch, count in group:
+                yield Dispatch(self._run_of("train" if most == 1 else "train_tail", single_step, [batch], batch), 1, count)
+            return
+        batches = [batch for batch, _ in group]
+        # The repeated batches are not trained: they fix the length of the stack, so that one program is enough.
+        batches += batches[-1:] * (most - len(batches))
+        axis = 1 if len(self.spec.devices) > 1 else 0
+        stack = jax.tree.map(lambda *xs: np.stack(xs, axis=axis), *batches)  # ([devices,] steps, rows, ...)
+        run = self._run_of("train", stacked_steps, batches, stack, np.int32(len(group)))
+        yield Dispatch(run, len(group), sum(count for _, count in group))
+
+    def _run_of(
+        self, name: str, steps: Callable[..., Any], batches: Sequence[Batch], *arguments: Any
+    ) -> Callable[[TrainState], Any]:
+        """Make `run(state)` of a program, which also looks for invalid values if a batch is on the devices."""
+        checked = any(self.checks.apply_to(batch) for batch in batches)
+        if (name, checked) not in self._programs:
+            fn = functools.partial(steps, self.spec, self.checks.valid if checked else None)
+            axes, out = (STATE_AXES, 0, *(None,) * (len(arguments) - 1 + checked)), self.spec.out_axes
+            out = (out, None) if checked else out
+            self._programs[name, checked] = compile_spmd(fn, self.spec.devices, axes, out, donate=(0,), name=name)
+        program = self._programs[name, checked]
+        return self.checks.run_of(program, *arguments) if checked else lambda state: program(state, *arguments)
+
+
+def _shapes(batch: Batch) -> Any:
+    return jax.tree.map(lambda x: (x.shape, x.dtype), batch)
+
+
+def dispatcher_of(problem: Problem) -> Any:
+    """Create the dispatcher of a problem, which divides the batches of an epoch into calls of compiled programs.
+
+    It is a `ResidentDispatcher` for arrays that fit into device memory, else a `StreamDispatcher`.  Networks for which
+    `unrolls(model)` is True (convolutions on CPU) do one step per dispatch and ignore `steps_per_call`: XLA's loops are
+    slow for them, and an unrolled loop rounds differently from separate steps.  Steps with `reduce="ordered"` also run one by
+    one, and always use a `StreamDispatcher`.
+    """
+    options, devices = problem.options, problem.settings.devices
+    data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model)
+    if problem.step.reduce.slices is not None:  # slices go to the devices that compute them
+        one, on_device = True, False
+    steps = 1 if one or problem.on_host else steps_per_call(problem)
+    spec = DispatchSpec(
+        problem.model,
+        problem.step,
+        devices,
+        options.batch_size,
+        options.micro_batches,
+        steps,
+        return_outputs=problem.on_host,
+        step_names=problem.step_names,
+    )
+    padding: dict[str, Any] = {"paddable": problem.plan.paddable, "reason": problem.plan.coupled}
+    resident = fits_on_device(data, devices) if on_device == "auto" else bool(on_device)
+    if resident and isinstance(data, ArrayData):
+        return ResidentDispatcher(data, spec, **padding)
+    return StreamDispatcher(unshared(data), spec, **padding)

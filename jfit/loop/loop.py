@@ -1,9 +1,9 @@
 """The training loop: epochs, dispatches, and what watches them.
 
 A dispatch is one call of a compiled program; it does one or more steps (parameter updates).  A dispatcher divides the batches
-of an epoch into dispatches, `Loop` runs them, and calls after each what watches the training, each in a file of its own:
+of an epoch into dispatches, `Loop` runs them, and calls after each what watches the training:
 
-    `Pace`          waits for an earlier dispatch at every 8th; log points
+    `Pace`          waits for an earlier dispatch at every 8th; log points (below)
     `Readings`      values of single steps, host metrics
     `Events`        callbacks
     `StepProfiler`  a trace of some steps
@@ -12,7 +12,7 @@ of an epoch into dispatches, `Loop` runs them, and calls after each what watches
 
 Dispatch is asynchronous, and the host never waits for the dispatch it has just made.  Names in these files:
 
-    report      result of a dispatch: array (loss, learning rate) of its last step, see `jfit.loop.report`
+    report      result of a dispatch: array (loss, learning rate) of its last step, see `jfit.loop.dispatch.report`
     fence       the report of an earlier dispatch; when it is ready, that dispatch and all before it are done
     log point   a time within an epoch, at most every `LOG_SECONDS`, at which the running sums of loss and metrics are copied
 
@@ -25,29 +25,39 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 import weakref
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
 
 from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
+from jfit.distributed import num_processes
+from jfit.evaluate.scorer import ResidentScorer
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
-from jfit.loop.ahead import compiling_ahead
-from jfit.loop.dispatch import Dispatch
+from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
-from jfit.loop.pace import Pace, copy_sums
 from jfit.loop.profiling import StepProfiler
 from jfit.loop.readings import Readings
-from jfit.loop.report import reported_lr
-from jfit.loop.saving import ending_saves, save_after_error, save_at_sigterm, savers
+from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread
 from jfit.metrics.core import on_devices
+from jfit.parallel.contexts import cores
 from jfit.parallel.devices import place
-from jfit.parallel.spmd import WAIT_EVERY
+from jfit.parallel.spmd import WAIT_EVERY, Window
 from jfit.prepare import Problem
+from jfit.programs import Program
 from jfit.step.state import TrainState
 from jfit.step.totals import cleared
+
+LOG_SECONDS = 0.5  # minimum time between two "log" events
+MAX_THREADS = 3  # that compile: training, incomplete last batch, evaluation
+Programs = Sequence[tuple[Program, tuple[Any, ...]]]
 
 
 class Loop:
@@ -74,19 +84,21 @@ class Loop:
         exit_code: 143 if SIGTERM ended training, with which the caller ends the process; else None.
         report: (loss, learning rate) of the last dispatch, array of shape (2,) on the devices, or None.
         events: `Events`, the callbacks and their states.
+        saves: whether a callback saves checkpoints.
         readings: `Readings`, the values of single batches that wait for a copy to the host.
         thread: `TrainingThread`, in whose context the dispatches run.
     """
 
     def __init__(self, problem: Problem, dispatcher: Any, state: TrainState, run: Any) -> None:
         options, settings = problem.options, problem.settings
-        self.nan, self.thread = NanPolicy(options.nan), TrainingThread()
+        self.nan, self.thread = NanPolicy(options.nan, options.nan in ("stop", "rollback")), TrainingThread()
         self.state, self.dispatcher = state, dispatcher
         self.devices, self.metrics = settings.devices, on_devices(settings.metrics)
         self.readings = Readings(problem, dispatcher.spec)
         self.events = Events(options.callbacks, self)
+        self.saves = any(callback.saves for callback in self.events.callbacks)
         self.evaluate, self.eval_every, self._num_epoch = problem.evaluate, options.eval_every, 0
-        self.profiler = StepProfiler.of(options.profile, options.directory)
+        self.profiler = None if options.profile is None else StepProfiler(options.profile, options.directory)
         self.history = run.history
         # A weak reference: the run refers to this loop, and a cycle would keep the data on devices until garbage collection.
         self._run: Callable[[], Any] = weakref.ref(run)
@@ -113,13 +125,13 @@ class Loop:
     def train(self, num_epoch: int) -> None:
         """Train epochs `self.epoch` to `num_epoch` - 1, beginning at batch `self.batch` of the first."""
         self._num_epoch = num_epoch
-        self.nan.begin()
+        self.nan = replace(self.nan, stopped=False, handled=0, rollbacks=0)
         copy_sums(self.state.metrics)  # compile it before training, so that no later epoch compiles
-        first, flag, terminate = self.step, stop_flag(), bool(savers(self)) or in_graceful_stop()
+        first, flag = self.step, stop_flag()
         with (
             activity.Doing(activity.DEVICES, lambda: f"training, in epoch {self.epoch} after batch {self.batch}"),
-            ending_saves(self),
-            flag.watching(terminate=terminate),
+            ending_saves(self) if self.saves else contextlib.nullcontext(),
+            flag.watching(terminate=self.saves or in_graceful_stop()),
             counters.explained(),
             compiling_ahead(self.evaluate) as self._compile_ahead,
         ):
@@ -129,7 +141,7 @@ class Loop:
                     while not self._stopped(flag) and self.epoch < num_epoch:
                         self._epoch(flag)
                 flag.critical = False
-                save_at_sigterm(self, flag, first)
+                self._save_at_sigterm(flag, first)
             except BaseException as error:
                 activity.failed(error)
                 save_after_error(self, error, first)
@@ -142,7 +154,7 @@ class Loop:
                     self.profiler.close(self.step)  # also after errors and Ctrl-C
             self.ended = not self.interrupted
             self.events.send("fit_end")
-            save_at_sigterm(self, flag, first)  # a signal during "fit_end"
+            self._save_at_sigterm(flag, first)  # a signal during "fit_end"
 
     def _stopped(self, flag: StopFlag) -> bool:
         self.stop_reason = flag.agree(self.stop_reason)
@@ -151,6 +163,12 @@ class Loop:
             reason = "ended by SIGTERM" if flag.signal is signal.SIGTERM else "interrupted by Ctrl-C"
             self.stop_reason = self.stop_reason or reason
         return self.stop_reason is not None
+
+    def _save_at_sigterm(self, flag: StopFlag, first: int) -> None:
+        """After SIGTERM, save a checkpoint, unless training made no step since `first`, and set the exit code."""
+        if self._stopped(flag) and flag.signal is signal.SIGTERM:
+            save_now(self, first)
+            self.exit_code = None if flag.owned else flag.exit_code
 
     def _epoch(self, flag: StopFlag) -> None:
         """Train the rest of the current epoch; return early, without "epoch_end", if training is stopped."""
@@ -214,12 +232,17 @@ class Loop:
 
     def _read_epoch(self, pace: Pace) -> dict[str, Any]:
         """Wait for the last step of the epoch, and return the logs of the epoch without those of the evaluation."""
-        arrays = self.state.metrics, self.report, self.dispatcher.checks.fault
-        totals, report, fault = self.read(arrays, behind=0)  # sync: once per epoch
+        checks = self.dispatcher.checks
+        totals, report, fault = self.read(
+            (self.state.metrics, self.report, checks and checks.fault), behind=0
+        )  # sync: once per epoch
         speed = pace.speed()
-        self.dispatcher.checks.check(fault, self.position)
-        self.nan.report(self, int(totals.first_bad_step))
-        self.dispatcher.checks.check_epoch(totals, self.epoch)
+        if checks is not None:
+            checks.check(fault, self.position)
+        if totals.first_bad_step >= 0:
+            self.nan.report(self, int(totals.first_bad_step))
+        if checks is not None:
+            checks.check_epoch(totals, self.epoch)
         return self.readings.values(totals) | speed | reported_lr(report)
 
     def _evaluate_epoch(self, flag: StopFlag, logs: dict[str, Any], compiled: float) -> None:
@@ -229,7 +252,8 @@ class Loop:
             logs |= {f"val_{k}": v for k, v in self.evaluate(self.state, self.epoch).items()}
         if counters.compile_seconds() > compiled:
             logs["compile_time"] = counters.compile_seconds() - compiled
-        logs = equal_times(logs)
+        if flag.in_job:
+            logs = equal_times(logs)
         end, flag.critical = self.position, True
         self.history.add_epoch(epoch=self.epoch, step=self.step, **logs)
         # The position is set before the callbacks, so that a run resumed from their checkpoint begins the next epoch.
@@ -247,3 +271,126 @@ class Loop:
         """Read the values of all steps so far and the host metrics of their batches, for a checkpoint."""
         if self.readings.queues:
             self.read((), behind=0)  # sync: once per checkpoint
+
+
+# ------------------------------------------------------------------------------------------------ how far the host runs ahead
+class LogPoint(NamedTuple):
+    """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
+
+    copied: Any  # (copy of the running sums, report of the last dispatch, fault or None), arrays on the devices
+    logs: dict[str, float]  # values that were known on the host already: samples_per_second
+    position: dict[str, int]
+    snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
+
+
+class Pace:
+    """Waits for the dispatch 8 before the present one at every 8th dispatch, and sends the "log" events of an epoch.
+
+    Args:
+        loop: the `Loop`, at the start of an epoch.
+
+    Attributes:
+        compiled: seconds of compilations before the epoch.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop, self._window, self._rows = loop, Window(), 0
+        self._started = self._logged = time.perf_counter()
+        self.compiled = counters.compile_seconds()
+        self._pending: LogPoint | None = None  # the last log point, if its values are not read from the devices yet
+
+    def speed(self) -> dict[str, float]:
+        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time."""
+        compiling = counters.compile_seconds() - self.compiled
+        seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
+        return {"samples_per_second": self._rows / seconds, "time": seconds}
+
+    def after_dispatch(self, dispatch: Dispatch) -> None:
+        """Count the rows of a dispatch; if it is the 8th since the last wait, wait for an earlier one, or send a log point."""
+        self._rows += dispatch.rows
+        fence = self._window.push(self._loop.report)
+        if fence is None:
+            return
+        if time.perf_counter() - self._logged > LOG_SECONDS:
+            self._logged = time.perf_counter()
+            self._log(fence)
+        elif self._loop.readings.queues:
+            self._loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
+        else:
+            counters.wait(fence)  # sync: as above, without the copy to the host that `read` makes
+
+    def _log(self, fence: Any) -> None:
+        """Send the "log" event of the previous log point, and copy the running sums of this one.
+
+        The values of a log point are read one log point late: the copy of the running sums is queued on the devices after
+        the steps in flight, so reading it now would wait for them.  At the next log point it is computed already.
+
+        Args:
+            fence: report of the dispatch 8 before the last, for which the host waits.
+        """
+        loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
+        copied = copy_sums(loop.state.metrics), loop.report, checks and checks.fault
+        snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
+        speed = {"samples_per_second": self.speed()["samples_per_second"]}
+        self._pending = LogPoint(copied, speed, loop.position, snapshot)
+        if previous is None:
+            loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
+            return
+        # sync: hardly waits, since the copy to the host began 8 dispatches ago
+        (totals, last_report, fault), _ = loop.read((previous.copied, fence))
+        if checks is not None:
+            checks.check(fault, loop.position)
+        logs = previous.logs | loop.readings.values(totals, previous.snapshot) | reported_lr(last_report)
+        # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
+        # programs that need all processes, reacts at the end of the epoch.
+        if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
+            loop.nan.report(loop, int(totals.first_bad_step))
+        loop.history.add_point(**previous.position, **logs)
+        loop.events.send("log", logs, **previous.position)
+
+
+copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original
+
+
+# ------------------------------------------------------------------------------------------------ compilation ahead of use
+# XLA compiles without Python's lock: the programs of a run (full batches, the incomplete last batch, evaluation) are compiled
+# at the same time, and while the first steps are computed.
+@contextlib.contextmanager
+def compiling_ahead(evaluate: Any = None) -> Iterator[Callable[[TrainState, Programs], None]]:
+    """Context manager with threads that compile: one for two processor cores, at most 3; none with a single core.
+
+    XLA compiles single programs on several cores already, so that more threads would only compete with each other.
+
+    Compilations that have not begun at the end of the block are cancelled.  One that has begun cannot be stopped: after an
+    interrupt, its thread ends when it is done.
+
+    Args:
+        evaluate: the evaluation of the run, whose program is compiled too if it is a `ResidentScorer`; else it is ignored.
+
+    Yields:
+        Function (state, [(`Program`, arguments after the state), ...]), to be called before the first of these programs is.  It
+        traces them, and the evaluation after them, while other threads compile.  Only its first call has an effect.
+    """
+    pool = ThreadPoolExecutor(max(1, min(cores() // 2, MAX_THREADS)), "jfit-compile")  # threads start when they are needed
+    futures: list[Future[Any]] = []
+    pending = [evaluate] if cores() > 1 else []
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        futures.append(pool.submit(function, *arguments))
+        return futures[-1]
+
+    def prepare(state: TrainState, programs: Programs) -> None:
+        if not pending:
+            return
+        evaluation = pending.pop()
+        for program, arguments in programs:
+            with contextlib.suppress(Exception):  # raised where the program is called
+                program.prepare(state, *arguments, submit=submit)
+        if isinstance(evaluation, ResidentScorer):
+            with contextlib.suppress(Exception):
+                evaluation.prepare(state, submit)
+
+    try:
+        yield prepare
+    finally:
+        pool.shutdown(wait=all(future.done() for future in futures), cancel_futures=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,28 +28,29 @@ class NonFiniteLoss(UserWarning):
     """Warning that the loss is nan or infinite; the message contains the first step where it is."""
 
 
+@dataclass
 class NanPolicy:
     """Reacts to bad steps as `nan=` of `fit` says.
 
-    Args:
-        name: one of `POLICIES`.
-
     Attributes:
-        stopped: whether this policy stopped the training since `begin`.
-        reached: number of steps done when it last went back to an earlier state; 0: it did not.
+        name: one of `NAN_POLICIES`.
+        keeps: whether this policy goes back to states that were kept.
         kept: the finite state to which it goes back; None if there is none.
+        reached: number of steps done when it last went back to an earlier state; 0: it did not.
+        restored_at: number of the next step when it had gone back to an earlier state; -1: it did not.
+        stopped: whether this policy stopped the training since the call of `Loop.train`.
+        handled: bad steps with smaller numbers have been reported since then.
+        rollbacks: number of times that training went back to `kept` since then.
     """
 
-    def __init__(self, name: str = "warn") -> None:
-        self.name, self.stopped, self.reached = name, False, 0
-        self.kept: Start | None = None
-        self._handled = 0  # bad steps with smaller numbers have been reported
-        self._rollbacks = 0  # number of times that training went back to `kept`
-        self._restored_at = -1  # number of steps done when it last went back
-
-    def begin(self) -> None:
-        """Reset what belongs to one call of `Loop.train`."""
-        self.stopped, self._handled, self._rollbacks = False, 0, 0
+    name: str
+    keeps: bool
+    kept: Start | None = None
+    reached: int = 0
+    restored_at: int = -1
+    stopped: bool = False
+    handled: int = 0
+    rollbacks: int = 0
 
     def keep(self, state: TrainState, position: dict[str, int]) -> bool:
         """Keep a state, if it is finite and the policy may go back to it; return whether the policy goes back to states.
@@ -59,28 +61,23 @@ class NanPolicy:
         """
         if self.keeps and is_finite(state):
             self.kept = Start(state, dict(position))
-            if position["step"] != self._restored_at:  # otherwise it is the state that was restored, without a step since
-                self._rollbacks = 0
+            if position["step"] != self.restored_at:  # otherwise it is the state that was restored, without a step since
+                self.rollbacks = 0
         return self.keeps
-
-    @property
-    def keeps(self) -> bool:
-        """Whether this policy goes back to states that were kept."""
-        return self.name in ("stop", "rollback")
 
     def report(self, loop: Any, step: int) -> None:
         """React to the first bad step of the running sums, unless that was done before.
 
         Args:
             loop: the `Loop`, between two dispatches.
-            step: number of the step; -1: there is none.
+            step: number of the step.
         """
-        if step < self._handled:
+        if step < self.handled:
             return
-        self._handled = loop.step
+        self.handled = loop.step
         cause = _cause(loop, self.kept, step) if self.name != "warn" else ""
         if self.name == "warn":
-            self._handled = 1 << 62
+            self.handled = 1 << 62
             text = f"the loss is not finite since step {step} (epoch {loop.epoch}); training continues. {_HELP}"
         elif self.name == "skip":
             text = f"step {step} (epoch {loop.epoch}) changed nothing, because it is not finite{cause}; training continues"
@@ -91,8 +88,8 @@ class NanPolicy:
     def _go_back(self, loop: Any, step: int) -> str:
         """Restore the state that was kept, and return what was done."""
         kept = self.kept
-        self._rollbacks += 1
-        again = self.name == "rollback" and self._rollbacks <= MAX_ROLLBACKS
+        self.rollbacks += 1
+        again = self.name == "rollback" and self.rollbacks <= MAX_ROLLBACKS
         if kept is None or not again:
             self.stopped, loop.stop_reason = True, f"step {step} is not finite"
         if kept is None:
@@ -105,7 +102,7 @@ class NanPolicy:
             state = state._replace(step=np.asarray(loop.step, np.int32), metrics=metrics._replace(first_bad_step=first))
         else:
             loop.epoch, loop.batch, loop.step = (kept.position[name] for name in ("epoch", "batch", "step"))
-        loop.state, self._restored_at = loop.run._placed(state), loop.step
+        loop.state, self.restored_at = loop.run._placed(state), loop.step
         done = f"the state is that of step {kept.position['step']} again"
         if again:
             return f"{done}, and training continues with the next batch"

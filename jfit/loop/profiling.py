@@ -20,15 +20,10 @@ class StepProfiler:
         directory: argument `directory` of `fit`; the trace is written to its subfolder `profile`.
     """
 
-    def __init__(self, span: tuple[int, int], directory: str | Path) -> None:
+    def __init__(self, span: tuple[int, int], directory: Any) -> None:
         self.start, self.stop = span
         self.folder = Path(directory) / "profile"
         self._running = self._started = False
-
-    @classmethod
-    def of(cls, span: tuple[int, int] | None, directory: str | Path | None) -> StepProfiler | None:
-        """Create the profiler of a run from the arguments `profile` and `directory` of `fit`; None without `profile`."""
-        return None if span is None or directory is None else cls(span, directory)
 
     def gap(self, step: int) -> int:
         """Number of steps from `step` (updates done) to the next start or stop, where a dispatch must end."""

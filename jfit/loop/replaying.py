@@ -19,8 +19,8 @@ from jfit.checkpoints.saved import folders_of, read, step_of
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.feed.host_batches import HostBatches
 from jfit.formats.atomic import FormatError
+from jfit.loop.dispatch import reported_lr
 from jfit.loop.replayed import FirstBad, NodeValues, ParameterValues, Replay, find_first_bad
-from jfit.loop.report import reported_lr
 from jfit.lowering.taps import Point
 from jfit.parallel import place
 from jfit.parallel.devices import STATE_AXES

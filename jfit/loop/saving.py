@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,6 @@ from jfit.callbacks.base import Event
 from jfit.callbacks.saving import Saver
 from jfit.checkpoints.checkpoint import path_of
 from jfit.data import DataTimeout
-from jfit.interrupts import StopFlag
-
-
-def savers(loop: Any) -> list[int]:
-    """Numbers of the callbacks of a `Loop` that save checkpoints."""
-    return [i for i, callback in enumerate(loop.events.callbacks) if callback.saves]
 
 
 def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
@@ -37,25 +30,14 @@ def save_now(loop: Any, first: int, *, alone: bool = False) -> None:
         elif not saver.can_save_alone(loop.run):
             return
         saver.alone = alone
-    for i in savers(loop):
+    for i, callback in enumerate(loop.events.callbacks):
+        if not callback.saves:
+            continue
         state = loop.events.states[i]
         last = state["last"] if isinstance(state, dict) else state
         if loop.step == first or last is None or Path(last).name != path_of("", loop.step).name:
             event = Event("step", num_batches=loop.dispatcher.num_batches, logs={}, run=loop.run, **loop.position)
-            loop.events.states[i] = loop.events.callbacks[i].on(event, state)
-
-
-def save_at_sigterm(loop: Any, flag: StopFlag, first: int) -> None:
-    """After SIGTERM, save a checkpoint and set `Loop.exit_code`, with which the process ends.
-
-    Args:
-        loop: the `Loop`; between two steps.
-        flag: the flag that the signal has set.
-        first: as for `save_now`.
-    """
-    if loop._stopped(flag) and flag.signal is signal.SIGTERM:
-        save_now(loop, first)
-        loop.exit_code = None if flag.owned else flag.exit_code
+            loop.events.states[i] = callback.on(event, state)
 
 
 def save_after_error(loop: Any, error: BaseException, first: int) -> None:

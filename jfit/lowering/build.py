@@ -19,14 +19,13 @@ from jfit.checks import name_hint
 from jfit.graph.description import description_of
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
-from jfit.graph.names import mark_lowered
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
 from jfit.lowering.function import from_function
 from jfit.lowering.interpret import STATE_SLOTS, InputNames, Interpretation, make_apply
-from jfit.lowering.lookups import lookups_of_graph
+from jfit.lowering.lookups import TABLES, lookups_of_graph
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs, Trained, flatten_names, values_of
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
@@ -77,7 +76,9 @@ def lower(
         (2, 3)
     """
     names, axes = (None if inputs is None else tuple(inputs)), (None if batch_axes is None else tuple(batch_axes.items()))
-    mark_lowered([n.raw_name for n in symbol.nodes() if n.op is None])
+    for node in symbol.nodes():
+        if node.op is None and not isinstance(node.raw_name, str):
+            node.raw_name.auto.lowered = True
     roll = capture is None and os.environ.get("JFIT_ROLL") != "0" if roll is None else roll
     description = description_of(symbol)
     if description is None:
@@ -99,7 +100,8 @@ _models = kept(64)
 def _lowered(
     symbol: Symbol, inputs: Sequence[str] | None, capture: str | None, batch_axes: Mapping[str, int] | None, roll: bool
 ) -> Model:
-    heads = symbol.heads if capture is None else _captured(symbol, capture)
+    visible = symbol.heads
+    heads = visible if capture is None else _captured(symbol, capture)
     order = topological(heads)
     data, labels = _input_names(order, heads, inputs)
     if any(n.op is not None and n.op.overwritten for n in order):
@@ -112,20 +114,22 @@ def _lowered(
     params = _by_name([n for n in variables if id(n) not in aux_ids and n.name not in names.inputs])
     aux = _by_name([n for n in variables if id(n) in aux_ids])
     apply = make_apply(order, heads, names, roll=roll)
+    tables = [n for n in operators if n.op and n.op.name in TABLES]
+    lookups = lookups_of_graph(tables, names.inputs) if tables else ()
     return Model(
         init=_make_init(Graph(heads), params, aux),
         apply=apply,
-        outputs=tuple(_output(h, i < len(symbol.heads), names.inputs) for i, h in enumerate(heads)),
+        outputs=tuple(_output(h, i < len(visible), names.inputs) for i, h in enumerate(heads)),
         inputs=data,
         labels=labels,
-        plan=_make_plan(Graph(heads), params, aux, names, apply, lookups_of_graph(order, names.inputs)),
+        plan=_make_plan(Graph(heads), params, aux, names, apply, lookups),
         batch_axes=names.axes,
         frozen=frozenset(_fixed_gammas(operators)),
         traits=_traits(operators),
         optional=frozenset(states),
         symbol=symbol,
         evaluation_labels=tuple(n for n in labels if n in {node.name for node in evaluated_nodes(heads)}),
-        tables=_sparse_tables(order, heads, names, params),
+        tables=_sparse_tables(order, heads, names, params) if tables else {},
     )
 
 
@@ -191,10 +195,8 @@ def default_inputs(symbol: Symbol) -> set[str]:
 
 def split_trained(model: Any, params: Any, aux: Any) -> tuple[Any, Any, Any]:
     """Split a `Trained` or a Run into (model, params, aux); arguments that are not None take precedence over its values."""
-    # a Run, which this stage cannot import, has named_params
-    return (
-        values_of(model, params, aux) if isinstance(model, Trained) or hasattr(model, "named_params") else (model, params, aux)
-    )
+    is_run = hasattr(type(model), "named_params")  # this stage cannot import Run
+    return values_of(model, params, aux) if isinstance(model, Trained) or is_run else (model, params, aux)
 
 
 def model_and_values(model: Any, loss: Any, params: Any, aux: Any, **options: Any) -> tuple[Model, Any, Any]:
@@ -236,8 +238,7 @@ def evaluated_nodes(heads: Sequence[Entry]) -> list[Node]:
         node = stack.pop()
         if id(node) not in seen:
             seen.add(id(node))
-            slots = node.input_names() if node.op else ()
-            stack.extend(e.node for s, e in zip(slots, node.inputs, strict=True) if not (node.op and s == node.op.label))
+            stack.extend(e.node for at, e in enumerate(node.inputs) if at != node.label_at)
     return [n for n in topological(heads) if id(n) in seen]
 
 
@@ -249,11 +250,10 @@ def _input_names(
     used = {n.name for n in evaluated_nodes(heads) if n.op is None}  # in an autoencoder one variable is data and label
     labels = {v for v in variables if v.endswith("label")}
     for node in order:
-        for slot, entry in zip(node.input_names(), node.inputs, strict=True) if node.op else ():
-            if node.op and slot == node.op.label:
-                leaves = [n.name for n in topological([entry]) if n.op is None]
-                # A label may be computed from network outputs (targets of a detector): exclude the network's variables.
-                labels.update(leaves if len(leaves) == 1 else (v for v in leaves if v not in used))
+        if node.label_at is not None:
+            leaves = [n.name for n in topological([node.inputs[node.label_at]]) if n.op is None]
+            # A label may be computed from network outputs (targets of a detector): exclude the network's variables.
+            labels.update(leaves if len(leaves) == 1 else (v for v in leaves if v not in used))
     if inputs is None:
         named = {v for v in variables if v.endswith("data") and v in used} or _data_slots(order) & used
         states = _state_names(order)
@@ -322,9 +322,9 @@ def _output(head: Entry, visible: bool, inputs: Collection[str]) -> Output:
     if not visible or op is None or op.kind == "plain" or head.index != 0:
         return Output(name)
     rule = op.loss
-    if op.label is None:
+    if node.label_at is None:
         return Output(name, op.kind) if rule is None else _with_loss(Output(name, op.kind), node, lambda batch: None)
-    entry = node.inputs[node.input_names().index(op.label)]
+    entry = node.inputs[node.label_at]
     leaves = [n.name for n in topological([entry]) if n.op is None]
     if rule is None or not leaves or not set(leaves) <= set(inputs):
         return Output(name, op.kind, leaves[0] if len(leaves) == 1 else None)
@@ -376,11 +376,7 @@ def _variable_specs(symbol: Graph, nodes: Mapping[str, Node], specs: Specs) -> d
     for name, node in nodes.items():
         shape = shapes.get((id(node), 0))
         if shape is None or 0 in shape:
-            raise GraphError(
-                f"the shape of {name!r} cannot be inferred from {dict(known)}"
-                + (f" (known so far: {shape})" if shape else "")
-                + f"; pass the shapes of all inputs, or declare Variable({name!r}, shape=...), or name it in inputs="
-            )
+            raise GraphError(f"the shape of {name!r} cannot be inferred from {dict(known)}; pass the shapes of all inputs")
         dtype = dtypes.get((id(node), 0)) or DTYPES["float32"]
         inferred[name] = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
     return inferred

@@ -15,7 +15,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.lowering.dependence import Layout, Mixed
-from jfit.lowering.model import Inputs, Model, Plan, plan_of
+from jfit.lowering.model import Inputs, Plan
 from jfit.ops.rows import RowLayout
 
 TESTED_ROWS = 4  # rows that are replaced, one after the other, to see whether others change
@@ -156,30 +156,6 @@ def _close(whole: Any, part: Any, count: int) -> bool:
 
 def _numbers(x: Any) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
-
-
-# ------------------------------------------------------------------------------------------------ for training and evaluation
-def verified_plan(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]) -> Plan:
-    """Compute the `Plan` for a batch, after a test on this batch if independence of its rows is in question.
-
-    Args:
-        model: the model.
-        params: parameters by name, on any devices.
-        aux: auxiliary states by name.
-        inputs: the batch: NumPy or JAX arrays by name.
-
-    Returns:
-        `Plan`.
-
-    Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
-        >>> verified_plan(model, {"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), "float32"), "label": np.ones((4, 2))}).paddable
-        True
-    """
-    if model.verify is not None:
-        model.verify(params, aux, inputs)
-    return plan_of(model, dict(inputs))
 
 
 def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool = False, slices: int | None = None) -> None:

@@ -131,9 +131,7 @@ class FunctionRows:
     def _check_gathered(self, layouts: tuple[Layout, ...]) -> None:
         for name, layout in zip(self.adapter.output_names(len(layouts)), layouts, strict=True):
             if self.adapter.gather and isinstance(layout, RowLayout) and layout != batch_rows(layout.size):
-                raise ValueError(
-                    f"gather_outputs=True gathers rows along axis 0, but {name} has them on axis {layout.axis} or merged"
-                )
+                raise ValueError(f"gather_outputs=True gathers rows along axis 0, but {name} has them on axis {layout.axis}")
 
     def _loss_coupling(self, specs: Specs, outputs: Any, layouts: tuple[Layout, ...], values: tuple[Any, Any]) -> Coupling:
         adapter, size = self.adapter, self.adapter.rows(specs)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jax import Array
 from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
+from jfit.lowering.rolling.find import MIN_PACKS, MIN_STEPS
 from jfit.lowering.rolling.program import Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
 from jfit.lowering.taps import Point, Tap
@@ -104,9 +106,10 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     graph, open_shapes = Graph(heads), open_constants(operators)
 
     @functools.cache  # at the first trace: many models are lowered only to look at them
-    def items() -> Program:
-        excluded = label_ids | {id(n) for n in open_shapes}
-        return plan_program(order, heads, names.inputs, excluded, roll)
+    def repeated() -> Program | None:
+        if not roll or len(operators) < MIN_STEPS * MIN_PACKS:
+            return None
+        return plan_program(order, heads, names.inputs, label_ids | {id(n) for n in open_shapes})
 
     def apply(
         params: Params,
@@ -161,14 +164,18 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
             new_aux.update(updated)
             return list(outs) if tap is None else _tapped(node, outs, tap)
 
-        program = items() if tap is None else plan_program(order, heads, names.inputs, (), False)
-        store = run_program(program, values, run)
+        program = repeated() if tap is None else None
+        if program is None:
+            _run_in_order(operators, values, run)
+            outs = [values[id(h.node), h.index] for h in heads]
+        else:
+            outs = list(map(run_program(program, values, run).get, heads))
         if stage is not None:
-            return tuple(store.get(h) for h in heads), new_aux
-        results = [store.get(h) or raise_missing(h.node, inputs) for h in heads]
+            return tuple(outs), new_aux
+        results = [v or raise_missing(h.node, inputs) for v, h in zip(outs, heads, strict=True)]
         if how.rows is not None:
             how.rows.extend(r.rows for r in results)
-        return tuple(r.to_channels_first().array for r in results), new_aux
+        return tuple(r.array for r in _in_layout(results, itertools.repeat(False))), new_aux
 
     return apply
 
@@ -198,8 +205,8 @@ def entry_name(entry: Entry) -> str:
 # ------------------------------------------------------------------------------------------------ variables
 def _label_operators(operators: Sequence[Node]) -> set[int]:
     """Return the ids of the operators that compute labels (such as a reshape), skipped when the label is not passed."""
-    slots = {n.inputs[n.input_names().index(n.op.label)] for n in operators if n.op and n.op.label}
-    return {id(n) for n in topological(slots) if n.op is not None}
+    labels = {n.inputs[n.label_at] for n in operators if n.label_at is not None}
+    return {id(n) for n in topological(labels) if n.op is not None}
 
 
 def batch_size(variables: Sequence[Node], inputs: Inputs, names: InputNames) -> int | None:
@@ -254,11 +261,10 @@ def _replace_labels_and_aux(
 
     `uncast`: node id -> value of each variable before the cast to the compute dtype (a variable may be both data and label).
     """
-    assert node.op is not None
-    for i, (slot, entry) in enumerate(zip(node.input_names(), node.inputs, strict=True)):
+    for i, entry in enumerate(node.inputs):
         if id(entry.node) in aux_ids and entry.node.name in new_aux:
             ins[i] = Value(new_aux[entry.node.name], None)
-        elif slot == node.op.label and entry.node.op is None:
+        elif i == node.label_at and entry.node.op is None:
             ins[i] = uncast[id(entry.node)]
 
 
@@ -269,7 +275,7 @@ def open_constants(operators: Sequence[Node]) -> list[Node]:
 
 
 def _shapes(variables: Sequence[Node], values: Mapping[int, Value | None]) -> dict[str, Any]:
-    return {n.name: value.shape for n in variables if (value := values[id(n)]) is not None}
+    return {n.name: value.array.shape for n in variables if (value := values[id(n)]) is not None}
 
 
 def attributes_with_shapes(
@@ -281,10 +287,7 @@ def attributes_with_shapes(
     attributes = {}
     for node, shape in zip(nodes, _inferred_shapes(graph, nodes, shapes, size), strict=True):
         if shape is None or 0 in shape:
-            raise GraphError(
-                f"{node.name}: shape {node.params['shape']} has an unknown size (0), and the rest of the graph does not "
-                f"determine it (known so far: {shape}); pass the full shape"
-            )
+            raise GraphError(f"{node.name}: shape {node.params['shape']} has an unknown size 0; pass the full shape")
         attributes[id(node)] = Attrs({**node.params, "shape": shape})
     return attributes
 
@@ -313,7 +316,7 @@ def _missing_input(node: Node, at: int, ins: Sequence[Value | None], train: bool
     assert op is not None
     if slot in STATE_SLOTS and op.fill is not None and ins[0] is not None:
         outs: list[Any] = [None] * len(op.output_names(node.params))
-        shapes = op.fill(node.params, [None if v is None else v.shape for v in ins], outs)
+        shapes = op.fill(node.params, [None if v is None else _shape(v) for v in ins], outs)
         return Value(jnp.zeros(shapes[at] or (), ins[0].array.dtype), None)
     if slot == op.label and not train:
         return None
@@ -351,7 +354,8 @@ def _run(
     op = node.op
     assert op is not None
     last = _runs_channels_last(op, node, ins)
-    ins = _transposed(op, ins, last)
+    # weights of convolutions stay as they are
+    ins = _in_layout(ins, [last and (i == 0 or op.layout == "any") for i in range(len(ins))])
     arrays = _promoted(op, [None if v is None else v.array for v in ins], policy)
     name_hash = zlib.crc32(node.name.encode()) if name_hash is None else name_hash
     ctx = dataclasses.replace(
@@ -369,12 +373,19 @@ def _run(
     if policy and op.family == "create":
         outputs = tuple(policy.cast(o) for o in outputs)
     values = [Value(o, None, last and o.ndim == 4 and (i == 0 or op.layout == "any")) for i, o in enumerate(outputs)]
-    shapes = [() if v is None else v.shape for v in ins]
+    shapes = [() if v is None else _shape(v) for v in ins]
     if node.subgraphs:  # where the batch rows are depends on the bodies: loops and branches return it
         return [v._replace(rows=r) for v, r in zip(values, extra, strict=True)], {}
-    layouts = op.rows(params, ctx.rows, shapes, [v.shape for v in values])
+    layouts = op.rows(params, ctx.rows, shapes, [_shape(v) for v in values])
     names = [e.node.name for e in node.inputs[node.num_inputs :]]
     return [v._replace(rows=r) for v, r in zip(values, layouts, strict=True)], dict(zip(names, extra, strict=False))
+
+
+def _run_in_order(operators: Sequence[Node], values: dict[Any, Any], run: Callable[..., Sequence[Value | None]]) -> None:
+    """Call `run(node, inputs)` of each operator, and add its outputs to `values`, by (id(node), output index)."""
+    for node in operators:
+        outs = run(node, [values[id(e.node), e.index] for e in node.inputs])
+        values.update({(id(node), i): v for i, v in enumerate(outs)})
 
 
 def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
@@ -389,22 +400,28 @@ def _body_function(body: Graph, policy: Policy | None) -> Callable[..., Any]:
         ctx: Ctx, arrays: Sequence[Array], rows: Sequence[MaybeLayout]
     ) -> tuple[tuple[Array, ...], tuple[MaybeLayout, ...]]:
         arguments: dict[int, Value | None] = {id(n): Value(a, r) for n, a, r in zip(variables, arrays, rows, strict=True)}
-        values = {(at, 0): value for at, value in arguments.items()}
+        values: dict[Any, Any] = {(at, 0): value for at, value in arguments.items()}
         attributes = attributes_with_shapes(open_constants(operators), body, _shapes(variables, arguments), None)
-        for node in operators:
-            ins = [values[id(e.node), e.index] for e in node.inputs]
-            outs, _ = _run(node, attributes.get(id(node), node.params), ins, ctx, ctx.key, policy)
-            values.update({(id(node), i): v for i, v in enumerate(outs)})
+
+        def run_node(node: Node, ins: Sequence[Value | None]) -> list[Value]:
+            return _run(node, attributes.get(id(node)) or node.params, ins, ctx, ctx.key, policy)[0]
+
+        _run_in_order(operators, values, run_node)
         results: list[Any] = [values[id(h.node), h.index] for h in body.heads]
-        return tuple(v.to_channels_first().array for v in results), tuple(v.rows for v in results)
+        return tuple(v.array for v in _in_layout(results, itertools.repeat(False))), tuple(v.rows for v in results)
 
     return run
 
 
-def _transposed(op: Op, ins: Sequence[Value | None], last: bool) -> list[Value | None]:
-    """Transpose the inputs to channels-last if `last`, else to channels-first; weights of convolutions stay as they are."""
-    to_last = [last and (i == 0 or op.layout == "any") for i in range(len(ins))]
-    return [v and (v.to_channels_last() if to else v.to_channels_first()) for v, to in zip(ins, to_last, strict=True)]
+def _shape(value: Value) -> tuple[int, ...]:
+    """Shape of the array with channels first, as in the graph."""
+    s = value.array.shape
+    return (s[0], s[3], s[1], s[2]) if value.channels_last else s
+
+
+def _in_layout(values: Sequence[Any], channels_last: Iterable[bool]) -> list[Any]:
+    """Transpose the arrays of values to channels-last where that is true, the others to channels-first."""
+    return [v.transposed() if v and v.channels_last != last else v for v, last in zip(values, channels_last, strict=False)]
 
 
 def _promoted(op: Op, arrays: list[Any], policy: Policy | None) -> list[Any]:
@@ -443,8 +460,8 @@ def _runs_channels_last(op: Op, node: Node, ins: Sequence[Value | None]) -> bool
         return False
     present = [v for v in ins if v is not None]
     if op.layout == "any":
-        return any(v.channels_last for v in present) and all(len(v.shape) == 4 for v in present)
+        return any(v.channels_last for v in present) and all(v.array.ndim == 4 for v in present)
     first = ins[0]
     batch_first = not isinstance(first.rows, RowLayout) or first.rows.axis == 0
     channels_first = node.params.get("layout") in (None, "NCHW") and node.params.get("axis", 1) == 1
-    return len(first.shape) == 4 and batch_first and channels_first
+    return first.array.ndim == 4 and batch_first and channels_first

@@ -63,9 +63,7 @@ def form_of(loss: Callable[..., Any]) -> Form:
     for name, p in parameters.items():
         needed = p.default is p.empty and p.kind in (*named, p.KEYWORD_ONLY)
         if needed and name not in (*positional[:2], *EXTRAS, *weights):
-            raise ValueError(
-                f"loss has the parameter {name!r}, which nothing is passed for; give it a default, or use functools.partial"
-            )
+            raise ValueError(f"loss has the parameter {name!r}, which nothing is passed for; give it a default")
     extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
     return Form(second, frozenset(extras), weights, tuple(positional[:2]) == LABEL_FIRST)
 
@@ -223,13 +221,9 @@ class LossTerms:
             ValueError: a label is missing, or a loss does not have one value per row (with `per_batch`: is no scalar).
         """
         if label_weight is not None and len(self.terms) > 1:
-            raise ValueError(
-                f"the weights {LABEL_WEIGHT!r} of the positions of each row need one loss; pass one, or weights of rows"
-            )
+            raise ValueError(f"weights {LABEL_WEIGHT!r} of the positions of each row need one loss, or pass weights of rows")
         if self.per_batch and (weight is not None or label_weight is not None):
-            raise ValueError(
-                "loss_per_batch=True: the loss is one scalar, to which row weights cannot be applied; leave them out"
-            )
+            raise ValueError("loss_per_batch=True: row weights cannot be applied to one scalar; leave them out")
         losses_of_rows, counts, logged, terms = jnp.zeros(()), jnp.zeros(()), {}, list[tuple[Array, Array]]()
         for at, term in enumerate(self.terms):
             losses, each, positions, more = self.of_term(term, values, weight, rows, label_weight)
@@ -318,9 +312,7 @@ class LossTerms:
                 continue
             near = nearest(name, without)
             if near:
-                raise ValueError(
-                    f"no output has the name of the label {name!r}, but {without} have no label; did you mean {near}?"
-                )
+                raise ValueError(f"no output has the name of the label {name!r}, {without} have no label; did you mean {near}?")
             log("the label %r is not used: no output and no loss has this name", name)
         without = [n for n in without if not _covered(n, terms)]
         if without:
@@ -379,18 +371,13 @@ def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         return result
     if isinstance(result, tuple | list | Mapping):
-        raise ValueError(
-            f"loss returned a {type(result).__name__}, expected an array, or (losses, dict of values to log by name)"
-        )
+        raise ValueError(f"loss returned a {type(result).__name__}, expected an array, or (losses, dict of logged values)")
     return result, {}
 
 
 def _of_batch(loss: Array, rows: int) -> Array:
     if loss.ndim:
-        raise ValueError(
-            f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar; return "
-            "its mean, or leave loss_per_batch out for one loss per row"
-        )
+        raise ValueError(f"loss returned shape {loss.shape}, but with loss_per_batch=True it must return one scalar, its mean")
     return jnp.broadcast_to(loss, (rows,))  # its weighted mean over the rows is the scalar
 
 
@@ -399,9 +386,7 @@ def _logged(name: str, value: Array, rows: int) -> tuple[Array, Array]:
     if name in COLUMNS:
         raise ValueError(f"loss returned the value {name!r} to log, but the history has another column of this name; rename it")
     if value.ndim and value.shape[0] != rows:
-        raise ValueError(
-            f"loss returned the value {name!r} to log with shape {value.shape}; expected a scalar, or one per row ({rows},)"
-        )
+        raise ValueError(f"loss returned the value {name!r} to log with shape {value.shape}; expected () or ({rows},)")
     value = jax.lax.stop_gradient(value.astype(jnp.promote_types(value.dtype, jnp.float32)))
     values = value.reshape(rows, -1).mean(axis=1) if value.ndim else jnp.broadcast_to(value, (rows,))
     return summed(values, jnp.ones_like(values), math.prod(value.shape[1:]))

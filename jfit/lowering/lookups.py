@@ -42,24 +42,23 @@ class Lookup(NamedTuple):
 
 # operators that return the values of their first input in another shape or dtype
 _SAME_VALUES = {"Reshape", "Flatten", "transpose", "SwapAxis", "expand_dims", "squeeze", "Cast", "_copy", "BlockGrad", "tile"}
-_TABLES = {"Embedding", "_contrib_SparseEmbedding"}
+TABLES = {"Embedding", "_contrib_SparseEmbedding"}  # operators whose first input is the indices
 
 
-def lookups_of_graph(order: Sequence[Node], inputs: Collection[str]) -> tuple[Lookup, ...]:
+def lookups_of_graph(tables: Sequence[Node], inputs: Collection[str]) -> tuple[Lookup, ...]:
     """Find the inputs of a graph that are indices of an embedding, as they are or in another shape.
 
     Args:
-        order: the nodes of the graph.
+        tables: the nodes of the operators in `TABLES`.
         inputs: names of the inputs, labels included.
     """
     result = []
-    for node in order:
-        if node.op is not None and node.op.name in _TABLES:
-            source = node.inputs[0].node
-            while source.op is not None and source.op.name in _SAME_VALUES:
-                source = source.inputs[0].node
-            if source.op is None and source.name in inputs:
-                result.append(Lookup(source.name, node.params["input_dim"]))
+    for node in tables:
+        source = node.inputs[0].node
+        while source.op is not None and source.op.name in _SAME_VALUES:
+            source = source.inputs[0].node
+        if source.op is None and source.name in inputs:
+            result.append(Lookup(source.name, node.params["input_dim"]))
     return _smallest(result)
 
 

@@ -59,9 +59,7 @@ class Loss:
         ignored = label == self.ignore_index
         losses = self.function(output, jnp.where(ignored, 0, label), **dict(self.options))
         if losses.shape != label.shape:
-            raise ValueError(
-                f"loss {self.name!r} with ignore_index= needs class indices {losses.shape}, not labels {label.shape}"
-            )
+            raise ValueError(f"loss {self.name!r} with ignore_index= needs class indices {losses.shape}, not {label.shape}")
         return jnp.where(ignored, 0, losses)
 
 
@@ -455,9 +453,7 @@ def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
     """The losses of single rows of a `keras.losses.Loss`, whose own call reduces them to one number."""
     reduction = getattr(loss, "reduction", None)
     if reduction not in (None, "none", "mean", "mean_with_sample_weight", "sum_over_batch_size"):
-        raise ValueError(
-            f"loss is a Keras {type(loss).__name__} with reduction={reduction!r}, but fit minimizes the mean; leave it out"
-        )
+        raise ValueError(f"loss is a Keras {type(loss).__name__} with {reduction=}, but fit minimizes the mean; leave it out")
 
     def keras_loss(y_true: Any, y_pred: Any) -> Any:
         return loss.call(y_true, y_pred)
@@ -515,9 +511,7 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     """
     if losses.ndim == 0 or losses.shape[0] != rows:
         remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
-        raise ValueError(
-            f"loss returned shape {losses.shape}, expected one value per example, ({rows},), before averaging{remedy}"
-        )
+        raise ValueError(f"loss returned shape {losses.shape}, expected one value per example, ({rows},){remedy}")
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:

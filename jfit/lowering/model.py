@@ -332,6 +332,29 @@ def plan_of(model: Model, inputs: dict[str, Array]) -> Plan:
     return model.plan(specs_of(inputs))
 
 
+def verified_plan(model: Model, params: Any, aux: Any, inputs: Mapping[str, Any]) -> Plan:
+    """Compute the `Plan` for a batch, after a test on this batch if independence of its rows is in question.
+
+    Args:
+        model: the model.
+        params: parameters by name, on any devices.
+        aux: auxiliary states by name.
+        inputs: the batch: NumPy or JAX arrays by name.
+
+    Returns:
+        `Plan`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, jfit
+        >>> model = jfit.Model.from_function(lambda p, x: x * p["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
+        >>> verified_plan(model, {"w": jnp.ones(())}, {}, {"x": np.ones((4, 2), "float32"), "label": np.ones((4, 2))}).paddable
+        True
+    """
+    if model.verify is not None:
+        model.verify(params, aux, inputs)
+    return plan_of(model, dict(inputs))
+
+
 def joint_losses(
     model: Model,
     outputs: Sequence[Array],

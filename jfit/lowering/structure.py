@@ -117,7 +117,5 @@ class Structure:
         """
         tree = getattr(self, kind)
         if tree is None:
-            raise ValueError(
-                f"the tree structure of {kind} is unknown before init, predict or score; or read the arrays: named_{kind}"
-            )
+            raise ValueError(f"the tree structure of {kind} is unknown before init, predict or score; read named_{kind}")
         return tree

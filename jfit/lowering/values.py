@@ -18,16 +18,11 @@ class Value(NamedTuple):
     rows: MaybeLayout
     channels_last: bool = False
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array with channels first, as in the graph."""
-        s = self.array.shape
-        return (s[0], s[3], s[1], s[2]) if self.channels_last else s
+    def transposed(self) -> Value:
+        """Return the value with the 4-D array in the other layout."""
+        axes = NHWC_TO_NCHW if self.channels_last else NCHW_TO_NHWC
+        return Value(jnp.transpose(self.array, axes), self.rows, not self.channels_last)
 
     def to_channels_first(self) -> Value:
-        """Return the value with the array transposed to the layout of the graph."""
-        return Value(jnp.transpose(self.array, NHWC_TO_NCHW), self.rows) if self.channels_last else self
-
-    def to_channels_last(self) -> Value:
-        """Return the value with the 4-D array transposed to NHWC."""
-        return self if self.channels_last else Value(jnp.transpose(self.array, NCHW_TO_NHWC), self.rows, True)
+        """Return the value with the array in the layout of the graph."""
+        return self.transposed() if self.channels_last else self

@@ -14,42 +14,6 @@ Names and values are those of MXNet 1.9.1, and of scikit-learn for precision, re
 {'accuracy': 0.5}
 """
 
-from jfit.metrics.by_output import OutputMetric
-from jfit.metrics.classes import accuracy, f1, mcc, top_k_accuracy
-from jfit.metrics.confusion import confusion_matrix, pcc, precision, recall
-from jfit.metrics.core import Metric, sized
-from jfit.metrics.curves import ExactRocAuc, roc_auc
-from jfit.metrics.host import HostMetric
-from jfit.metrics.likelihood import cross_entropy, loss, nll_loss, perplexity
-from jfit.metrics.named import METRICS, caffe, create, get, torch
-from jfit.metrics.regression import mae, mse, pearsonr, rmse
+from jfit import lazy as _lazy
 
-__all__ = [
-    "METRICS",
-    "ExactRocAuc",
-    "HostMetric",
-    "Metric",
-    "OutputMetric",
-    "accuracy",
-    "caffe",
-    "confusion_matrix",
-    "create",
-    "cross_entropy",
-    "f1",
-    "get",
-    "loss",
-    "mae",
-    "mcc",
-    "mse",
-    "nll_loss",
-    "pcc",
-    "pearsonr",
-    "perplexity",
-    "precision",
-    "recall",
-    "rmse",
-    "roc_auc",
-    "sized",
-    "top_k_accuracy",
-    "torch",
-]
+_lazy.stub(__name__)

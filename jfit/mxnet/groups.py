@@ -78,10 +78,7 @@ def _by_context(groups: Any, contexts: Sequence[Any]) -> list[Mapping[str, Any]]
     is_list = isinstance(groups, (list, tuple))
     parts: Sequence[Any] = groups if is_list else [groups or {}]
     if not all(isinstance(part, Mapping) for part in parts):
-        raise TypeError(
-            f"group2ctxs is {groups!r}, expected a dict of group name -> context, such as {{'dev1': mx.cpu(0)}}, or a list of "
-            "such dicts, one for each context of the module"
-        )
+        raise TypeError(f"group2ctxs is {groups!r}, expected a dict, or a list of such dicts, one for each context")
     if not is_list:
         columns = {g: _column(g, c, contexts, many=True) for g, c in parts[0].items()}
         return [{g: column[i] for g, column in columns.items()} for i in range(len(contexts))]

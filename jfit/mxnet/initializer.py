@@ -67,9 +67,7 @@ class BothSignatures:
         if len(args) == 2:
             return self._write(*args)
         if len(args) not in (3, 4):
-            raise TypeError(
-                f"an initializer is called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments"
-            )
+            raise TypeError(f"called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments")
         key, desc, shape, *dtype = args
         array = NDArray(jnp.zeros(tuple(shape), *(dtype or [jnp.float32])))
         with use_key(key):

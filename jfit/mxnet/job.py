@@ -40,10 +40,7 @@ def check_synchronous(name: str) -> None:
         >>> check_synchronous("dist_sync")
     """
     if "dist" in name.lower() and "async" in name.lower():
-        raise ValueError(
-            f"kvstore {name!r} is asynchronous, and jfit has no such store, because training can diverge; use 'dist_sync', "
-            "which sums the gradients of all processes in each step"
-        )
+        raise ValueError(f"kvstore {name!r} is asynchronous, which can diverge; use 'dist_sync', the sum over all processes")
 
 
 def join_job(name: str) -> None:

@@ -129,9 +129,7 @@ class MXRecordIO:
             # An AssertionError because MXNet uses `assert` here, and scripts may catch that.
             raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}.")
         if self.pid != os.getpid():
-            raise RuntimeError(
-                f"{self.uri} was opened by process {self.pid}, which shares its file position; call reset() first."
-            )
+            raise RuntimeError(f"{self.uri} was opened by process {self.pid}, its file position is shared; call reset().")
 
 
 class MXIndexedRecordIO(MXRecordIO):

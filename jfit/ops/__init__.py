@@ -33,6 +33,7 @@ from jfit.ops import (  # noqa: F401  importing a family registers its operators
     softmax,
     sorting,
     spectral,
+    tables,
 )
 from jfit.ops.attributes import REQUIRED, Attr, Attrs
 from jfit.ops.context import Ctx

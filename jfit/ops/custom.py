@@ -141,10 +141,7 @@ def _types(host: Host, ins: list[Any]) -> tuple[list[Any], list[Any]]:
 
 def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
     if ctx.weight is not None:
-        raise RowsLost(
-            f"{ctx.node}: the Python code of {kind!r} receives whole batches, so rows of weight 0 cannot be excluded; "
-            "pass batches without padding and equal slices per device"
-        )
+        raise RowsLost(f"{ctx.node}: {kind!r} receives whole batches, so rows of weight 0 cannot be excluded; do not pad")
     tracing.calls_python = True
     ins = _present(host, arrays)
     place = axis_index(ctx.axis_name) if ctx.axis_name is not None else jnp.zeros((), jnp.int32)

@@ -45,9 +45,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """
     need_axes("MultiBoxPrior", data.shape)
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
-        raise ValueError(
-            f"expected at least one size, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}"
-        )
+        raise ValueError(f"expected sizes, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}")
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
     ratios = attrs.ratios or (1.0,)

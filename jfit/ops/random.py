@@ -247,9 +247,7 @@ def _add_sample(law: Distribution) -> None:
     def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
         lead = parameters[0].shape
         if any(p.shape != lead for p in parameters):
-            raise ValueError(
-                "parameters have different shapes; entry i of each belongs to distribution i: broadcast them to one shape"
-            )
+            raise ValueError("parameters have different shapes; entry i of each belongs to distribution i: broadcast them")
         # one key per entry, split from the key of its row
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]

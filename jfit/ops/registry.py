@@ -206,10 +206,7 @@ def register(op: Op) -> Op:
         'relu'
     """
     if op.name in REGISTRY and REGISTRY[op.name].family != op.family:
-        raise ValueError(
-            f"operator {op.name!r} is already registered by {REGISTRY[op.name].family} and cannot be registered again by "
-            f"{op.family}; choose another name, or remove one of the two"
-        )
+        raise ValueError(f"operator {op.name!r} of {op.family} is already registered by {REGISTRY[op.name].family}; rename one")
     for name in (op.name, *op.aliases):
         if ALIASES.get(name, op.name) != op.name:
             raise ValueError(f"operator name {name!r} is already taken by {ALIASES[name]!r}; choose another name or alias")

@@ -319,9 +319,7 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     wide = accumulating(data.dtype)
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
     if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
-        raise ValueError(
-            f"trans has shape {offsets.shape}, not (regions, 2 * divisor of {dim}, {part}, {part}); change part_size"
-        )
+        raise ValueError(f"trans has shape {offsets.shape}, not (regions, 2 * divisor of {dim}, {part}, {part})")
     classes = offsets.shape[1] // 2
     regions = lax.stop_gradient(rois).astype(wide)
     image, valid = _image(regions, data)

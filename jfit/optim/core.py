@@ -46,7 +46,6 @@ class RuleContext(NamedTuple):
         name: name of the parameter, see `leaf_names`.
         base: learning rate before the multiplier of this parameter.
         shared: scalars shared by all parameters, by name.
-        whole_sum: sum over an array like this parameter; if its elements are split over devices, over all of them.
     """
 
     lr: Any
@@ -55,7 +54,6 @@ class RuleContext(NamedTuple):
     name: str
     base: Any
     shared: Mapping[str, Array]
-    whole_sum: Callable[[Array], Array] = jnp.sum
 
 
 # (gradient, weight, slots, ctx) -> (update to add to the weight, new slots), all float32
@@ -322,7 +320,7 @@ def transformation(
         )
 
     def update(
-        grads: Any, state: OptState, params: Any = None, *, learning_rate: Any = None, whole_sum: Any = None, **extra: Any
+        grads: Any, state: OptState, params: Any = None, *, learning_rate: Any = None, **extra: Any
     ) -> tuple[Any, OptState]:
         if params is None:
             raise ValueError("jfit optimizers need the parameters to compute an update; call update(grads, state, params).")
@@ -341,7 +339,6 @@ def transformation(
         if advance is not None and contexts:
             contexts, scalars = _in_turn(contexts, [name for name in fixed or () if name not in names], advance, order)
         for i, ctx in enumerate(contexts):
-            ctx = ctx if whole_sum is None else ctx._replace(whole_sum=functools.partial(whole_sum, names[i]))
             slots_i = tuple(column[i] for column in old_slots)
             updates[i], new = _updated(rule, gradients[i], leaves[i], slots_i, ctx, multi_precision, lazy)
             for column, value in zip(new_slots, new, strict=True):

@@ -78,7 +78,7 @@ def lamb(
         if bias_correction:
             m, v = m / one_minus_power(numbers.log1, ctx.t), v / one_minus_power(numbers.log2, ctx.t)
         u = decayed(m / (jnp.sqrt(v) + numbers.epsilon), ctx.wd, w)
-        size, step_size = _norm(w, ctx), _norm(u, ctx)
+        size, step_size = _norm(w), _norm(u)
         size = jnp.maximum(size, numbers.lower) if above else size
         size = jnp.minimum(size, numbers.upper) if below else size
         is_zero = (size == 0) | (step_size == 0)  # False if a norm is NaN: the whole parameter becomes NaN, as in MXNet
@@ -153,7 +153,7 @@ def lars(
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
         rate = ctx.lr
         if _adapts(adapt, ctx.name):
-            size, slope = _norm(w, ctx), _norm(g, ctx)
+            size, slope = _norm(w), _norm(g)
             rate = rate * _ratio(numbers.eta * size, decayed(slope, ctx.wd, size) + numbers.eps, size, slope)
         step = -rate * decayed(clip(g), ctx.wd, w)
         if not slots:
@@ -236,7 +236,7 @@ def lbsgd(
 
     def factor(number: Any, g: Array, w: Array, ctx: RuleContext) -> Any:
         if warmup_strategy == "lars":
-            size, slope = ctx.whole_sum(w * w), ctx.whole_sum(g * g) / numbers.scale
+            size, slope = jnp.sum(w * w), jnp.sum(g * g) / numbers.scale
             return jnp.clip(jnp.sqrt(size / (decayed(slope, ctx.wd, size) + 1e-18)), 0.01, 100.0)
         return _warm(warmup_strategy, number, length, float(batch_scale))
 
@@ -288,8 +288,8 @@ def _no_rate_yet() -> dict[str, Array]:
     return {name: jnp.zeros((), jnp.float32) for name in ("rate", "last")}
 
 
-def _norm(x: Array, ctx: RuleContext) -> Array:
-    return jnp.sqrt(ctx.whole_sum(x * x))
+def _norm(x: Array) -> Array:
+    return jnp.sqrt(jnp.sum(x * x))
 
 
 def _ratio(above: Any, below: Any, *positive: Any) -> Any:

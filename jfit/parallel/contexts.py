@@ -179,6 +179,16 @@ def across(devices: Sequence[Device]) -> list[Device]:
     return [by_rank[rank][place] for rank in range(count) for place in places]
 
 
+def is_auto(devices: Any) -> bool:
+    """Return whether a `devices=` argument is "auto".
+
+    Example:
+        >>> is_auto("auto"), is_auto(2)
+        (True, False)
+    """
+    return isinstance(devices, str) and devices == "auto"
+
+
 def job_devices(devices: Any = None) -> list[Device]:
     """Convert a `devices=` argument to the devices on which a job computes, those of all its processes.
 

@@ -10,21 +10,19 @@ import jax
 import numpy as np
 
 from jfit import counters
-from jfit.data.batch import Batch, as_batch, check_batch, rows
-from jfit.data.trees import flat_inputs
-from jfit.lowering.coupling import verified_plan, warn_per_device
-from jfit.lowering.model import Model, Params
+from jfit.data.batch import Batch, as_batch, check_batch, flat_inputs, rows
+from jfit.lowering.coupling import warn_per_device
+from jfit.lowering.model import Model, Params, verified_plan
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
 from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
+from jfit.parallel.mesh import SplitDevices, split_devices
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
 from jfit.parallel.spmd import GATHERED, Window, compile_spmd
-from jfit.parallel.whole import host_state, with_chunks_of_all
+from jfit.parallel.whole import host_state, is_spread, with_whole_params
 from jfit.step import Step, StepOut
-from jfit.step.elementwise import split_leaves
 from jfit.step.reduce import Reduce, all_reduce
-from jfit.step.sharded import sharded_state, split_names, whole_params, whole_state
 from jfit.step.state import TrainState, split_params
 from jfit.step.train import TrainStep
 
@@ -74,38 +72,6 @@ def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -
     return state
 
 
-def with_shards(state: TrainState, step: Step, count: int) -> TrainState:
-    """Split optimizer state (and parameters) over devices if the step was made with a sharded rule; else make them whole.
-
-    Args:
-        state: `TrainState`, whole or split over any number of devices.
-        step: a training step.
-        count: number of devices.
-
-    Returns:
-        `TrainState`, not yet on the devices; see `jfit.step.sharded`.
-
-    Raises:
-        ValueError: the optimizer is not elementwise.
-
-    Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(3)})
-        >>> state = with_shards(jfit.init_state(model, "adam"), jfit.train_step(model, "adam", reduce="sharded"), 2)
-        >>> [x.shape for x in state.local]
-        [(2, 2), (2, 2)]
-    """
-    state, rule = whole_state(state), getattr(step, "reduce", None)
-    if rule is None or not rule.sharded or count == 1:
-        return state
-    made: Any = step
-    trainable, _ = split_params(made.model, state.params, made.frozen)
-    tables = frozenset(made.model.tables)
-    split = split_leaves(made.rule.optimizer, trainable, state.opt_state, tables)
-    params = split_names(trainable, tables) if rule.sharded_parameters else ()
-    return sharded_state(state, split, count, params)
-
-
 class DataParallel:
     """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
 
@@ -137,6 +103,7 @@ class DataParallel:
         if reduce is not None and not isinstance(step, TrainStep):
             raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
         step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
+        self.devices = split_devices(self.devices, step)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)
         own, spans = own_part(self.devices), spans_processes(self.devices)
@@ -176,25 +143,26 @@ class DataParallel:
 
         Returns:
             The replicated `TrainState`.  If the reduction rule has a state, such as the residuals of "2bit", and the state has
-            none yet, it is added as `local`, with a leading device axis.  With reduce="sharded", `local` has the chunks of the
-            optimizer state, with "sharded_parameters" those of the parameters too.
+            none yet, it is added as `local`, with a leading device axis.  With reduce="sharded", the arrays of the optimizer
+            state are split over the devices, with "sharded_parameters" the parameters, too.
 
         Raises:
-            ValueError: `local` has residuals of another number of devices; or the step has reduce="sharded" or
-                "sharded_parameters", and its optimizer does not update every element on its own.
+            ValueError: `local` has residuals of another number of devices.
         """
         if self._model is not None:
             state = self._whole(state)
             trainable, _ = split_params(self._model, state.params, self._frozen)
             state = with_local(state, self._rule, trainable, len(self.devices))
-            state = with_shards(state, self._step, len(self.devices))
         return place(state, self.devices)
 
     def _whole(self, state: TrainState) -> TrainState:
         leaves, own = jax.tree.leaves(state.local), self._own
-        if own is not None and leaves and all(isinstance(x, jax.Array) and len(x) == own.stop - own.start for x in leaves):
+        is_part = (
+            own is not None and leaves and all(isinstance(x, jax.Array) and len(x) == own.stop - own.start for x in leaves)
+        )
+        if is_part or any(map(is_spread, jax.tree.leaves((state.params, state.opt_state)))):
             return host_state(state, self.devices)  # from an earlier step: this process has the parts of its own devices only
-        return whole_state(state)
+        return state
 
     def _split(self, batch: Batch) -> Batch:
         """Split a batch over the devices; of the devices of other processes, this one has no slices."""
@@ -246,9 +214,19 @@ class DataParallel:
             whole = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, whole)
         if not isinstance(state.step, jax.Array) or state.step.devices() != self._home:
             state = self.place(state)
-        elif id(state) != self._returned and shares_buffers(state, by_address=self._returned is None):
+        elif id(state) != self._returned and (
+            shares_buffers(state, by_address=self._returned is None) or self._is_split_otherwise(state)
+        ):
             state = self.place(state)  # copies: XLA cannot donate a buffer twice, and pmap may then abort the process
         return state, whole
+
+    def _is_split_otherwise(self, state: TrainState) -> bool:
+        """Whether the state is that of another rule, so that it would be compiled for, and gathered or split in each call."""
+        where = self.devices.shardings(state) if isinstance(self.devices, SplitDevices) else None
+        leaves = jax.tree.leaves((state.params, state.opt_state))
+        is_whole = [x.is_fully_replicated for x in jax.tree.leaves(where and (where.params, where.opt_state))]
+        expected = is_whole or [True] * len(leaves)
+        return any(isinstance(x, jax.Array) and x.is_fully_replicated != e for x, e in zip(leaves, expected, strict=True))
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """Lower the program of a step with a batch of this size, to look at it or to pass it to `jfit.parallel.collectives`.
@@ -283,7 +261,7 @@ class DataParallel:
         key = tuple((name, x.shape) for name, x in batch.inputs.items()) if size % unit else size
         if model is None or model.verify is None or key in self._checked:
             return
-        plan = verified_plan(model, whole_params(with_chunks_of_all(state, self.devices)), state.aux, batch.inputs)
+        plan = verified_plan(model, with_whole_params(state, self.devices).params, state.aux, batch.inputs)
         if size % unit and not plan.paddable:
             problem = f"{size} rows, which do not divide into {unit} equal parts"
             raise ValueError(f"the batch has {problem}, and it cannot be padded: {plan.reason}")

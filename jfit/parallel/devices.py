@@ -15,11 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jfit.data.batch import Batch, pad_rows, rows
 from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.parallel.contexts import Device, own_part, resolve, spans_processes
-from jfit.parallel.mesh import MeshDevices
+from jfit.parallel.mesh import AXIS, MeshDevices, SplitDevices
 from jfit.step.state import TrainState
-
-AXIS = "devices"  # name of the device axis inside a step
-
 
 HOST_ALIGNMENT = 64  # jax shares the memory of numpy arrays that are aligned to this many bytes with a CPU device
 STATE_AXES = TrainState(None, None, None, None, None, None, None, 0)  # type: ignore[arg-type]  # pytree prefix: axes of a TrainState for `compile_spmd`
@@ -96,13 +93,15 @@ def place(tree: Any, devices: Any = None) -> Any:
     if isinstance(devices, MeshDevices):
         where = devices.shardings(tree) if isinstance(tree, TrainState) else devices.replicated
         return _copied(tree, where)
-    devices = resolve(devices)
-    if isinstance(tree, TrainState) and tree.local is not None and len(devices) > 1:
-        mine = own_slices(tree.local, devices)
-        _check_local(mine, own_part(devices).stop - own_part(devices).start)
-        local = _copied(mine, sharding(devices, split=True))
-        return _copied(tree._replace(local=None), sharding(devices))._replace(local=local)
-    return _copied(tree, sharding(devices))
+    split, devices = isinstance(devices, SplitDevices) and devices, resolve(devices)
+    if not isinstance(tree, TrainState) or len(devices) == 1:
+        return _copied(tree, sharding(devices))
+    mine, own = own_slices(tree.local, devices), own_part(devices)
+    _check_local(mine, own.stop - own.start)
+    local, tree = _copied(mine, sharding(devices, split=True)), tree._replace(local=None)
+    whole = sharding(devices)
+    where = jax.tree.map(lambda x: whole if x.is_fully_replicated else x, split.shardings(tree)) if split else whole
+    return _copied(tree, where)._replace(local=local)
 
 
 def place_shared(tree: Any, devices: Sequence[Device]) -> Any:
@@ -132,9 +131,11 @@ def _copied(tree: Any, where: Any) -> Any:
         # device_put to several devices shares the buffer on the source device, even with may_alias=False, and device_put of
         # aligned host memory (or of aligned slices) to a CPU device shares that memory.  So copy first: the result must be safe
         # to donate.
-        if isinstance(x, jax.Array):
+        if isinstance(x, jax.Array) and where.is_fully_addressable:
             return jax.device_put(jax.device_put(x, may_alias=False), where)
         x = np.asarray(x)
+        if not where.is_fully_addressable:  # of several processes, each of which has the whole array
+            return jax.make_array_from_callback(x.shape, where, lambda index: np.array(x[index]))
         on_cpu = next(iter(where.device_set)).platform == "cpu"  # elsewhere, device_put always copies
         shared = x.ctypes.data % HOST_ALIGNMENT == 0 or not where.is_fully_replicated
         return jax.device_put(x.copy() if on_cpu and shared else x, where)

@@ -20,11 +20,14 @@ from jfit.checks import matching, positive_integer
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import Device, resolve
 from jfit.programs import Made
+from jfit.step.layout import like_params
 from jfit.step.reduce import all_reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState
+from jfit.step.train import step_layout
 
 ROWS = "data"  # name of the mesh axis over which the rows of a batch are split
+AXIS = "devices"  # name of the device axis inside a step, and of the mesh axis of `SplitDevices`
 
 
 class MeshDevices(list[Device]):
@@ -60,15 +63,7 @@ class MeshDevices(list[Device]):
 
     def shardings(self, state: TrainState) -> TrainState:
         """Return the sharding of each array of a state: of parameters, of optimizer state like a parameter, and of the rest."""
-        params = {name: self._like(name, x) for name, x in state.params.items()}
-        alone = next(iter(self._shapes)) if len(self._shapes) == 1 else None  # a state of one array has no names
-
-        def of_slot(path: Any, x: Any) -> NamedSharding:
-            names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey) and key.key in self._shapes]
-            return self._like(names[-1] if names else alone, x)
-
-        everywhere = jax.tree.map(lambda _: self.replicated, state)
-        return everywhere._replace(params=params, opt_state=jax.tree_util.tree_map_with_path(of_slot, state.opt_state))
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), like_params(state, self.specs))
 
     def _like(self, name: str | None, x: Any) -> NamedSharding:
         """The sharding of a parameter for an array of its shape, else replicated."""
@@ -118,6 +113,55 @@ class MeshDevices(list[Device]):
         return {k: v if like[k] is self.replicated else lax.with_sharding_constraint(v, like[k]) for k, v in params.items()}
 
 
+class SplitDevices(list[Device]):
+    """Devices of data-parallel training with reduce="sharded" or "sharded_parameters", over which the state is split.
+
+    Programs of a `TrainState` are compiled by jit for a mesh of these devices; all others are those of a list of devices.
+
+    Args:
+        devices: list of `jax.Device`, in a job of several processes those of all, by rank.
+        step: from `train_step`; it decides how its state is split.
+
+    Attributes:
+        mesh: the mesh, with the one axis "devices".
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
+        >>> devices = SplitDevices(jax.devices()[:1], jfit.train_step(model, "adam", reduce="sharded"))
+        >>> devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec
+        PartitionSpec('devices',)
+    """
+
+    def __init__(self, devices: Sequence[Device], step: Any) -> None:
+        super().__init__(devices)
+        self.mesh, self._step = Mesh(np.array(devices), (AXIS,)), step
+
+    def shardings(self, state: TrainState) -> TrainState:
+        """Return the sharding of each array of a state but `local`."""
+        specs = step_layout(self._step, state, AXIS, len(self)).of_state(state._replace(local=None))
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def jit(self, fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
+        """Compile a function of one device for the mesh, with the axes of `jfit.parallel.compile_spmd`."""
+
+        def mapped(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return jax.vmap(fn, tuple(in_axes), out_axes, axis_name=AXIS, axis_size=len(self))(*args)
+
+        def of_result(axis: Any) -> Any:  # the step constrains its state itself
+            return None if isinstance(axis, TrainState) else NamedSharding(self.mesh, PartitionSpec(*[AXIS] * (axis == 0)))
+
+        results = jax.tree.map(of_result, out_axes, is_leaf=lambda axis: axis is None or isinstance(axis, TrainState))
+        return jax.jit(mapped, out_shardings=results, donate_argnums=donate)
+
+
+def split_devices(devices: list[Device], step: Any) -> list[Device]:
+    """Return `SplitDevices` if a step splits its state over several devices, else the devices themselves."""
+    rule = getattr(step, "reduce", None)
+    return SplitDevices(devices, step) if rule is not None and rule.sharded and len(devices) > 1 else devices
+
+
 def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
     """Make a model for programs on a mesh: the rows of a batch are split over the axis "data", parameters as in the state.
 
@@ -138,11 +182,6 @@ def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
     # a model of a function gets its apply when the names of its outputs are known
     bound = None if bind is None else lambda _, specs: on_mesh(bind(model, specs), devices)
     return model._replace(apply=cast(Any, Made(apply_split, "mesh", apply, devices, axes)), bind=bound)
-
-
-def device_count(devices: Sequence[Device]) -> int:
-    """Return the number of devices of a list, or of a mesh."""
-    return devices.mesh.size if isinstance(devices, MeshDevices) else len(devices)
 
 
 # ------------------------------------------------------------------------------------------------ arguments of fit

@@ -8,19 +8,22 @@ kept for the process (`jfit.programs`): an equal function is not compiled again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import global_array_to_host_local_array, host_local_array_to_global_array
 from jax.sharding import Mesh, PartitionSpec
 
 from jfit import activity
 from jfit.parallel.contexts import Device, spans_processes
 from jfit.parallel.devices import AXIS, place
-from jfit.parallel.mesh import MeshDevices
+from jfit.parallel.mesh import MeshDevices, SplitDevices
 from jfit.programs import Program
+from jfit.step.state import TrainState
 
 SPMD = "pmap"  # or "shard_map"
 GATHERED = "gathered"  # an axis of results: 0, but every process of a job gets the slices of the devices of all processes
@@ -60,6 +63,7 @@ def compile_spmd(
         6.0
     """
     mesh = devices if isinstance(devices, MeshDevices) else None
+    split = devices if isinstance(devices, SplitDevices) and any(isinstance(a, TrainState) for a in in_axes) else None
     axis, devices, spmd, count = AXIS if len(devices) > 1 else None, mesh or list(devices), SPMD, len(devices)
     gathered, is_leaf = None, lambda a: a is None
     if mesh is None and spans_processes(devices):
@@ -74,11 +78,14 @@ def compile_spmd(
         if axis is None:
             return jax.jit(traced, donate_argnums=donate)
         compile_, axes = jax.pmap if spmd == "pmap" else _shard_map, (*in_axes, *(None,) * more)
+        if split is not None:
+            mapped = split.jit(traced, axes, out_axes, donate)
+            return _Split(mapped, split.mesh, axes, out_axes) if spans_processes(devices) else mapped
         options: Any = {"axis_name": AXIS, "devices": devices, "in_axes": axes, "out_axes": out_axes, "donate_argnums": donate}
         mapped = compile_(traced, **options)
         return _Joined(mapped, _shard_map(traced, **options), axes, count) if spans_processes(devices) else mapped
 
-    static = spmd, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
+    static = spmd, split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
     program = functools.partial(_on_device, fn, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
 
@@ -128,6 +135,39 @@ class _Joined:
             return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=getattr(x, "weak_type", False))
 
         return self._lowerable.lower(*(_each(of_all, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)))
+
+
+class _Split:
+    """A function of `SplitDevices.jit` for several processes: each has its own copies of arrays that are whole on all devices.
+
+    Args:
+        mapped: the compiled function of global arrays.
+        mesh: mesh of the devices of all processes.
+        in_axes, out_axes: one pytree prefix per argument, and one of the result.
+    """
+
+    lowers_apart = True
+
+    def __init__(self, mapped: Any, mesh: Mesh, in_axes: tuple[Any, ...], out_axes: Any) -> None:
+        self._mapped, self._mesh, self._in_axes, self._out_axes = mapped, mesh, in_axes, out_axes
+
+    def __call__(self, *args: Any) -> Any:
+        activity.begin_together("a program of all processes")
+        with _running if activity.record.now.kind not in (activity.COMPILING, activity.DEVICES) else contextlib.nullcontext():
+            result = self._mapped(*self._global(args))
+        own = lambda x, axis: global_array_to_host_local_array(x, self._mesh, _spec(axis))  # noqa: E731
+        return _each(lambda x, a: own(x, a) if a == 0 or x.is_fully_replicated else x, result, self._out_axes)
+
+    def lower(self, *args: Any) -> Any:
+        return self._mapped.lower(*self._global(args))
+
+    def _global(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        join = lambda x, axis: host_local_array_to_global_array(x, self._mesh, _spec(axis))  # noqa: E731
+        return tuple([_each(join, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)])
+
+
+def _spec(axis: Any) -> PartitionSpec:
+    return PartitionSpec(*[AXIS] * (axis == 0))
 
 
 def _wrong_axis(size: int, devices: int) -> ValueError:

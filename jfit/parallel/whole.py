@@ -1,4 +1,4 @@
-"""Whole states in jobs of several processes, each of which has the per-device state (`local`) of its own devices only."""
+"""Whole states and parameters, of arrays that are split over the devices of one process or several."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jfit import counters
-from jfit.optim import EmaState
 from jfit.parallel.contexts import Device, spans_processes
+from jfit.parallel.devices import sharding
+from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.spmd import GATHERED, compile_spmd
-from jfit.step.sharded import Shard, is_sharded, whole_state
 from jfit.step.state import TrainState, averaged
 
 
 def host_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
     """Copy a state to the host as whole NumPy arrays; typed PRNG keys stay keys.
 
-    With reduce="sharded" and others that have per-device state, all processes of a job must call it, and all get the same:
-    the parts of the other processes' devices come array by array from the devices.
+    With reduce="sharded" and others that split arrays over the devices, all processes of a job must call it, and all get the
+    same: the parts of the other processes' devices come array by array from the devices.
 
     Args:
         state: `TrainState` on the devices.
@@ -35,11 +37,21 @@ def host_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
         >>> host_state(jfit.init_state(model, "adam"), jax.devices()[:1]).params["w"].tolist()
         [1.0, 1.0, 1.0]
     """
-    if state.local is None or not spans_processes(devices):
-        return whole_state(counters.copy(state))
-    gather = _gathering(tuple(devices))
+    if not spans_processes(devices):
+        return counters.copy(state)
+    gather, own = _gathering(tuple(devices)), state._replace(local=None)
     local = jax.tree.map(lambda x: counters.copy(gather(x)), state.local)  # one array of all devices at a time
-    return whole_state(counters.copy(state._replace(local=None))._replace(local=local))
+    return counters.copy(jax.tree.map(lambda x: _of_all(x) if is_spread(x) else x, own))._replace(local=local)
+
+
+def is_spread(x: Any) -> bool:
+    """Return whether an array is split over the devices of several processes, so that to read it needs all of them."""
+    return isinstance(x, jax.Array) and not x.is_fully_addressable
+
+
+def _of_all(x: jax.Array) -> np.ndarray:
+    """The whole array on the host of every process."""
+    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def evaluated_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
@@ -60,34 +72,28 @@ def evaluated_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
         >>> evaluated_state(jfit.init_state(model, "adam"), jax.devices()[:1]).params["w"].shape
         (3,)
     """
-    return averaged(with_chunks_of_all(state, devices))
+    return with_whole_params(averaged(state), devices)
 
 
-def with_chunks_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
-    """Gather the chunks of parameters, and of their averages, from the devices of all processes of a job.
+def with_whole_params(state: TrainState, devices: Sequence[Device]) -> TrainState:
+    """Gather parameters that are split over the devices, so that each has a whole copy; those of a named mesh stay split.
 
     Args:
         state: `TrainState` on the devices.
         devices: list of `jax.Device` of all processes, by rank.
 
-    Returns:
-        `TrainState` whose `local` has whole arrays of these chunks, (devices, chunk), on all devices of this process, and None
-        in place of others; the argument itself if the processes have whole parameters.
-
     Example:
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(3)})
-        >>> with_chunks_of_all(jfit.init_state(model, "sgd"), jax.devices()[:1]).local is None
-        True
+        >>> with_whole_params(jfit.init_state(model, "sgd"), jax.devices()[:1]).params["w"].shape
+        (3,)
     """
-    if not spans_processes(devices) or not is_sharded(state):
-        return state
-    averages = state.opt_state.ema_params if isinstance(state.opt_state, EmaState) else ()
-    is_shard = lambda x: isinstance(x, Shard)  # noqa: E731
-    needed = {x.index for x in jax.tree.leaves((state.params, averages), is_leaf=is_shard) if is_shard(x)}
-    gather = _gathering(tuple(devices))
-    local: Any = state.local
-    return state._replace(local=tuple([gather(x) if i in needed else None for i, x in enumerate(local)]))
+
+    def whole(x: Any) -> Any:
+        is_split = isinstance(x, jax.Array) and not x.is_fully_replicated
+        return jax.device_put(_of_all(x) if is_spread(x) else x, sharding(devices)) if is_split else x
+
+    return state if isinstance(devices, MeshDevices) else state._replace(params=jax.tree.map(whole, state.params))
 
 
 def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:

@@ -11,10 +11,9 @@ import jax
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import is_array, rows
 from jfit.feed.batches import labels_of
-from jfit.feed.labels import BatchLabels, check_model_labels
-from jfit.lowering.coupling import verified_plan
-from jfit.lowering.model import Model, Plan
+from jfit.lowering.model import Model, Plan, verified_plan
 from jfit.prepare.options import FitOptions
+from jfit.step.batch_check import BatchLabels, check_model_labels
 from jfit.step.state import TrainState
 
 

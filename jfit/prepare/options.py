@@ -109,8 +109,8 @@ class FitOptions:
         """
         positive_integer(batch_size=self.batch_size, micro_batches=self.micro_batches, most=MOST_ROWS)
         optional = {name: getattr(self, name) for name in ("eval_batch_size", "steps_per_epoch", "log_every")}
-        positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every)
-        positive_integer(**{name: value for name, value in optional.items() if value is not None})
+        optional = {name: value for name, value in optional.items() if value is not None}
+        positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every, **optional)
         integer(seed=self.seed)
         check_numbers({k: v for k, v in (self.optimizer_params or {}).items() if k == "learning_rate"})
         positive(none="no limit", data_timeout=self.data_timeout)

@@ -23,8 +23,9 @@ import jax
 from jfit.checkpoints.fingerprint import AtStart, describe, describe_data, describe_optimizer, fingerprint
 from jfit.data import ArrayData, StreamData
 from jfit.data.columns import Columns
+from jfit.distributed import num_processes
 from jfit.evaluate.scorer import Scorer, make_evaluate
-from jfit.feed.auto_devices import batch_sizes, is_auto, training_devices
+from jfit.feed.auto_devices import batch_sizes, training_devices
 from jfit.feed.batch_sizes import unpaddable_message
 from jfit.feed.batches import Settings, data_of, first_batch, labels_of, settings_of
 from jfit.feed.job_batches import agreed_plan, check_alike, num_batches_of
@@ -36,8 +37,8 @@ from jfit.lowering.model import Model, Plan, specs_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.optim import Optimizer
 from jfit.parallel import check_unsharded, with_local
-from jfit.parallel.contexts import across, own_positions
-from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh
+from jfit.parallel.contexts import across, is_auto, own_positions
+from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
 from jfit.prepare.checks import check_host_metrics, check_trainable, checked_plan, in_eval_data, may_be_labels, rows_of_parts
 from jfit.prepare.optimizer import Chosen, choose_optimizer
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
@@ -189,7 +190,8 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
         mesh = mesh_of(options.mesh, options.shard, options.devices, options.reduce)
     task = match(model, train_data, eval_data, options, settings.metrics)
     model, data, probe, metrics = task.model, task.data, task.probe, on_devices(task.metrics)
-    chosen = choose_optimizer(options, model, num_batches_of(data, options.batch_size))
+    count_batches = data.num_batches if isinstance(data, ArrayData) else functools.partial(num_batches_of, data)
+    chosen = choose_optimizer(options, model, count_batches(options.batch_size))
     described.add("optimizer", chosen.resolved, describe_optimizer)
     state = initial_state(options, task, chosen.optimizer)
     settings = with_task(settings, task, chosen)
@@ -200,21 +202,25 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
         check_unsharded("params", state.params)
         check_unsharded("aux", state.aux)
     trainable, _ = split_params(model, state.params, options.frozen)
-    settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
+    if options.regularizers:
+        settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
     described.add("regularizers", dict(settings.regularizers))
-    plan = agreed_plan(checked_plan(model, data, probe, state))
+    plan = checked_plan(model, data, probe, state)
+    if num_processes() > 1:
+        plan = agreed_plan(plan)
     if is_auto(options.devices):
         sizes = batch_sizes(data, options.batch_size)
         devices = training_devices(model, plan, (state.params, state.aux, probe), sizes, options.micro_batches, rule)
         settings = replace(settings, devices=across(devices))
-    warn_per_device(plan, len(settings.devices), synced=options.sync_batch_stats, slices=rule.slices)
+    if plan.coupled or plan.of_loss:
+        warn_per_device(plan, len(settings.devices), synced=options.sync_batch_stats, slices=rule.slices)
     host_metrics = on_host(task.metrics)
     check_host_metrics(host_metrics, options.micro_batches)
     logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
     names = step_names(metrics) if logs_steps else ()
-    step = make_step(
-        options, on_mesh(model, settings.devices), chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names)
-    )
+    placed = model if mesh is None else on_mesh(model, settings.devices)
+    step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
+    settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     state = with_local(state, rule, trainable, len(settings.devices))
@@ -230,7 +236,6 @@ def run_settings(options: FitOptions) -> Settings:
         eval_batch_size=options.eval_batch_size,
         eval_metric=options.eval_metric,
         policy=options.policy,
-        label=options.label,
     )
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
     epochs = {"num_epoch": options.num_epoch, "eval_every": options.eval_every}
@@ -259,19 +264,24 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
             third = "The third argument of fit is evaluation data; if they are x and y, pass them as a pair: fit(model, (x, y))"
             raise ValueError(f"{error} {third}") from None
         raise
-    data, held_back = split_rows(data, options.validation_split)
-    check_alike(data)
+    if options.validation_split is not None:
+        data, eval_data = split_rows(data, options.validation_split)
+    in_job = num_processes() > 1
+    if in_job:
+        check_alike(data)
     probe = first_batch(model, data, options.batch_size)
     model = paired(model.bound(probe), metrics, probe)
-    unweighted, data = data, add_class_weights(model, data, options.class_weight, train_data)
+    unweighted = data
+    if options.class_weight is not None:
+        data = add_class_weights(model, data, options.class_weight, train_data)
     metrics, choice = choose_metrics(metrics, model, probe, labels_of(model, data))
-    columns = data.columns or Columns.of(options.label)
-    evaluated = eval_data if held_back is None else held_back
-    if evaluated is not None:
+    columns = Columns.of(options.label) if data.columns is None and options.label is not None else data.columns
+    if eval_data is not None:
         size = options.eval_batch_size or options.batch_size
-        evaluated = data_of(model, evaluated, size, label=columns, timeout=options.data_timeout)
-        check_alike(evaluated, "evaluation data")
-    return Task(model, params, aux, data, unweighted, evaluated, probe, metrics, choice, columns)
+        eval_data = data_of(model, eval_data, size, label=columns, timeout=options.data_timeout)
+        if in_job:
+            check_alike(eval_data, "evaluation data")
+    return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns)
 
 
 def initial_state(options: FitOptions, task: Task, optimizer: Optimizer) -> TrainState:

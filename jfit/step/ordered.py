@@ -17,7 +17,6 @@ from jax import Array
 from jfit.lowering.model import Aux, Params
 from jfit.ops.axis import VirtualSlice
 from jfit.optim.rows import SparseRows
-from jfit.step.sharded import check_whole
 from jfit.step.slices import Sums
 from jfit.step.state import TrainState
 from jfit.step.train import ShardPass, Stages
@@ -57,7 +56,7 @@ def slice_sums(
     Returns:
         (`SliceSums`, outputs of the model; None unless the step returns outputs).
     """
-    (gradients, aux, sums), weight = stages.shard(check_whole(state), batch, VirtualSlice(index, count))
+    (gradients, aux, sums), weight = stages.shard(state, batch, VirtualSlice(index, count))
     has_rows = jnp.bool_(True) if weight is None else jnp.any(weight > 0)
     means = {k: jnp.where(has_rows, v, jnp.zeros_like(v)) for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     tables = {k: g for k, g in gradients.items() if isinstance(g, SparseRows)}
@@ -128,5 +127,5 @@ def finish_slices(
     Returns:
         (new `TrainState`, result).
     """
-    state, out = stages.finish(check_whole(state), reduced(sums, state), state.local, weighted)
+    state, out = stages.finish(state, reduced(sums, state), state.local, weighted)
     return state, result(out)

@@ -6,7 +6,7 @@
     two_bit      sum of gradients quantized to 2 bits, with error feedback
     one_bit      sum of gradients quantized to 1 bit (signs and one scale per parameter), with error feedback
     sharded      sum over devices, of which each device gets and updates its part: optimizer state split over devices (ZeRO-1)
-    sharded_parameters  the same, with parameters split as well (ZeRO-3, FSDP)
+    sharded_parameters  the same, with parameters split as well between two steps (FSDP)
     ordered      sum over a fixed number of slices of the batch, in a fixed order: the same bits on any number of devices
 
 Loss and metric sums are always summed over devices.  docs/scaling.md has a table of the bytes that each rule sends.
@@ -26,7 +26,6 @@ from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
 from jfit.programs import made
 from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
-from jfit.step.sharded import is_split, reduce_scattered
 
 
 class Reduce(NamedTuple):
@@ -39,7 +38,7 @@ class Reduce(NamedTuple):
             adds the pytree `sums` (of losses, metrics and row weights) over devices.
         shared: whether all devices get the same gradients; otherwise each device has its own parameters and optimizer state.
         slices: number of virtual slices of the batch, for `ordered`; None for the other rules.
-        sharded: whether the gradients that a device gets are those of its chunks of the parameters (see `sharded`).
+        sharded: whether update and optimizer state are split over the devices (see `sharded`).
         sharded_parameters: whether the parameters are split as well, between two steps.
     """
 
@@ -291,11 +290,12 @@ def sharded() -> Reduce:
 
     Each device sums 1/N of the gradients, updates 1/N of every parameter with 1/N of the optimizer state, and sends the new
     values to the others.  Optimizer memory per device falls by the number of devices N; parameters stay replicated.  The
-    numbers are those of `all_reduce` up to the order of sums.  Scalars, and embedding tables with row-sparse gradients, are
-    updated on all devices, with their optimizer state.
+    numbers are those of `all_reduce` up to the order of sums.  Embedding tables with row-sparse gradients are updated on all
+    devices, with their optimizer state.
 
-    The optimizer must update every element on its own, or be jfit's lamb, lars or lbsgd, whose norms are added over devices;
-    others raise an error.  Pass the step to `jfit.data_parallel`, or use `jfit.fit(..., reduce="sharded")`.
+    Any optimizer is possible.  An array is split along its first axis whose size is a multiple of N; arrays without such an
+    axis are whole on every device.  The state is split by the program that `jfit.data_parallel` or `jfit.fit` compiles: inside
+    a pmap or shard_map of yours the rule is `all_reduce`.
 
     Returns:
         `Reduce`.
@@ -307,26 +307,18 @@ def sharded() -> Reduce:
     Source: Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054.
     """
 
-    return Reduce(lambda gradients: None, _reduce_scatter, sharded=True)
+    return all_reduce()._replace(sharded=True)
 
 
 @functools.cache
 @made
 def sharded_parameters() -> Reduce:
-    """As `sharded`, and the parameters are split too (ZeRO-3, FSDP): they are gathered when they are used.
+    """As `sharded`, and the parameters are split between two steps, too (FSDP).
 
-    Each of N devices has 1/N of the trainable parameters and of the optimizer state.  A step gathers a parameter for the
-    operations that read it, in the forward pass and again in the backward pass, where its gradient is reduce-scattered at once.
-    So a device needs memory for its parts and for the few whole parameters and gradients in use, and 1.5 times as many bytes
-    are sent as with `sharded`; with micro-batches, so many for each of them.  The numbers are those of `sharded`.
-
-    Parameters of less than 64 KiB, and those that more than two operations use (as in a recurrent network written as a Python
-    loop), are gathered once, at the beginning; small ones in groups of up to 1 MiB.  The layers of a `lax.scan` are one
-    stacked parameter.  Frozen parameters, scalars and embedding tables with row-sparse gradients stay replicated.  Evaluation
-    and prediction gather all parameters first.
-
-    In the state on the devices, `params` has empty placeholders for the split parameters.  Read whole parameters from
-    `jfit.step.sharded.whole_state(state).params`, or from `run.params` of the `Run` that `fit` returns.
+    Between two steps, each of N devices has 1/N of the trainable parameters and of the optimizer state.  A step gathers the
+    parameters before the forward pass, so that during it a device has whole parameters and gradients, as with `sharded`.  The
+    numbers, and the bytes sent, are those of `sharded`.  Frozen parameters, and embedding tables with row-sparse gradients,
+    stay whole.  Evaluation and prediction gather all parameters first.
 
     Returns:
         `Reduce`.
@@ -338,21 +330,7 @@ def sharded_parameters() -> Reduce:
     Source: Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054; Zhao et al. 2023, PyTorch FSDP,
     https://arxiv.org/abs/2304.11277.
     """
-    return Reduce(lambda gradients: None, _reduce_rest, sharded=True, sharded_parameters=True)
-
-
-def _reduce_scatter(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-    if axis_name is not None:
-        gradients, sums = cast(Any, reduce_scattered(gradients, sums, axis_name))
-    return gradients, sums, local
-
-
-def _reduce_rest(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
-    """Reduce the gradients of parameters that are not split; those of chunks were reduced in the backward pass."""
-    if axis_name is None:
-        return gradients, sums, local
-    rest, sums = reduce_scattered({k: g for k, g in gradients.items() if not is_split(g)}, sums, axis_name)
-    return {k: rest.get(k, g) for k, g in gradients.items()}, sums, local
+    return all_reduce()._replace(sharded=True, sharded_parameters=True)
 
 
 RULES: dict[str, Callable[[], Reduce]] = {

@@ -12,8 +12,6 @@ from jax import Array
 
 from jfit.checks import matching
 from jfit.lowering.model import Model, Params
-from jfit.step.gathered import gathered_after
-from jfit.step.sharded import Split
 
 __all__ = ["Norm", "l1", "l2"]
 
@@ -168,22 +166,6 @@ def penalty_and_gradients(regularizers: Mapping[str, Regularizer], trainable: Pa
     names = regularized(regularizers, list(trainable), tables)
     chosen = {name: trainable[name] for name in names}
     return jax.value_and_grad(lambda params: penalty(regularizers, params))(chosen)
-
-
-def penalty_and_chunks(
-    split: Split, regularizers: Mapping[str, Regularizer], trainable: Params, tables: Collection[str]
-) -> Any:
-    """As `penalty_and_gradients` for parameters of which this device has chunks: they are gathered one after the other.
-
-    The gradients are those of the chunks.  XLA may keep the whole gradients of a penalty until the update.
-    """
-    total, gradients, before = jnp.float32(0), {}, list[Array]()
-    for name, functions in regularized(regularizers, list(trainable), tables).items():
-        whole = gathered_after(split, name, trainable[name], before)
-        value, gradient = jax.value_and_grad(_Sum(functions))(whole)
-        total, gradients[name] = total + value, split.cut({name: gradient})[name]
-        before = [total, gradients[name]]
-    return total, gradients
 
 
 def with_penalty(shared: Any, extra: Array) -> Any:

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jfit.step.state import TrainState
 
 
-def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array, axis_name: str | None) -> TrainState:
+def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array) -> TrainState:
     """Return the state after a step, or that before it if the loss or a new array is nan or infinite; the step counts anyway.
 
     Args:
@@ -19,15 +19,12 @@ def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array,
         before: state before it.  Arrays that are not finite there, such as initial values of an optimizer, may stay so.
         loss: mean loss of the batch.
         count: sum of the row weights of the loss; 0 if there is none, whose mean is nan.
-        axis_name: name of the device axis, if the arrays are those of the chunks of a device; else None.
     """
     good = jnp.isfinite(loss) | (count == 0)
     learned = [(s.params, s.opt_state, s.aux) for s in (after, before)]
     for new, old in zip(*map(jax.tree.leaves, learned), strict=True):
         if jnp.issubdtype(new.dtype, jnp.inexact):
             good &= jnp.isfinite(new).all() | ~jnp.isfinite(old).all()
-    if axis_name is not None:
-        good = lax.pmin(good.astype(jnp.int32), axis_name) > 0
     first = before.metrics.first_bad_step
     skipped = before._replace(metrics=before.metrics._replace(first_bad_step=jnp.where(first < 0, before.step, first)))
 

@@ -35,8 +35,6 @@ from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
-from jfit.step.gathered import gathered_when_used
-from jfit.step.sharded import Split
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -253,7 +251,6 @@ def gradients_of(
     state: TrainState,
     shard: BatchShard,
     axis_name: Axis,
-    stored: Split | None = None,
 ) -> tuple[Params, Aux, Sums]:
     """Compute gradients for the rows of one device, summed over rows and micro-batches.
 
@@ -263,10 +260,9 @@ def gradients_of(
         state: the `TrainState`, of which auxiliary states, PRNG key and step number are used.
         shard: the rows of this device.
         axis_name: name of the device axis; None for one device; or a `VirtualSlice`.
-        stored: which of the parameters are chunks, that are gathered when they are used; None: none.
 
     Returns:
-        (gradients by name, new auxiliary states, `Sums`), not yet summed over devices, but for the gradients of chunks.
+        (gradients by name, new auxiliary states, `Sums`), not yet summed over devices.
     """
     model, (trainable, frozen) = settings.model, params
     trainable, tables = table_rows(model, trainable, shard, settings.policy)
@@ -280,7 +276,7 @@ def gradients_of(
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
             return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
 
-        gradients, done, new_aux = _differentiated(model, loss_of, trainable, aux, shard, axis_name, stored)
+        gradients, done, new_aux = _differentiated(model, loss_of, trainable, aux, shard, axis_name)
         # synchronized statistics include rows of other devices
         new_aux = done.aux if settings.sync_batch_stats else new_aux
         at = part_number(axis_name, number, settings.micro_batches)
@@ -317,18 +313,13 @@ def _differentiated(
     aux: Aux,
     shard: BatchShard,
     axis_name: Axis,
-    stored: Split | None,
 ) -> tuple[Params, Forward, Aux]:
     """Return (gradients, results of the forward pass, new auxiliary states); a device of padding rows contributes nothing."""
     # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
     masks = axis_name is None or has_padding(model, shard.inputs)
-    chunks = {} if stored is None else stored.shapes
-    if stored is not None and chunks:
-        has_rows = jnp.any(shard.weight > 0) if masks and shard.weight is not None else None
-        loss_of = gathered_when_used(stored, loss_of, has_rows)
     gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
     masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
-    return {k: masked[k] if masks and k not in chunks else g for k, g in gradients.items()}, done, new_aux
+    return masked if masks else gradients, done, new_aux
 
 
 def part_number(axis_name: Axis, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:

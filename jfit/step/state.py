@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jfit.checks import at_least_0, matching, name_hint
-from jfit.data.trees import flat_inputs
+from jfit.data.batch import flat_inputs
 from jfit.init import InitDesc, default
 from jfit.init import get as get_initializer
 from jfit.init.core import distribution_of
@@ -23,7 +23,6 @@ from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
 from jfit.optim.structure import in_structure
 from jfit.programs import Program
-from jfit.step.sharded import is_sharded, whole_leaves, whole_params
 from jfit.step.totals import zero_totals
 
 
@@ -168,24 +167,10 @@ def init_state(
 
 
 def averaged(state: TrainState) -> TrainState:
-    """Replace the parameters by those of evaluation, whole arrays on all devices.
-
-    Args:
-        state: state on the devices.
-
-    Returns:
-        The state with the averages of the parameters if the optimizer is a result of `jfit.optim.ema`, and with parameters
-        gathered that are split over the devices; else the state itself.
-    """
-    is_averaged = isinstance(state.opt_state, EmaState)
-    if not is_sharded(state):
-        return state._replace(params=ema_params(state.params, state.opt_state)) if is_averaged else state
-    params = whole_params(state)
-    if is_averaged:
-        averages = state.opt_state._replace(ema_params=whole_leaves(state.opt_state.ema_params, state.local))
-        # computed where the chunks are, then placed as the parameters are
-        params = {k: jax.device_put(x, state.step.sharding) for k, x in ema_params(params, averages).items()}
-    return state._replace(params=params)
+    """Replace the parameters by those of evaluation: their averages if the optimizer is a result of `jfit.optim.ema`."""
+    if not isinstance(state.opt_state, EmaState):
+        return state
+    return state._replace(params=ema_params(state.params, state.opt_state))
 
 
 def own_buffer(x: Array | np.ndarray) -> Array:

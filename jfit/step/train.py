@@ -12,7 +12,7 @@ import dataclasses
 import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,10 @@ from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
 from jfit.optim.structure import in_structure
 from jfit.programs import Constants, made, read_key
+from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
-from jfit.step.regularizers import penalty_and_chunks, penalty_and_gradients, with_penalty
-from jfit.step.sharded import Split, check_whole, joined, parted, split_names
+from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.skipping import unless_bad
 from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, split_params
@@ -91,13 +91,10 @@ class Stages(NamedTuple):
     """The two halves of a training step, between which shards of the batch are reduced.
 
     Attributes:
-        shard: `shard(state, batch, axis, stored=None) -> (ShardPass, row weights or None)`: forward and backward pass over a
-            shard.
-        finish: `finish(state, reduced, local, weighted, stored=None) -> (state, StepOut)`: the update.  reduced: `ShardPass` of
-            the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights.
-
-    With a sharded rule (see `jfit.step.reduce.sharded`), `stored` is the `Split` of the parameters in the state, and the
-    gradients for `finish` are those of the chunks of a device.
+        shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
+        finish: `finish(state, reduced, local, weighted, layout=None) -> (state, StepOut)`: the update.  reduced: `ShardPass` of
+            the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights; layout: how the update
+            is split over devices, None if it is not.
     """
 
     shard: Callable[..., tuple[ShardPass, Array | None]]
@@ -242,11 +239,6 @@ class TrainStep:
                 'not scale the loss; pass policy="bfloat16", which has the range of float32'
             )
         _check_micro_batches(self.model, self.micro_batches)
-        if self.gradients and reduce.sharded_parameters:
-            raise ValueError(
-                "gradients=True returns the gradients of each device before they are reduced, but reduce='sharded_parameters' "
-                "reduces them in the backward pass; pass reduce='sharded'"
-            )
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), optimizer=get_optimizer(self.optimizer))
         self.rule  # noqa: B018, checks the settings of the update
 
@@ -283,80 +275,88 @@ class TrainStep:
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         """Compute one update: (new state, results); see `train_step`."""
         _check_state(self.model, state)
-        before, stored, stages = state, None, self.stages
-        if axis_name is not None and self.reduce.sharded:
-            state, stored = joined(state, axis_name)
-            trainable = split_params(self.model, state.params, self.frozen)[0] if self.reduce.sharded_parameters else {}
-            stored.check_params(split_names(trainable, self.model.tables))
+        count = mesh_size(axis_name) if self.reduce.sharded else 1
+        layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
+        stages = self.stages
+
+        def of_batch(split: bool, state: TrainState, batch: Any) -> tuple[ShardPass, Any, Params | None]:
+            (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name)
+            if axis_name is not None:
+                aux = mean_aux(aux, state.aux, weight, axis_name)
+            if split and layout is not None:
+                total, (rows, shared) = layout.scattered(of_shard, (sums.rows, sums.shared))
+                local = state.local
+            else:
+                total, (rows, shared), local = self.reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
+            return ShardPass(total, aux, sums._replace(rows=rows, shared=shared)), local, of_shard if self.gradients else None
+
+        if layout is None:
+            reduced, local, of_shard = of_batch(False, state, batch)
         else:
-            check_whole(state)
-        (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name, stored)
-        if axis_name is not None:
-            aux = mean_aux(aux, state.aux, weight, axis_name)
-        reduced, (rows, shared), local = self.reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
-        of_batch = ShardPass(reduced, aux, sums._replace(rows=rows, shared=shared))
-        state, out = stages.finish(state, of_batch, local, weight is not None, stored)
-        state = state if stored is None else parted(state, before)
-        return state, out._replace(gradients=of_shard if self.gradients else None)
+            state = layout.constrained(state)  # also within a loop over steps, for which XLA would choose a layout
+            trainable, _ = split_params(self.model, state.params, self.frozen)
+            specs = {name: layout.specs.get(name, WHOLE) for name in trainable}
+            results = ShardPass(specs, WHOLE, Sums(WHOLE, WHOLE, WHOLE, 0)), 0, 0  # type: ignore[arg-type]
+            needed = state._replace(opt_state=(), metrics=(), base_lr=None)
+            reduced, local, of_shard = on_each_device(of_batch, layout.axis_name, results)(needed, batch)
+        state, out = stages.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
+        return state, out._replace(gradients=of_shard)
+
+
+def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Layout:
+    """Return how a step from `train_step` with a sharded rule splits the arrays of a state.
+
+    Args:
+        step: from `train_step`.
+        state: `TrainState` of arrays, or of `jax.ShapeDtypeStruct`.
+        axis_name: name of the device axis.
+        count: number of devices.
+    """
+    trainable, _ = split_params(step.model, state.params, step.frozen)
+    return Layout.of(trainable, step.model.tables, axis_name, count, step.reduce.sharded_parameters)
 
 
 def _shard_pass(
-    settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis, stored: Split | None = None
+    settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis
 ) -> tuple[ShardPass, Array | None]:
     """The forward and backward pass of `Stages.shard`."""
     bound = settings._replace(model=settings.model.bound(parts_of(batch)[0]))
     shard = shard_of(bound.model, batch, axis)
     params = split_params(settings.model, state.params, frozen)
-    return ShardPass(*gradients_of(bound, params, state, shard, axis, stored)), shard.weight
+    return ShardPass(*gradients_of(bound, params, state, shard, axis)), shard.weight
 
 
 def _finish(
-    settings: TrainStep, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, stored: Split | None = None
+    settings: TrainStep, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
 ) -> tuple[TrainState, StepOut]:
     """The update of `Stages.finish`."""
     gradients, aux, sums = reduced
     trainable, frozen = split_params(settings.model, state.params, settings.frozen)
-    shared, penalties = _with_penalties(settings, sums.shared, trainable, stored)
+    trainable = trainable if layout is None else layout.cut(trainable)
+    shared, penalties = _with_penalties(settings, sums.shared, trainable)
     loss = _mean_loss(sums._replace(shared=shared))
-    split = None if stored is None else stored.complete(trainable, gradients)
-    cut = _whole if split is None or settings.reduce.sharded_parameters else split.cut
-    if split is not None:
-        split.check_state(state.opt_state)
-    trainable, opt_state, lr = settings.rule(state, cut(trainable), gradients, sums.rows, loss, cut(penalties), split)
-    if split is not None:
-        split.check_chunks(trainable)
-    before = state._replace(params=cut(state.params))
+    trainable, opt_state, lr = settings.rule(state, trainable, gradients, sums.rows, loss, penalties)
+    trainable = trainable if layout is None else layout.cut(trainable)
     params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
     if weighted:  # a batch whose weights sum to 0 changes nothing
         by_rows = _tables(gradients) if settings.rule.by_rows else ()
-        learned, old = (params, opt_state, aux), (before.params, before.opt_state, before.aux)
+        learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
         params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
     totals = fold(settings.metrics, state.metrics, shared, state.step, loss)
     after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
     if settings.skip_nonfinite:
-        axis_name = None if split is None else split.axis_name
-        after = unless_bad(after, before, loss, jnp.sum(shared.loss[1]), axis_name)
-    if split is not None and not settings.reduce.sharded_parameters:
-        after = after._replace(params=split.gathered(after.params))
+        after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
+    after = after if layout is None else layout.constrained(after)
     of_batch = metrics_of(settings.metrics, shared.metrics) if settings.batch_metrics else None
     return after, StepOut(loss + 0, loss, lr, after.metrics.first_bad_step, sums.outputs, None, of_batch)
 
 
-def _with_penalties(
-    settings: TrainStep, shared: Shared, trainable: Params, stored: Split | None
-) -> tuple[Shared, dict[str, Array]]:
+def _with_penalties(settings: TrainStep, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
     """Add the penalties of the regularizers to the mean loss; return its sums, and the gradients of the penalties by name."""
     if not settings.regularizers:
         return shared, {}
-    penalties = penalty_and_gradients
-    if stored is not None and settings.reduce.sharded_parameters:
-        penalties = functools.partial(penalty_and_chunks, stored)
-    extra, gradients = penalties(settings.regularizers, trainable, settings.model.tables)
+    extra, gradients = penalty_and_gradients(settings.regularizers, trainable, settings.model.tables)
     return with_penalty(shared, extra), gradients
-
-
-def _whole(tree: Params) -> Params:
-    return tree
 
 
 @made
@@ -448,7 +448,6 @@ class UpdateRule(NamedTuple):
         total: Array,
         loss: Array,
         added: Params | None = None,
-        split: Split | None = None,
     ) -> tuple[Params, Any, Array | None]:
         """Return (new trainable parameters, new optimizer state, learning rate of the update or None if it is unknown).
 
@@ -459,7 +458,6 @@ class UpdateRule(NamedTuple):
             total: sum of the row weights over all devices.
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
-            split: if parameters, gradients and state are those of the chunks of this device; None: whole arrays.
         """
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         is_exact = self.optimizer.state_spec is not None
@@ -468,13 +466,12 @@ class UpdateRule(NamedTuple):
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, is_exact), tree)
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
-            return _clip(scaled, self.limits.norm, self.limits.value, split)
+            return _clip(scaled, self.limits.norm, self.limits.value)
 
         gradients = on_values(change, {**gradients, **tables})
         base = state.base_lr
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
-        extra |= {} if split is None else {"whole_sum": split.whole_sum}
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
         lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
         return apply_updates(trainable, updates), opt_state, lr
@@ -593,10 +590,9 @@ def _scaled(g: Array, factor: Any, exact: bool) -> Array:
     return g * jnp.asarray(factor, g.dtype)
 
 
-def _clip(gradients: Params, norm: Any, value: Any, split: Split | None) -> Params:
+def _clip(gradients: Params, norm: Any, value: Any) -> Params:
     if norm is not None:
-        length = optax.global_norm(gradients) if split is None else split.norm(gradients)
-        scale = jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30))
+        scale = jnp.minimum(1.0, norm / jnp.maximum(optax.global_norm(gradients), 1e-30))
         gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
     if value is not None:
         gradients = jax.tree.map(lambda g: jnp.clip(g, -value, value), gradients)

@@ -210,16 +210,12 @@ def cost(
     positive(none="the limit of the device", memory=memory)
     rule = get_reduce(reduce)
     if rule.sharded or rule.slices is not None:
-        raise ValueError(
-            f"cost: reduce={reduce!r} is not supported: its step is several programs, or splits the state over the devices; "
-            "leave out reduce=, and compile the step with jfit.data_parallel(step).lower(state, batch)"
-        )
+        raise ValueError(f"cost: reduce={reduce!r} is not supported; use jfit.data_parallel(step).lower(state, batch)")
     step = _Step(model, inputs, FitOptions(**shared, eval_metric=None, progress=False).checked())
     size, device = int(batch_size or step.rows), step.devices[0]
     if size < 1 or size % step.multiple:
         raise ValueError(
-            f"cost: the batch size is {size}, expected a positive multiple of {step.multiple}, devices x micro_batches, so "
-            "that every device has as many rows"
+            f"cost: the batch size is {size}, expected a positive multiple of {step.multiple} (devices, micro_batches)"
         )
     program, notes = step.program(size), []
     traffic = (program.compiled.cost_analysis() or {}).get("bytes accessed")
@@ -360,10 +356,7 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
     if labels is not None:
         specs |= input_specs(labels, model.labels, "cost")
     if not specs or (model.symbol is not None and any(n not in specs for n in model.inputs)):
-        raise ValueError(
-            f"cost: inputs has {list(specs)}, but the model has the inputs {list(model.inputs)}; pass one array or shape, "
-            "such as (32, 20), or a dict by input name"
-        )
+        raise ValueError(f"cost: inputs has {list(specs)}, but the model has the inputs {list(model.inputs)}; pass those")
     if labels is None and model.symbol is not None and (missing := [n for n in model.labels if n not in specs]):
         known = {n: s.shape for n, s in specs.items() if n in model.symbol.list_arguments()}
         shapes = dict(zip(model.symbol.list_arguments(), infer_shape(model.symbol, partial=True, **known)[0], strict=True))

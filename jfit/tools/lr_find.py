@@ -27,8 +27,7 @@ from jfit.data.batch import is_mxnet_iter
 from jfit.data.stream import is_endless
 from jfit.history.plots import new_axes, save_figure
 from jfit.interrupts import StopFlag, Stopped
-from jfit.loop.dispatch import Dispatch
-from jfit.loop.dispatchers import dispatcher_of
+from jfit.loop.dispatch import Dispatch, dispatcher_of
 from jfit.lowering.model import Model
 from jfit.optim import Optimizer, Schedule
 from jfit.parallel import Window, check_entry, place
@@ -289,10 +288,7 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
 
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
-        raise ValueError(
-            f"lr_find: the optimizer {optimizer!r} contains its learning rate, which lr_find must change in each step; pass "
-            "the optimizer by name, such as optimizer='adam' (optimizers of jfit and optax have names)"
-        )
+        raise ValueError(f"lr_find: optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:
@@ -386,6 +382,5 @@ def _check_first(trace: np.ndarray, model: Model) -> None:
                 "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
             )
         raise ValueError(
-            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; check the data and "
-            "the initial values for nan"
+            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; see the data"
         )

@@ -190,10 +190,7 @@ def _folders(directory: Path, steps: Iterable[int] | None) -> list[Path]:
         folders = {step: folders[step] for step in sorted({*steps})}
     if len(folders) < 2:
         found = f"found {len(folders)} checkpoint{'' if len(folders) == 1 else 's'} in {directory}"
-        raise ValueError(
-            f"verify: {found}, expected at least 2, because it trains from one to the next; keep more with "
-            "callbacks=[jfit.callbacks.checkpointing(folder, every=..., keep=...)]"
-        )
+        raise ValueError(f"verify: {found}, expected at least 2; keep more with callbacks.checkpointing(folder, keep=...)")
     return list(folders.values())
 
 

@@ -131,12 +131,6 @@ def test_the_direction_depends_on_the_monitor_and_nan_is_not_an_improvement(moni
     assert (run.stopped is not None) == stops and run.best is None
 
 
-def test_early_stopping_continues_from_its_saved_state():
-    run, callback = FakeRun(), early_stopping(patience=2)
-    callback.on(event(run=run, val_loss=1.0), {"best": 0.5, "best_epoch": 1, "waited": 1})
-    assert run.stopped is not None
-
-
 def test_an_unknown_monitor_raises_with_the_known_names_and_skipped_evaluations_are_ignored():
     callback = early_stopping("val_los")
     with pytest.raises(ValueError, match="monitor='val_los' is not logged; did you mean 'val_loss'"):

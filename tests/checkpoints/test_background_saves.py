@@ -27,7 +27,6 @@ from jfit.callbacks import Callback, Event, checkpointing, lambda_callback
 from jfit.checkpoints import locks
 from jfit.history.table import History
 from jfit.lowering.function import from_function
-from jfit.step.sharded import sharded_state, whole_state
 
 WAIT = 20.0  # seconds after which a gate opens in any case
 
@@ -146,14 +145,6 @@ def test_a_copy_to_the_host_needs_memory_for_itself_and_one_more_array():
             np.shares_memory(copy, np.asarray(shard.data)) for shard in x.addressable_shards
         )
         np.testing.assert_array_equal(copy, value)
-
-
-def test_a_state_that_is_split_over_devices_is_joined_without_another_copy():
-    model = from_function(lambda params, x: x * params["w"], loss=lambda a, b: a - b, params={"w": np.ones(8)})
-    split = sharded_state(jfit.init_state(model, "adam"), [False, True, True], 4)
-    assert split.local is not None
-    whole = [x for x in jax.tree.leaves(whole_state(split).opt_state) if np.ndim(x)]
-    assert len(whole) == 2 and all(np.shares_memory(x, y) for x, y in zip(whole, split.local, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------ one after the other

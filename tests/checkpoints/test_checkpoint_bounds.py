@@ -21,7 +21,6 @@ from fit_support import blobs, mlp, same, train
 
 import jfit
 from jfit import checkpoint
-from jfit.checkpoints import locks
 from jfit.data.positions import decode, encode
 from jfit.formats import FormatError, atomic, dump_sealed
 from jfit.formats.manifest import MAX_LEVELS
@@ -195,17 +194,6 @@ def test_a_save_of_another_process_without_a_lock_is_not_deleted_by_the_run_that
     assert atomic.sweep(tmp_path, exclusive=True) == []
     os.utime(alive, (0, 0))
     assert atomic.sweep(tmp_path, exclusive=True) == [alive.name]
-
-
-def test_temporary_files_of_locks_are_deleted_after_an_hour(tmp_path):
-    old, new = tmp_path / ".run.lock.0123.left", tmp_path / ".run.lock.4567"
-    for path, age in ((old, 4000), (new, 10)):
-        path.touch()
-        os.utime(path, (time.time() - age, time.time() - age))
-    owner = type("Owner", (), {})()
-    locks.acquire(tmp_path, owner)
-    assert names(tmp_path) == [".run.lock", new.name]
-    locks.release(owner)
 
 
 # ------------------------------------------------------------------------------------------------ meshes, reduce rules

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,17 +30,46 @@ class Owner:
 OWNER = Owner()
 
 
-def hold(folder: Path, **fields) -> Path:
-    """Write the lock file that another process would have written."""
-    pid = fields.get("pid", 1)
-    holder = locks.Holder(pid, "node7", locks._machine(), locks._started(pid), time.time() - 300, "other")
-    folder.mkdir(exist_ok=True)
-    (folder / locks.LOCK_FILE).write_text(json.dumps(holder._replace(**fields)._asdict()))
-    return folder / locks.LOCK_FILE
+def hold(folder: Path, content: str | None = None):
+    """Lock a folder as another process would: the lock is that of the open file."""
+    path = folder / locks.LOCK_FILE
+    path.unlink(missing_ok=True)
+    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (the lock ends when it is closed)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(json.dumps({"pid": 7, "host": "node7", "since": time.time() - 300}) if content is None else content)
+    file.flush()
+    return file
 
 
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+TAKE = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("locks", sys.argv[1])
+locks = sys.modules["locks"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(locks)
+sys.stdin.read(1)
+try:
+    locks.acquire(sys.argv[2], locks)
+    print("has it", flush=True)
+except locks.FolderInUse:
+    print("refused", flush=True)
+sys.stdin.read()
+"""
+
+
+def taking(folder: Path):
+    """Start a process that tries to take the lock when it can read a character, and ends with its input."""
+    command = [sys.executable, "-S", "-c", TAKE, locks.__file__, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def result(process) -> str:
+    process.stdin.write("x")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
 
 
 def test_a_folder_that_is_deleted_during_training_is_made_again(tmp_path):
@@ -51,48 +83,45 @@ def test_a_folder_that_is_deleted_during_training_is_made_again(tmp_path):
 
 
 def test_a_second_process_is_refused_with_the_first_ones_pid_host_and_age_until_it_has_ended(tmp_path, caplog):
-    with subprocess.Popen(["sleep", "60"]) as first:
-        hold(tmp_path, pid=first.pid)
+    with hold(tmp_path):
         for write in (lambda: train(checkpoint=tmp_path), lambda: checkpoint.save(tmp_path, {"step": 1})):
-            with pytest.raises(
-                locks.FolderInUse, match=rf"process {first.pid} on node7 has been saving .* for 5 min; pass ano"
-            ):
+            with pytest.raises(locks.FolderInUse, match=r"process 7 on node7 has been saving .* for 5 min; pass ano"):
                 write()
         assert names(tmp_path) == [".run.lock"]
+    with taking(tmp_path) as first:
+        assert result(first) == "has it"
+        with pytest.raises(locks.FolderInUse, match=f"process {first.pid} on {platform.node()} has been saving"):
+            locks.acquire(tmp_path, OWNER)
         first.kill()
-        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not noticed
-        with caplog.at_level(logging.WARNING, "jfit"):
-            train(num_epoch=1, checkpoint=tmp_path)
-    assert f"was locked by process {first.pid} on node7, which has ended" in caplog.text
+    with caplog.at_level(logging.WARNING, "jfit"):
+        train(num_epoch=1, checkpoint=tmp_path)
+    assert f"was locked by process {first.pid} on {platform.node()}, which has ended" in caplog.text
     assert names(tmp_path) == ["step-00000007"]
-
-
-def test_a_lock_of_another_machine_is_taken_over_when_it_is_not_touched_any_more(tmp_path):
-    lock = hold(tmp_path, machine="another", pid=os.getpid())
-    with pytest.raises(locks.FolderInUse, match=r"its lock expires 120 s after its last sign of life; pass another folder"):
-        locks.acquire(tmp_path, OWNER)
-    old = time.time() - 200
-    os.utime(lock, (old, old))
-    run = train(num_epoch=1, checkpoint=tmp_path)
-    assert names(tmp_path) == ["step-00000007"] and run.position["step"] == 7
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "[" * 100_000])
 def test_a_damaged_lock_is_that_of_an_unknown_machine(tmp_path, content):
-    (tmp_path / ".run.lock").write_text(content)
-    with pytest.raises(locks.FolderInUse, match="on an unknown machine"):
+    with hold(tmp_path, content), pytest.raises(locks.FolderInUse, match="on an unknown machine"):
         locks.acquire(tmp_path, OWNER)
-    os.utime(tmp_path / ".run.lock", (0, 0))
     locks.acquire(tmp_path, OWNER)
     locks.release(OWNER)
 
 
-def test_an_id_that_another_process_got_since_is_not_that_of_the_writer(tmp_path):
-    hold(tmp_path, pid=os.getppid(), started=(locks._started(os.getppid()) or 0) + 1)
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "mine").write_text("text")
+    (tmp_path / ".run.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="files cannot be written in the folder"):
+        locks.acquire(tmp_path, OWNER)
+    assert (tmp_path / "mine").read_text() == "text"
+
+
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch, caplog):
+    def without(file, kind):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
     locks.acquire(tmp_path, OWNER)
-    locks.release(OWNER)
-    hold(tmp_path, pid=os.getpid())  # a restarted container often has the same process id
-    locks.acquire(tmp_path, OWNER)
+    assert "this file system has no locks" in caplog.text
     locks.release(OWNER)
 
 
@@ -130,54 +159,37 @@ def test_a_run_whose_lock_was_taken_over_stops_and_one_whose_lock_was_deleted_go
     train(num_epoch=1, checkpoint=tmp_path, callbacks=[delete])
     assert names(tmp_path) == ["step-00000007"]
 
-    def take_over(event):
-        hold(tmp_path, pid=os.getppid())
+    others = []
 
-    with pytest.raises(locks.FolderInUse, match=rf"process {os.getppid()} on node7"):
+    def take_over(event):
+        others.append(hold(tmp_path))
+
+    with pytest.raises(locks.FolderInUse, match="process 7 on node7"):
         train(num_epoch=1, checkpoint=tmp_path, callbacks=[take_over])
+    others[0].close()
     assert names(tmp_path) == [".run.lock", "earlier-1"]
 
 
-def test_the_lock_file_is_touched_while_its_owner_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "BEAT_SECONDS", 0.01)
-    owner, lock = Owner(), tmp_path / ".run.lock"
+@pytest.mark.filterwarnings("ignore:os.fork")  # the child does nothing
+def test_a_lock_ends_with_its_owner_and_is_not_that_of_a_forked_child(tmp_path):
+    owner = Owner()
     locks.acquire(tmp_path, owner)
-    os.utime(lock, (0, 0))
-    deadline = time.monotonic() + 30
-    while lock.stat().st_mtime == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert lock.stat().st_mtime > 0
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
     del owner
-    while lock.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not lock.exists()
-
-
-TAKE = """
-import importlib.util, pathlib, sys
-spec = importlib.util.spec_from_file_location("locks", sys.argv[1])
-locks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(locks)
-sys.stdin.read(1)
-try:
-    locks.acquire(sys.argv[2], locks)
-    print("has it", flush=True)
-except locks.FolderInUse:
-    print("refused", flush=True)
-sys.stdin.read()
-"""
+    assert names(tmp_path) == []
+    locks.acquire(tmp_path, OWNER)
+    locks.release(OWNER)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
 
 
 def test_of_several_processes_one_takes_over_a_lock_that_is_left(tmp_path):
-    hold(tmp_path, pid=2**22 - 1, started=1)
-    command = [sys.executable, "-S", "-c", TAKE, locks.__file__, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(5)]
+    hold(tmp_path).close()
+    processes = [taking(tmp_path) for _ in range(5)]
     try:
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("x")
-            process.stdin.flush()
-        results = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+        results = [result(process) for process in processes]
     finally:
         for process in processes:
             process.communicate("", timeout=30)
@@ -201,22 +213,3 @@ def test_a_folder_that_cannot_be_written_and_a_state_that_cannot_be_saved_raise_
     with pytest.raises(TypeError, match=r"callback mine: its state is not JSON-serializable \(.*set.*\), so it could not be"):
         train(checkpoint=tmp_path / "a", callbacks=[watch, unsaved])
     assert steps == [] and names(tmp_path / "a") == []
-
-
-def test_temporary_lock_files_of_ended_processes_are_deleted(tmp_path, monkeypatch):
-    ended, alive = hold(tmp_path, pid=2**22 + 1), hold(tmp_path / "b", pid=os.getppid())
-    ended.rename(tmp_path / f"{locks.LOCK_FILE}.1")
-    alive.rename(tmp_path / f"{locks.LOCK_FILE}.2")
-    (tmp_path / "b").rmdir()
-    locks.acquire(tmp_path, OWNER)
-    locks.release(OWNER)
-    assert names(tmp_path) == [f"{locks.LOCK_FILE}.2"]
-    write = Path.write_text
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "write_text", lambda *args, **kwargs: (write(*args, **kwargs), interrupt()))
-        locks.acquire(tmp_path, OWNER)
-    assert names(tmp_path) == [f"{locks.LOCK_FILE}.2"]
-
-
-def interrupt():
-    raise KeyboardInterrupt

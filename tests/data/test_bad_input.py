@@ -49,12 +49,11 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         # data
         ({"data": {"dta": X, "softmax_label": Y}}, r"'dta' is not an input of the graph \(nearest: 'data'\).*'softmax_label'"),
         ({"data": {"data": X}}, r"input 'softmax_label' is missing.*The graph needs 'data', 'softmax_label'"),
-        ({"data": (X, [Y, Y])}, r"input .data. has 20 rows, input .softmax_label. has 2; all inputs need the same number"),
         (
             {"net": sym.SoftmaxOutput(TWO_INPUTS, name="softmax")},
             r"x has 1 array, the graph has 2 data inputs",
         ),
-        ({"data": (X, Y[:19])}, r"input 'data' has 20 rows, input 'softmax_label' has 19"),
+        ({"data": (X, Y[:19])}, r"input 'data' has 20 rows, input 'softmax_label' has 19; all inputs need the same number"),
         ({"data": (X, Y, np.ones(3))}, r"weight has shape \(3,\), the data has 20 rows"),
         ({"data": (OBJECTS, Y)}, r"input 'data' has dtype object"),
         ({"data": (X, WORDS)}, r"input 'softmax_label' has dtype <U"),
@@ -68,8 +67,6 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         ({"data": asynchronous_batches()}, "async_generator.*; write the generator with def instead of async def"),
         # labels
         ({"data": (X, labels(3))}, r"label 'softmax_label': row 7 is 3.0, expected classes 0..2"),
-        ({"data": (X, labels(-1))}, r"row 7 is -1.0"),
-        ({"data": (X, labels(np.nan))}, r"row 7 is nan"),
         ({"eval_data": (X, NINES)}, r"label 'softmax_label': row 0 is 9.0, expected classes 0..2"),
         ({"data": STREAM}, r"label 'softmax_label': row 2 is 7, expected"),
         ({"eval_data": STREAM}, r"label 'softmax_label': row 2 is 7, expected"),

@@ -16,7 +16,6 @@ from fit_support import blobs, same, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jfit
 import jfit.mx as mx
 from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter
@@ -211,19 +210,6 @@ def test_a_killed_training_resumes_with_the_next_batches(kind, folder, tmp_path)
     assert same(again, straight)
 
 
-@pytest.mark.slow
-def test_a_training_resumes_between_epochs_and_after_an_interrupt(folder, tmp_path):
-    make = makers(folder, 7)["roll_over"]
-    straight = train(data=make(), num_epoch=4)
-    train(data=make(), num_epoch=2, checkpoint=tmp_path)
-    assert same(train(data=make(), num_epoch=4, checkpoint=tmp_path, resume=True), straight)
-    stopping = lambda_callback(every=4, step=lambda event: event.run.stop())
-    run = train(data=make(), num_epoch=4, callbacks=[stopping])
-    while len(run.history) < 4:  # stopped in the middle of an epoch, again and again
-        run.train(4 - len(run.history))
-    assert same(run, straight)
-
-
 @pytest.mark.parametrize("kind", ["libsvm", *slowly("csv", "mnist")])
 def test_files_are_trained_scored_and_predicted_on_as_their_arrays_are(kind, folder):
     it = makers(folder, 16)[kind]()
@@ -239,22 +225,6 @@ def test_files_are_trained_scored_and_predicted_on_as_their_arrays_are(kind, fol
     assert run.score(it) == pytest.approx(loss)  # rows that were wrapped do not count
     assert run.predict(it).shape == (rows, 3)
     np.testing.assert_allclose(run.predict(it), run.predict(x), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_wrapped_rows_train_in_fit_as_in_module(folder):
-    make = makers(folder, 16)["csv"]  # 40 rows: 8 are wrapped
-    net = train(num_epoch=1).symbol
-    rate = {"learning_rate": 0.1}
-    module = mx.mod.Module(net)
-    module.bind([("data", (16, 4))], [("softmax_label", (16,))])
-    module.init_params(mx.init.Xavier())
-    values = {k: v.asnumpy() for k, v in module.get_params()[0].items()}
-    module.fit(mx.io.CSVIter(data_csv=folder / "x40.csv", data_shape=(4,), label_csv=folder / "y40.csv", batch_size=16),
-               num_epoch=2, optimizer_params={**rate, "rescale_grad": 1 / 16})  # fmt: skip
-    run = jfit.fit(net, make(), batch_size=16, num_epoch=2, params=values, optimizer_params={**rate, "wd": 0.0}, progress=False)
-    for name, value in module.get_params()[0].items():
-        np.testing.assert_allclose(run.params[name], value.asnumpy(), rtol=2e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ reading ahead
@@ -326,12 +296,6 @@ def test_decimals_are_the_nearest_floats(words):
     np.testing.assert_array_equal(np.signbit(found[want == 0]), np.signbit(want[want == 0]))
 
 
-@pytest.mark.parametrize("word", [".", "-", "", "1..2", "1.2.3", "--1", "1-", "0x1", "1_0", "e5", "one"])
-def test_invalid_decimals_are_rejected(word):
-    text = f"1,{word},2".encode()
-    assert decimals(text, np.array([0, 2, len(text) - 1]), np.array([1, len(text) - 2, len(text)])) is None
-
-
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.sampled_from(["\n", "\r\n", " # note\n", "\n\n"]))
 def test_sparse_lines_are_the_matrix_they_were_written_from(seed, count, end):
@@ -344,15 +308,6 @@ def test_sparse_lines_are_the_matrix_they_were_written_from(seed, count, end):
     pick = rng.integers(0, count, 7) if count else np.zeros(0, int)
     np.testing.assert_array_equal(pick_rows(rows, pick).todense(), dense[pick])
     np.testing.assert_array_equal(pick_rows(rows, slice(1, 4, 2)).todense(), dense[1:4:2])
-
-
-@pytest.mark.slow
-def test_sparse_lines_as_scikit_learn_reads_them(folder):
-    datasets = pytest.importorskip("sklearn.datasets")
-    want, labels = datasets.load_svmlight_file(str(folder / "a.libsvm"), n_features=50, dtype=np.float32, zero_based=True)
-    batch = LibSVMIter(folder / "a.libsvm", (50,), batch_size=97).next()
-    np.testing.assert_array_equal(batch.data[0].todense(), want.toarray())
-    np.testing.assert_array_equal(batch.label[0], labels)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import jfit
 from jfit.data import ArrayData, Rows
 from jfit.data import arrays as arrays_module
 from jfit.data import as_data as any_data
-from jfit.data.shuffle import block_permutation, permutation
+from jfit.data.arrays import block_permutation, permutation
 from jfit.data.weights import ClassWeights
 from jfit.feed.batches import DeviceBatches
 from jfit.lowering.function import from_function
@@ -559,21 +559,6 @@ def test_class_weights_of_streams_and_one_hot_labels():
         run = soft(stream, class_weight=WEIGHTS, eval_metric=None, optimizer_params={"learning_rate": 0.5})
         for name in PARAMS:
             np.testing.assert_allclose(run.params[name], ordered[name], rtol=1e-5, atol=1e-6)
-
-
-def test_class_weights_mean_what_they_mean_in_scikit_learn():
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(60, 2)).astype("float32")
-    y = (x[:, 0] + rng.normal(size=60) > 0.8).astype("int32")
-    expected = linear_model.LogisticRegression(C=np.inf, class_weight=WEIGHTS, tol=1e-8).fit(x, y)
-    net = jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2, name="fc")
-    net = jfit.sym.SoftmaxOutput(net, name="softmax")
-    options = {"optimizer_params": {"learning_rate": 2.0}, "class_weight": WEIGHTS, "steps_per_call": 32}
-    often = np.tile(x, (40, 1)), np.tile(y, 40)  # 40 steps per epoch, each on all rows
-    run = jfit.fit(net, often, batch_size=60, num_epoch=10, shuffle=False, eval_metric=None, progress=False, **options)
-    weight: Any = np.diff(np.asarray(run.params["fc_weight"]), axis=0)
-    np.testing.assert_allclose(weight, np.asarray(expected.coef_), rtol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -12,38 +12,22 @@ import pytest
 
 import jfit
 import jfit.mx as mx
-from jfit import lazy
 
 ROOT = Path(jfit.__file__).parent
 
 
-def declared(package):
-    """Name -> (module, attribute) of the imports under `if TYPE_CHECKING:`, which type checkers read."""
-    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
-    [block] = [n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name) and n.test.id == "TYPE_CHECKING"]
-    return {a.asname or a.name: (n.module, a.name) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
-
-
-def homes_of(package):
-    """The table of names and homes that the package passes to `lazy.attributes`."""
-    [table] = [c.cell_contents for c in vars(package)["__getattr__"].__closure__ if isinstance(c.cell_contents, dict)]
-    return table
-
-
-@pytest.mark.parametrize("package", [jfit, mx, jfit.data, jfit.optim, jfit.parallel], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [jfit, mx, jfit.data, jfit.optim, jfit.parallel, jfit.metrics], ids=lambda p: p.__name__)
 def test_names_are_those_that_type_checkers_read(package):
-    names = declared(package)
+    tree = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    names = {a.asname or a.name: (n.module or package.__name__, a.name) for n in imports for a in n.names}
+    assert set(package.__all__) - {"contrib"} == set(names) and set(names) <= set(dir(package))
     for name, (module, attribute) in names.items():
         source = importlib.import_module(module)
         expected = getattr(source, attribute, None) or importlib.import_module(f"{module}.{attribute}")
         value = getattr(package, name)
         # type checkers read a module of `jfit.mx._modules` from one that has all its names
         assert value is expected or all(hasattr(expected, n) for n in value.__all__), name
-    assert set(package.__all__) <= set(dir(package))
-    assert all(hasattr(package, name) for name in package.__all__)
-    assert set(names) <= set(package.__all__) | set(package._HOMES)
-    known = {*names, "contrib", "context", "nd", "random"}
-    assert set(homes_of(package)) <= known, "names that type checkers do not know"
 
 
 def test_a_fresh_process_imports_only_what_is_used():
@@ -156,16 +140,12 @@ def test_classes_are_pickled_by_the_module_that_defines_them():
         assert pickle.loads(pickle.dumps(value)) is value
 
 
-def test_lazy_packages_are_listed():
+def test_lazy_packages_have_a_stub():
     """No other package hides imports in a table of strings."""
     users = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if "import_module(" in p.read_text(encoding="utf-8")]
     assert "lazy.py" in users
-    assert [p for p in sorted(ROOT.rglob("__init__.py")) if "_lazy.attributes(" in p.read_text(encoding="utf-8")] == [
-        ROOT / "__init__.py",
-        ROOT / "data" / "__init__.py",
-        ROOT / "mx" / "__init__.py",
+    packages = [p for p in ROOT.rglob("__init__.py") if "_lazy.stub(" in p.read_text(encoding="utf-8")]
+    assert {p.parent for p in packages} == {p.parent for p in ROOT.rglob("__init__.pyi")} - {ROOT / "sym"}
+    assert [p for p in ROOT.rglob("__init__.py") if "_lazy.attributes(" in p.read_text(encoding="utf-8")] == [
         ROOT / "mxnet" / "image" / "__init__.py",  # none, but a message for missing names
-        ROOT / "optim" / "__init__.py",
-        ROOT / "parallel" / "__init__.py",
     ]
-    assert lazy.homes_of({"a.b": "c d"}) == {"c": "a.b:c", "d": "a.b:d"}

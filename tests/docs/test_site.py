@@ -1,6 +1,5 @@
 """The documentation site has every public name; `make docs` builds it and looks for the names in the built pages too."""
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -47,45 +46,6 @@ def test_every_public_name_has_an_entry_in_the_site(pages):
     }
     assert len(expected) > 500
     assert not expected - anchors
-
-
-def sections(text):
-    """Yield (indentation, lines) of the Args, Attributes and Raises sections of a docstring."""
-    lines = text.split("\n")
-    for k, line in enumerate(lines):
-        if line in ("Args:", "Attributes:", "Raises:"):
-            body = []
-            for following in lines[k + 1 :]:
-                if following and not following.startswith(" "):
-                    break
-                body.append(following)
-            body = [entry for entry in body if entry]
-            yield len(body[0]) - len(body[0].lstrip()) if body else 0, body
-
-
-@pytest.mark.slow
-def test_make_docs_can_parse_the_sections_of_every_docstring():
-    # griffe, which `make docs` uses, warns about entries without "name:" on their first line and about shallow continuations.
-    wrong = []
-    for path in sorted((ROOT / "jfit").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
-                for width, lines in sections(text):
-                    for line in lines:
-                        indent = len(line) - len(line.lstrip())
-                        if (indent == width and ":" not in line) or width < indent < 2 * width:
-                            wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {line.strip()}")
-    assert not wrong, "\n".join(wrong)
-
-
-def test_every_link_between_the_generated_pages_has_a_target(pages):
-    made = pages.api_pages()
-    for page, text in made.items():
-        for target, anchor in re.findall(r"\]\(([^)#]+\.md)#([^)]+)\)", text):
-            path = (Path(page).parent / target).as_posix()
-            while "/../" in path:
-                path = re.sub(r"[^/]+/\.\./", "", path, count=1)
-            assert f'id="{anchor}"' in made[path] or f"{{#{anchor} " in made[path], (page, target, anchor)
 
 
 def test_notebooks_and_readme_become_pages_with_links_between_pages(pages):

@@ -74,7 +74,7 @@ def test_every_package_is_listed_in_the_data_flow():
 
 def test_a_stage_imports_only_stages_above_it():
     wrong = []
-    for source in sources():
+    for source in [*sources(), *map(read, ROOT.rglob("*.pyi"))]:  # what a stub imports, its package imports on demand
         if source.stage not in STAGES:
             continue
         above = {*STAGES[: STAGES.index(source.stage) + 1]}

@@ -85,18 +85,6 @@ def test_a_truncated_or_sealed_but_wrong_meta_is_a_format_error(tmp_path):
         checkpoint.verify(folder)
 
 
-def test_a_run_with_a_damaged_newest_meta_resumes_from_the_older_checkpoint(tmp_path):
-    train(num_epoch=2, checkpoint=tmp_path)
-    newest = checkpoint.latest(tmp_path)
-    assert newest is not None
-    edit(newest / "meta.json", b"relu", b"tanh")
-    with pytest.warns(
-        UserWarning, match=r"step-00000014 is damaged \(.*field 'meta.symbol'.* Restored .*step-00000007 instead"
-    ):
-        resumed = train(num_epoch=2, checkpoint=tmp_path, resume=True)
-    assert same(resumed, train(num_epoch=2))
-
-
 def test_extra_pytrees_are_saved_with_the_state(tmp_path):
     folder = checkpoint.save(tmp_path, STATE, extra={"target": {"w": np.ones(2)}})
     assert checkpoint.load_extra(tmp_path, "target", {"w": np.zeros(2)})["w"].tolist() == [1, 1]

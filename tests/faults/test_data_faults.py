@@ -216,7 +216,11 @@ def test_an_invalid_index_or_label_of_a_function_on_the_device_raises():
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("options", [{"devices": 2}, {"steps_per_call": 3}, {"devices": 2, "steps_per_call": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"devices": 2}, {"steps_per_call": 3}, {"devices": 2, "steps_per_call": 3}, {"reduce": "ordered", "devices": 2}],
+    ids=str,
+)
 def test_faults_are_found_on_several_devices_and_with_several_steps_per_call(options):
     data = batches(X, with_value(with_value(Y, 22, 5.0), 27, 7.0), form=jnp.asarray)
     with pytest.raises(ValueError, match=r"batch 2 of epoch 0: label 'softmax_label': row 6 is 5.0"):
@@ -235,13 +239,6 @@ def test_checks_on_the_device_cost_no_wait_no_dispatch_and_no_bits():
     assert counts[np.asarray] == counts[jnp.asarray]
     for name, value in params[np.asarray].items():
         assert np.array_equal(value, params[jnp.asarray][name]), name
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_faults_on_the_device_are_found_with_ordered_sums(devices):
-    labels = with_value(with_value(Y, 22, 5.0), 27, 7.0)
-    with pytest.raises(ValueError, match=r"batch 2 of epoch 0: label 'softmax_label': row 6 is 5.0"):
-        fit(net(), batches(X, labels, form=jnp.asarray), reduce="ordered", devices=devices)
 
 
 @FORMS

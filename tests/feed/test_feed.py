@@ -45,12 +45,6 @@ def test_several_steps_a_call_give_the_bits_of_one_by_one(name, resident):
     assert same(one_by_one(name, resident), train(net, data, steps_per_call=4, data_on_device=resident))
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("name", ["mlp", "dropout"])
-def test_streamed_data_gives_the_bits_of_resident_data(name):
-    assert same(one_by_one(name, True), one_by_one(name, False))
-
-
 @pytest.mark.slow
 def test_several_steps_a_call_agree_on_two_devices():
     one = train(mlp(dropout=0.5), devices=2, steps_per_call=1)

@@ -292,15 +292,6 @@ def test_incomplete_batches_train_as_by_hand(name, on_device):
     assert model.plan(specs_of({"x": x, "label": LABELS})).paddable == paddable
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("loss, value", [(contrastive, None), (cross_entropy, None)])
-def test_a_score_does_not_depend_on_a_batch_larger_than_the_data(loss, value):
-    def score(size):
-        return jfit.score(mlp, (FLAT, LABELS), None, params=P, loss=loss, batch_size=size)["loss"]
-
-    np.testing.assert_allclose([score(64), score(40)], float(loss(mlp(P, FLAT), LABELS).mean()), rtol=1e-6)
-
-
 def test_outputs_of_rows_that_affect_each_other_are_predicted_in_batches_of_their_own_size():
     out = jfit.predict(centred, FLAT, params=P, loss=cross_entropy, batch_size=64)
     np.testing.assert_allclose(out, centred(P, FLAT), rtol=1e-5, atol=1e-6)

@@ -46,24 +46,6 @@ def test_a_symbol_and_its_lowered_model_train_alike():
     assert same(train(mlp()), train(jfit.lower(mlp())))
 
 
-def test_a_function_trains_with_its_loss_and_its_initial_values_are_unchanged():
-    params = start()
-    run = train(linear, params=params, loss=cross_entropy, num_epoch=8, eval_data=EVAL)
-    assert sorted(run.named_params) == ["layer/b", "layer/w"] and sorted(run.params["layer"]) == ["b", "w"]
-    assert not params["layer"]["w"].any()
-    losses = run.history.column("loss")
-    assert losses[-1] < 0.8 * losses[0] and "val_loss" in run.history.columns()
-    assert run.predict(X).shape == (50, 3)
-
-
-def test_a_function_equals_the_same_network_as_a_graph():
-    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
-    graph = train(net, params={"fc_weight": np.zeros((3, 4)), "fc_bias": np.zeros(3)})
-    function = train(linear, params=start(), loss=cross_entropy)
-    np.testing.assert_allclose(function.params["layer"]["w"].T, graph.params["fc_weight"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(function.history.column("loss"), graph.history.column("loss"), rtol=1e-5)
-
-
 def test_a_function_model_accepts_initial_values_by_name():
     model = jfit.Model.from_function(linear, loss=cross_entropy, params=start())
     other = {"layer": {"w": np.full((4, 3), 0.5, np.float32)}}
@@ -84,13 +66,6 @@ def test_mxnet_iterators_are_accepted(handle, steps):
     assert run.history.column("step") == steps
     assert run.history.column("val_loss")[-1] == pytest.approx(run.score(EVAL)["loss"], rel=1e-5)  # wrapped rows do not count
     assert run.predict(jfit.NDArrayIter(*EVAL, batch_size=8)).shape[1:] == (3,)
-
-
-def test_a_torch_loader_is_accepted():
-    torch = pytest.importorskip("torch")
-    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    loader = torch.utils.data.DataLoader(rows, batch_size=8)
-    assert same(train(shuffle=False), train(data=loader))
 
 
 # ------------------------------------------------------------------------------------------------ what a Run gives
@@ -214,12 +189,6 @@ def test_a_seed_fixes_every_bit_and_another_seed_changes_them():
     net = mlp(dropout=0.5)
     assert same(train(net, seed=3), train(net, seed=3))
     assert bits(train(net, seed=3).params) != bits(train(net, seed=4).params)
-
-
-def test_the_order_of_an_epoch_depends_on_seed_and_epoch_only():
-    order = lambda seed, epoch: jfit.data.ArrayData({"data": X}, seed=seed).order(epoch).tolist()  # noqa: E731
-    assert order(1, 2) == order(1, 2) and sorted(order(1, 2)) == list(range(50))
-    assert len({tuple(order(s, e)) for s in (0, 1) for e in (0, 1)}) == 4
 
 
 @pytest.mark.slow

@@ -92,13 +92,6 @@ def test_fit_computes_the_numbers_of_the_training_by_hand(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-def test_two_training_steps_in_a_loop_compute_a_gan_as_by_hand(devices):
-    found = models.gan_differences(models.gan_by_steps(devices), models.gan_by_hand())
-    assert all(value <= TOLERANCE for value in found.values()), found
-
-
-@pytest.mark.slow
 @pytest.mark.repetitions(slow=8)
 @pytest.mark.parametrize("name, batch_size", in_turn(half(CASES, LANGUAGE), [64, 7], (LANGUAGE, 64)))
 def test_incomplete_batches_and_padding_change_nothing(name, batch_size):
@@ -163,26 +156,11 @@ def test_two_devices_change_nothing(name):
 
 
 @pytest.mark.slow
-@pytest.mark.repetitions(slow=2)
-@pytest.mark.parametrize("name", EXACT[::3])
-def test_eight_devices_change_nothing(name):
-    assert_close(by_fit(CASES[name].build(), devices=8), by_hand(name))
-
-
-@pytest.mark.slow
 @pytest.mark.repetitions(slow=4)
 @pytest.mark.filterwarnings("ignore:the rows of a batch:UserWarning")
 @pytest.mark.parametrize("name", starting_with("dropout, one key per step", [n for n in CASES if n not in EXACT]))
 def test_batch_statistics_and_random_numbers_are_those_of_each_device(name):
     assert_close(by_fit(CASES[name].build(), devices=2), by_hand(name, devices=2))
-
-
-@pytest.mark.slow
-def test_a_contrastive_loss_of_gathered_outputs_does_not_depend_on_the_number_of_devices():
-    name = "contrastive loss"
-    run = by_fit(CASES[name].build(), devices=2, gather_outputs=True, eval_data=None)
-    expected = by_hand(name)
-    assert_close(run, expected._replace(epochs=[{"loss": row["loss"]} for row in expected.epochs]))
 
 
 @pytest.mark.slow

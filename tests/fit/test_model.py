@@ -27,37 +27,6 @@ def line(rng):
     return {"x": x, "label": x @ np.array([1.0, -2.0, 0.5], "float32")}
 
 
-def test_leaves_are_named_by_their_path_and_copied():
-    given = {"a": {"b": jnp.ones(2), "c": [jnp.zeros(1)]}, "d": jnp.ones(())}
-    model = model_of(lambda p, x: x * p["d"], params=given)
-    params, aux = model.init(KEY, {})
-    assert (sorted(params), aux) == (["a/b", "a/c/0", "d"], {})
-    assert all(params[k] is not v for k, v in (("a/b", given["a"]["b"]), ("d", given["d"])))
-
-
-def test_parameters_are_matched_by_name_in_any_order():
-    many = [jnp.full((), float(i)) for i in range(12)]
-    model = model_of(lambda p, x: x * (p[11] - p[2]), params=many)
-    params, aux = model.init(KEY, {})
-    shuffled = dict(sorted(params.items(), reverse=True))
-    (out,), _ = jax.jit(lambda p: model.apply(p, aux, {"x": jnp.ones(2)}))(shuffled)
-    np.testing.assert_array_equal(out, [9, 9])
-
-
-def test_state_key_and_train_reach_the_function():
-    def apply(params, x, *, aux, key, train):
-        return x * params["w"] + (jax.random.normal(key, x.shape) if train else 0), [a + train for a in aux]
-
-    model = model_of(apply, params={"w": jnp.ones(())}, aux=[jnp.full((), float(i)) for i in range(11)])
-    params, aux = model.init(KEY, {})
-    x = {"x": jnp.ones(4)}
-    (noisy,), moved = jax.jit(lambda a: model.apply(params, a, x, train=True, key=KEY))(aux)
-    assert {k: float(v) for k, v in moved.items()} == {str(i): i + 1.0 for i in range(11)}
-    (calm,), same = model.apply(params, aux, x)
-    np.testing.assert_array_equal(calm, x["x"])
-    assert not np.array_equal(noisy, calm) and float(same["10"]) == 10
-
-
 def test_parameters_may_come_from_an_init_function(line):
     model = jfit.Model.from_function(linear, loss=optax.l2_loss, init=lambda key, x: {"w": jax.random.normal(key, x.shape[1:])})
     with pytest.raises(ValueError, match="call init before apply"):
@@ -109,11 +78,6 @@ def test_a_policy_computes_in_its_dtype_and_returns_float32():
     model = model_of(apply)
     (out,), _ = model.apply({"w": jnp.ones(3)}, {}, {"x": np.ones((2, 3), "float32")}, policy=jfit.Policy("bfloat16"))
     assert (seen, out.dtype) == ([(jnp.bfloat16, jnp.bfloat16)], jnp.float32)
-
-
-def test_further_axes_of_the_loss_are_averaged():
-    losses, counts = model_of().outputs[0].loss(jnp.ones((2, 4)), {"label": jnp.zeros((2, 4))})
-    np.testing.assert_allclose((losses, counts), ([0.5, 0.5], [1, 1]))
 
 
 def test_weights_of_rows_that_occur_several_times_follow_the_order_of_the_output():

@@ -77,25 +77,6 @@ def sum_of_losses(params, batch):
     return a + 0.3 * b, {"a_loss": a, "b_loss": b}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"devices": 2, "micro_batches": 2},
-        {"data_on_device": False, "steps_per_call": 2},
-        {"eval_metric": lambda label, output: 0.0},
-    ],
-)
-def test_losses_by_output_name_are_summed_and_logged(options):
-    run = fit(two_heads, (X, Y), (X, Y), loss=LOSSES, loss_weights=SCALES, **options)
-    agree(run, by_hand(sum_of_losses, slices(X, Y)))
-    a, logged = sum_of_losses(run.params, (X, Y))
-    row = run.history.epochs[-1]
-    expected = {"val_loss": float(a), **{f"val_{k}": float(v) for k, v in logged.items()}}
-    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_stream_of_batches_has_labels_by_output_name():
     batches = [
         {"x": X[:8], "label": {k: v[:8] for k, v in Y.items()}},
@@ -258,15 +239,6 @@ def test_a_loss_of_the_batch_and_the_parameters_needs_no_labels(options):
     )
 
 
-def test_a_loss_of_the_batch_gets_labels_that_are_passed():
-    def loss(outputs, inputs):
-        return squared(outputs["x"], inputs["x"]) + (outputs["code"][:, 0] - inputs["label"]) ** 2
-
-    run = fit(autoencoder, (X, X[:, 1]), loss=loss)
-    agree(run, by_hand(lambda p, b: (loss(autoencoder(p, b[0]), {"x": b[0], "label": b[1]}).mean(), {}), slices(X, X[:, 1])))
-    assert run.predict(X)["x"].shape == X.shape and run.score((X, X[:, 1]))["loss"] > 0
-
-
 def test_a_loss_of_the_outputs_alone_and_of_the_auxiliary_states():
     def apply(params, x, aux):
         return x @ params["w"], {"count": aux["count"] + 1}
@@ -288,19 +260,6 @@ def contrastive(output, label):
     return -jnp.diagonal(jax.nn.log_softmax(scores))
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("data_on_device", [True, False])
-def test_a_loss_of_one_scalar_for_the_batch(data_on_device):
-    def loss(output, label):
-        return jnp.sqrt(((output - label) ** 2).mean()), {"largest": jnp.abs(output).max()}
-
-    options = {"loss": loss, "loss_per_batch": True, "data_on_device": data_on_device}
-    data = (X, X[:, :3])
-    run = fit(lambda p, x: x @ p["w"], data, data, **options)
-    agree(run, by_hand(lambda p, b: loss(b[0] @ p["w"], b[1]), slices(*data)))
-    assert run.score(data, batch_size=ROWS)["loss"] == pytest.approx(float(loss(X @ run.params["w"], data[1])[0]), rel=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("form", ["by name", "of the batch"])
@@ -315,15 +274,6 @@ def test_joint_losses_that_combine_rows_are_not_padded(form):
 
     run = fit(two_heads, (X, labels), (X, labels), loss=loss, eval_metric=None)
     agree(run, by_hand(mean, slices(X, labels)))
-    plan = run.model.plan({k: jax.ShapeDtypeStruct(v.shape, "float32") for k, v in probe(X, labels).items()})
-    assert not plan.paddable and "the rows of a batch affect each other" in plan.coupled
-    padded = fit(two_heads, (X, labels), loss={"a": squared, "b": squared}, eval_metric=None)
-    plan = padded.model.plan({k: jax.ShapeDtypeStruct(v.shape, "float32") for k, v in probe(X, labels).items()})
-    assert plan.paddable and plan.in_evaluation.paddable
-
-
-def probe(x, labels):
-    return {"x": x, **{f"label/{k}": v for k, v in labels.items()}}
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -584,25 +534,15 @@ def test_labels_that_no_loss_needs_do_not_change_the_plan_of_later_batches():
 
 
 @pytest.mark.slow
-def test_losses_that_combine_rows_without_gathering_warn_and_gathering_needs_rows_on_axis_0():
-    options = {"loss": contrastive, "devices": 2, "eval_metric": None}
-    with pytest.warns(
-        UserWarning, match="computed per device.*; pass gather_outputs=True to compute the loss of the whole batch"
-    ):
-        fit(lambda p, x: x @ p["w"], (X, X[:, :3]), **options)
-
+def test_a_model_that_combines_rows_warns_although_outputs_are_gathered_which_needs_rows_on_axis_0():
     def centered(params, x):
         return (x - x.mean(axis=0, keepdims=True)) @ params["w"]
 
+    options = {"devices": 2, "eval_metric": None, "gather_outputs": True}
     with pytest.warns(UserWarning, match="from its slice of each batch, so the results differ from those of one device$"):
-        fit(centered, (X, X[:, :3]), gather_outputs=True, **options)
+        fit(centered, (X, X[:, :3]), loss=contrastive, **options)
     with pytest.raises(ValueError, match="gather_outputs=True gathers rows along axis 0, but the output has them on axis 1"):
-        fit(
-            lambda p, x: (x @ p["w"]).T,
-            (X, X[:, :3]),
-            **{**options, "loss": lambda o, y: (o.T * y).sum(1)},
-            gather_outputs=True,
-        )
+        fit(lambda p, x: (x @ p["w"]).T, (X, X[:, :3]), loss=lambda o, y: (o.T * y).sum(1), **options)
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -614,7 +554,6 @@ def wide(output, label):
     ("options", "message"),
     [
         ({"loss": {"c": squared}}, r"loss has a term for 'c', which the function does not return; the names are 'a', 'b'"),
-        ({"model": tokens, "loss": {"a": squared}}, r"the function returned one array; pass its loss alone"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
         ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
         ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),

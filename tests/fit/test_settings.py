@@ -126,35 +126,18 @@ def test_the_base_rate_of_a_schedule_is_used_at_resume(data, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ Run.load
-def wide(params, x):
-    return x @ params["w"] + params["b"][None] + params["c"][None]
-
-
 def function_model(apply=linear, **changes):
     return jfit.Model.from_function(apply, loss="cross_entropy", params={**START, **changes})
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize(
-    ("model", "difference"),
-    [
-        (
-            lambda: function_model(w=np.zeros((3, 4), "float32")),
-            r"parameter 'w' has shape \(3, 2\) in the checkpoint, exp.*\(3, 4\)",
-        ),
-        (lambda: function_model(wide, c=np.zeros(2)), "the model has the parameter 'c', the checkpoint does not"),
-        (
-            lambda: jfit.Model.from_function(lambda p, x: x @ p["w"], loss="cross_entropy", params={"w": START["w"]}),
-            "the checkpoint has the parameter 'b', the model does not",
-        ),
-    ],
-)
-def test_loading_a_run_with_another_function_raises(model, difference, data, tmp_path):
+def test_loading_a_run_with_another_function_raises(data, tmp_path):
     run = fit_linear(data)
     run.save(tmp_path)
     np.testing.assert_array_equal(jfit.Run.load(tmp_path, function_model()).predict(data), run.predict(data))
+    other = jfit.Model.from_function(lambda p, x: x @ p["w"], loss="cross_entropy", params={"w": START["w"]})
+    difference = "the checkpoint has the parameter 'b', the model does not"
     with pytest.raises(ValueError, match=f"does not match model=: {difference}; pass the model of the run that saved it"):
-        jfit.Run.load(tmp_path, model())
+        jfit.Run.load(tmp_path, other)
 
 
 @pytest.mark.repetitions(1)
@@ -163,13 +146,6 @@ def test_loading_a_run_with_another_function_raises(model, difference, data, tmp
     [
         (lambda: net(3), r"parameter 'fc_weight' has shape \(2, 3\) in the checkpoint, expected \(3, 3\)"),
         (lambda: net(2, "fd"), r"the model has the parameter 'fd_weight', the checkpoint does not \(it has 'fc_weight'"),
-        (
-            lambda: jfit.sym.SoftmaxOutput(
-                jfit.sym.FullyConnected(jfit.sym.BatchNorm(jfit.sym.Variable("data"), name="bn"), num_hidden=2, name="fc"),
-                name="softmax",
-            ),
-            "the model has the parameter 'bn_gamma', the checkpoint does not",
-        ),
         (
             lambda: jfit.sym.SoftmaxOutput(
                 jfit.sym.Convolution(jfit.sym.Variable("data"), num_filter=2, kernel=(3, 3), name="fc"), name="softmax"

@@ -222,16 +222,6 @@ def test_frozen_parameters_keep_their_place_in_the_tree(model, kind):
     assert_same(run.params, by_hand(apply, params, optax.multi_transform(groups, lambda _: label)))
 
 
-@pytest.mark.repetitions(1, slow=4)
-@pytest.mark.parametrize("model", MODELS)
-def test_names_follow_the_leaves_of_the_tree(model):
-    apply, params = model()
-    run = fit(apply, params, "sgd", num_epoch=1)
-    for named, leaf in zip(run.named_params.values(), jax.tree.leaves(run.params), strict=True):
-        np.testing.assert_array_equal(named, leaf)
-    assert run.named_aux == {} and run.aux is None
-
-
 # ------------------------------------------------------------------------------------------------ continuing, files
 @pytest.mark.repetitions(1, slow=4)
 @pytest.mark.parametrize("model", MODELS)

@@ -45,37 +45,6 @@ NONE = struct.pack("<Q", 0)  # no names
 
 
 # ------------------------------------------------------------------------------------------ files that MXNet wrote
-@pytest.mark.parametrize("name", ["dtypes_dict", "sparse"])
-def test_a_recorded_file_with_names_has_the_recorded_values(name):
-    want = np.load(GOLDEN / f"{name}.npz")
-    got = load_arrays(GOLDEN / f"{name}.params")
-    assert sorted(got) == sorted(want.files)
-    for key in want.files:
-        same(got[key], want[key])
-
-
-@pytest.mark.parametrize(("file", "name"), [("list.params", "list"), ("legacy_ndarray.v0", "legacy_ndarray")])
-def test_a_recorded_list_has_the_recorded_values(file, name):
-    want = np.load(GOLDEN / f"{name}.npz")
-    got = load_arrays(GOLDEN / file)
-    assert isinstance(got, list) and len(got) == len(want.files)
-    for array, key in zip(got, want.files, strict=True):
-        same(array, want[key])
-
-
-def test_version_3_stores_scalars_and_empty_arrays():
-    got = load_arrays(GOLDEN / "npshape_v3.params")
-    same(got["scalar"], np.float32(2.5).reshape(()))
-    same(got["zero"], np.zeros((0, 3), "float32"))
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_recorded_checkpoint_has_the_recorded_parameters(name):
-    want = np.load(GOLDEN / MANIFEST[name]["npz"])
-    got = load_arrays(GOLDEN / f"{name}-0002.params")
-    assert {key.partition(":")[0] for key in got} <= {"arg", "aux"}
-    for key, array in got.items():
-        same(array, want["epoch2/" + key.partition(":")[2]])
 
 
 @pytest.mark.parametrize("file", sorted(p.name for p in GOLDEN.glob("*.params")))

@@ -44,14 +44,6 @@ def test_a_recorded_model_file_reads_as_mxnet_reads_it(model):
     assert [[n, list(s)] for n, s in zip(internals.list_outputs(), shapes, strict=True)] == model["internals"]
 
 
-def test_a_file_of_version_0_8_reads_as_mxnet_upgrades_it():
-    net = sym.load(MODELS / "save_000800.json")
-    upgraded = (MODELS / "save_000800_upgraded.json").read_text()
-    assert nodes_of(net.tojson()) == nodes_of(upgraded)
-    assert net.list_arguments() == sym.load_json(upgraded).list_arguments()
-    assert net.attr_dict()["fc1_weight"]["lr_mult"] == "1.2"
-
-
 # ------------------------------------------------------------------------------------------ round trips
 def test_a_graph_round_trips_through_text_and_file(tmp_path):
     net = small_net()

@@ -59,13 +59,6 @@ def test_the_default_initializer_handles_vectors_and_fused_rnn_parameters():
     assert start(KEY, InitDesc("x_weight"), (4, 4), jnp.bfloat16).dtype == jnp.bfloat16
 
 
-@pytest.mark.optimized
-def test_equal_keys_give_equal_values_under_jit():
-    start = init.Xavier()
-    plain = start(KEY, InitDesc("x_weight"), (5, 3))
-    np.testing.assert_array_equal(plain, jax.jit(lambda key: start(key, InitDesc("x_weight"), (5, 3)))(KEY))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

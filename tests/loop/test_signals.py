@@ -15,7 +15,7 @@ import pytest
 import jfit
 import jfit.checkpoints.writing
 import jfit.evaluate.scorer
-import jfit.loop.dispatchers
+import jfit.loop.dispatch
 import jfit.programs.tables
 from jfit import interrupts
 from jfit.callbacks import lambda_callback
@@ -277,7 +277,7 @@ def test_a_second_ctrl_c_ends_at_once_with_the_state_of_the_last_step():
 
 
 def test_two_ctrl_c_during_a_dispatch_lose_no_state(monkeypatch):
-    dispatches = jfit.loop.dispatchers.ResidentDispatcher.dispatches
+    dispatches = jfit.loop.dispatch.ResidentDispatcher.dispatches
 
     def pressed(self, *args):
         for number, dispatch in enumerate(dispatches(self, *args)):
@@ -292,7 +292,7 @@ def test_two_ctrl_c_during_a_dispatch_lose_no_state(monkeypatch):
             yield dispatch._replace(run=run)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(jfit.loop.dispatchers.ResidentDispatcher, "dispatches", pressed)
+        patch.setattr(jfit.loop.dispatch.ResidentDispatcher, "dispatches", pressed)
         train()
     run = jfit.last_run()
     assert run is not None and run.position["step"] == int(run.state.step) == 3

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_nets import assert_close, batch_of, mlp, weighted
 
 import jfit
 from jfit import counters
@@ -49,26 +48,3 @@ def test_the_first_non_finite_step_is_kept():
     assert int(folded([1.0, 1.0], [1, 1]).first_bad_step) == -1
     assert int(folded([1.0, np.inf, np.nan, 1.0], [1] * 4, first=5).first_bad_step) == 6
     assert int(folded([np.nan], [0]).first_bad_step) == -1, "no row counted"
-
-
-def test_padding_rows_are_excluded():
-    batch = batch_of(5)
-    padded = {k: np.concatenate([v, np.full((3, *v.shape[1:]), np.nan, np.float32)]) for k, v in batch.items()}
-    padded["softmax_label"][5:] = -1
-    state, step = jfit.init_state(mlp(), "sgd", batch), jax.jit(jfit.eval_step(mlp(), metrics=BOTH))
-    wanted = step(state.params, state.aux, totals.zero_totals(BOTH), batch)
-    found = step(state.params, state.aux, totals.zero_totals(BOTH), weighted(padded, [1] * 5 + [0] * 3))
-    assert_close(found, wanted)
-    assert int(found.metrics[0][1]) == 5
-
-
-def test_metrics_receive_the_heads_with_their_labels():
-    batch = batch_of(4)
-    net = jfit.sym.Group([jfit.sym.BlockGrad(jfit.sym.Variable("data"), name="seen"), mlp().symbol])
-    model = jfit.lower(net)
-    values = (np.ones((4, 4)), np.ones((4, 3)))
-    rows = model.plan(jfit.lowering.model.specs_of(batch)).rows
-    labels, outputs, weights = totals.head_arguments(model, values, batch, jnp.ones(4), rows)
-    assert [v.shape for v in outputs] == [(4, 3)] and len(labels) == len(weights) == 1
-    labels, outputs, weights = totals.head_arguments(model, values, {"data": batch["data"]}, None, rows)
-    assert [v.shape for v in outputs] == [(4, 3)] and labels == () and weights == (None,)

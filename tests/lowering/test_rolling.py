@@ -174,15 +174,6 @@ def test_internal_outputs_are_computed_one_by_one():
     assert "scan" not in str(jax.make_jaxpr(run)())
 
 
-def test_an_environment_variable_turns_loops_off(monkeypatch):
-    monkeypatch.setenv("JFIT_ROLL", "0")
-    net = unrolled("rnn", True)
-    model = jfit.lower(net)
-    params, _ = model.init(jax.random.key(0), {"data": jax.ShapeDtypeStruct((2, 6, 4), np.float32)})
-    run = lambda: model.apply(params, {}, {"data": np.ones((2, 6, 4), np.float32)})[0]  # noqa: E731
-    assert "scan" not in str(jax.make_jaxpr(run)())
-
-
 def test_an_error_in_a_loop_names_the_node():
     net = recurrence(lambda t, x, h: sym.tanh(sym.dot(h, sym.Variable("w"), name=f"dot{t}") + x, name=f"new{t}"))
     model = jfit.lower(net, inputs=["data", "start"])

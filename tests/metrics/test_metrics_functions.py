@@ -275,12 +275,6 @@ def test_a_loss_with_other_outputs_chooses_no_metric(name):
     assert set(score(SCORES, label, name)) == {"loss"}
 
 
-def test_a_graph_keeps_accuracy():
-    net = jfit.sym.SoftmaxOutput(jfit.sym.Variable("data"), name="softmax")
-    run = jfit.fit(net, (LOGITS, CLASSES), num_epoch=1, progress=False)
-    assert run.history.epochs[-1]["accuracy"] == pytest.approx(RIGHT.mean(), rel=1e-6)
-
-
 def test_a_training_step_of_a_function_counts_like_fit():
     model = jfit.Model.from_function(outputs_are_inputs, loss=SOFTMAX, params={"one": np.ones((), "float32")})
     acc, batch = jfit.metrics.get(["acc", "ce"]), {"x": LOGITS, "label": ONE_HOT}

@@ -77,12 +77,6 @@ def test_the_files_are_written_again_with_the_same_content(name, tmp_path):
         assert all(a.dtype == b.dtype and (a == b).all() for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", ["dtypes_dict", "list"])
-def test_array_files_are_written_byte_for_byte(name, tmp_path):
-    mx.nd.save(str(tmp_path / name), mx.nd.load(str(FOLDER / f"{name}.params")))
-    assert (tmp_path / name).read_bytes() == (FOLDER / f"{name}.params").read_bytes()
-
-
 @pytest.mark.parametrize("file", ["dtypes_dict.params", "list.params", "sparse.params", "legacy_ndarray.v0"])
 def test_every_kind_of_array_file_is_read(file):
     want = arrays_of("checkpoint", file.split(".")[0] + ".npz")
@@ -101,15 +95,6 @@ def test_scalars_and_empty_arrays_of_numpy_shapes_are_read():
         got = mx.nd.load(str(FOLDER / "npshape_v3.params"))
         assert got["scalar"].shape == () and float(host(got["scalar"])) == 2.5
         assert tuple(got["zero"].shape) == (0, 3)
-
-
-def test_the_legacy_graph_is_read_as_mxnet_upgrades_it():
-    info = manifest("checkpoint", "manifest.json")["legacy"]
-    symbol = mx.sym.load(str(FOLDER / "save_000800.json"))
-    assert symbol.list_arguments() == info["list_arguments"]
-    assert symbol.list_auxiliary_states() == info["list_auxiliary_states"]
-    assert symbol.attr_dict() == info["attr_dict"]
-    assert graph(symbol.tojson()) == graph((FOLDER / "save_000800_upgraded.json").read_text())
 
 
 def test_a_parameter_file_without_prefixes_raises(tmp_path):

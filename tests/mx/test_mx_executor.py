@@ -1,9 +1,7 @@
 """Executor: forward and backward as one program, arrays updated in place, recorded operators and models."""
 
 import gc
-import json
 import weakref
-from pathlib import Path
 
 import golden_ops
 import numpy as np
@@ -13,7 +11,6 @@ import jfit.mx as mx
 from jfit import counters
 
 V = mx.sym.Variable
-MODELS = Path(__file__).parents[1] / "golden" / "models"
 FAMILIES = {"loss", "dtype_nn", "sequence"}  # families in which labels, casts and integer inputs meet
 
 
@@ -268,35 +265,6 @@ def test_old_arrays_are_freed():
     late = ex.outputs[0].asnumpy()
     ex.backward()
     np.testing.assert_array_equal(ex.outputs[0].asnumpy(), late)
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("name", ["lstm_fused", "multitask_group"])
-def test_a_recorded_model_runs_bound(name):
-    about = next(m for m in json.loads((MODELS / "manifest.json").read_text()) if m["name"] == name)
-    with np.load(MODELS / f"{name}.npz") as archive:
-        arrays = {k: archive[k] for k in archive.files}
-    symbol = mx.sym.load(MODELS / f"{name}.json")
-    learned = [k.removeprefix("grad/") for k in arrays if k.startswith("grad/")]
-    args = {n: ndarray(arrays[f"arg/{n}"] if f"arg/{n}" in arrays else arrays[f"in/{n}"]) for n in symbol.list_arguments()}
-    grads = {n: mx.nd.zeros(args[n].shape) for n in learned}
-    ex = symbol.bind(mx.cpu(), args, grads, "write", {n: ndarray(arrays[f"aux/{n}"]) for n in symbol.list_auxiliary_states()})
-    near = lambda got, want, tolerance, least=0.0: np.testing.assert_allclose(  # noqa: E731
-        got.asnumpy(), want, rtol=0, atol=tolerance * max(np.abs(want).max(), least)
-    )
-    tolerance = max(1e-4, 10 * about.get("eval_f32_vs_f64", 1e-5))
-    for i, out in enumerate(ex.forward()):
-        near(out, arrays[f"eval/{i}"], tolerance)
-    ex.forward(is_train=True)
-    ex.backward([ndarray(arrays[f"og/{i}"]) for i in range(about["n_outputs"])] if about["has_head_grad"] else None)
-    tolerance = max(tolerance, 10 * min(about.get("grad_f32_vs_f64_max", 1e-5), 1e-3))
-    for i, out in enumerate(ex.outputs):
-        near(out, arrays[f"train/{i}"], tolerance)
-    floor = about.get("grad_err_floor", 1e-3 * max(np.abs(arrays[f"grad/{n}"]).max() for n in learned))
-    for n in learned:
-        near(ex.grad_dict[n], arrays[f"grad/{n}"], max(1e-4, 10 * about.get("grad_f32_vs_f64", {}).get(n, 1e-4)), floor)
-    for n in ex.aux_dict:
-        near(ex.aux_dict[n], arrays[f"aux_train/{n}"], tolerance, 1e-3)
 
 
 @pytest.mark.parametrize("between", [(), ("float32",)], ids=["integers", "and back"])

@@ -168,25 +168,6 @@ def test_score_gives_mxnets_metrics_over_the_real_rows(fitted, model):
     assert_metrics(short, dict(SPEC["score_num_batch2"]), model.valid[-1][:2])
 
 
-def test_a_monitor_sees_mxnets_statistics():
-    spec = SPEC["monitor"]
-    monitor = mx.mon.Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"])
-    data = mx.io.NDArrayIter(X, Y, SIZE)
-    module = mx.mod.Module(mx.sym.load_json(SPEC["symbol_json"]))
-    module.bind(data.provide_data, data.provide_label)
-    module.set_params({name: mx.nd.array(value) for name, value in under(ARRAYS, "init/").items()}, {})
-    module.install_monitor(monitor)
-    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
-    for batch, want in zip(data, spec["toc"], strict=False):
-        monitor.tic()
-        module.forward_backward(batch)
-        module.update()
-        got = [[step, name, float(text.split()[0])] for step, name, text in monitor.toc()]
-        assert [entry[:2] for entry in got] == [entry[:2] for entry in want]
-        asked = [entry[1] != "fc1_backward_output0" for entry in want]  # decided.idle_gradients: nobody asked for that of data
-        assert same([g for g, a in zip(got, asked, strict=True) if a], [w for w, a in zip(want, asked, strict=True) if a], 5e-4)
-
-
 # ------------------------------------------------------------------------------------------------ FeedForward
 @pytest.fixture(scope="module")
 def forward():

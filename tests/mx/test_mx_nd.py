@@ -210,14 +210,6 @@ def test_sparse_arrays_keep_their_storage_and_compute_densely(tmp_path):
     assert values(rows.indices) == [0, 1, 2]
 
 
-def test_the_same_seed_gives_the_same_numbers():
-    mx.random.seed(5)
-    first = [mx.random.uniform(shape=3), mx.random.normal(shape=3), mx.random.randint(0, 9, shape=3)]
-    mx.random.seed(5)
-    again = [mx.nd.random.uniform(shape=3), mx.nd.random.normal(shape=3), mx.nd.random.randint(0, 9, shape=3)]
-    assert [values(a) for a in first] == [values(a) for a in again]
-
-
 def test_a_reshape_to_another_size_raises_at_the_call():
     for sizes in ((4, 2), (2, 2), (-1, 4), (7,)):
         for error in (mx.MXNetError, ValueError):

@@ -1,33 +1,12 @@
 """row_sparse gradients in scripts: updaters and key-value stores update only the stored rows, with MXNet's values."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 import jfit.mx as mx
-
-UPDATES = json.loads((Path(__file__).parents[1] / "golden" / "rows.json").read_text())["updates"]
 
 
 def gradient(record, shape):
     return mx.nd.sparse.row_sparse_array((np.asarray(record["values"], "float32"), record["indices"]), shape=shape)
-
-
-@pytest.mark.repetitions(5)
-@pytest.mark.parametrize("case", UPDATES[5:], ids=lambda c: f"{c['name']}-{c['settings']}")
-def test_an_updater_updates_the_rows_of_a_gradient_as_mxnet_does(case):
-    optimizer = mx.optimizer.create(case["name"], learning_rate=0.25, rescale_grad=0.5, **case["settings"])
-    optimizer.set_lr_mult({0: case["lr_mult"]})
-    updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.array(case["before"])
-    for each in case["gradients"]:
-        updater(0, gradient(each, weight.shape), weight)
-    np.testing.assert_allclose(weight.asnumpy(), case["after"], rtol=2e-6, atol=1e-7)
-    state = updater.states[0]
-    slots = () if state is None else state if isinstance(state, tuple) else (state,)
-    for slot, expected in zip(slots, case["slots"], strict=True):
-        np.testing.assert_allclose(slot.asnumpy(), expected, rtol=2e-6, atol=1e-7)
 
 
 def test_a_store_updates_the_rows_that_were_pushed():

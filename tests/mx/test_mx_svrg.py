@@ -71,14 +71,6 @@ def test_a_layer_with_full_in_its_name_is_trained():
     assert [made.is_full(i) for i in (0, 1, 2)] == [False, False, True]
 
 
-def test_the_first_gradient_is_taken_at_the_parameters_on_several_devices():
-    runs = [linear(context=[mx.cpu(i) for i in range(n)]) for n in (1, 2)]
-    for train, module in runs:
-        module.fit(train, num_epoch=1, eval_metric="mse", optimizer_params={"learning_rate": 0.01})
-    one, two = (module.get_params()[0]["fc1_weight"].asnumpy() for _, module in runs)
-    np.testing.assert_allclose(one, two, rtol=1e-6)
-
-
 def test_a_fit_that_begins_between_full_gradients_computes_one_first():
     train, module = linear()
     for epoch in (1, 3):

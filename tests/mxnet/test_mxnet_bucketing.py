@@ -1,7 +1,5 @@
 """BucketingModule: one compilation per bucket, buckets with fewer parameters, files, layouts."""
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -172,38 +170,6 @@ def test_grad_req_add_accumulates_over_buckets():
         np.testing.assert_allclose(found, sum(alone), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_buckets_on_two_devices_train_as_on_one():
-    one, two = ready(), ready(context=[jfit.cpu(0), jfit.cpu(1)])
-    two.set_params(*one.get_params())
-    for t, length in enumerate((5, 3, 2, 5)):
-        step(one, batch_of(length, t))
-        step(two, batch_of(length, t))
-    same_params(one, two, 1e-5)
-
-
-@pytest.mark.slow
-def test_fit_trains_over_buckets_and_logs(caplog):
-    data = Sentences([5, 3, 2, 5, 3, 2], 5)
-    module, logged = BucketingModule(sym_gen, 5), []
-    with caplog.at_level(logging.INFO):
-        module.fit(
-            data,
-            eval_data=Sentences([3, 5], 5),
-            eval_metric="ce",
-            num_epoch=30,
-            optimizer="adam",
-            optimizer_params={"learning_rate": 0.03},
-            initializer=jfit.init.Xavier(),
-            epoch_end_callback=lambda epoch, symbol, arg, aux: logged.append(sorted(arg)),
-        )
-    first, *_, last = [r.args[2] for r in caplog.records if "Train-" in r.msg]
-    assert last < first / 2
-    assert sum("Validation-" in r.msg for r in caplog.records) == 30
-    assert logged[0] == ["embed_weight", "h2h_weight", "h2y_weight", "x2h_weight"]
-    assert dict(module.score(data, "ce"))["cross-entropy"] < first / 2
-
-
 def test_a_second_fit_keeps_parameters_and_update_counts(caplog):
     data = Sentences([5, 3], 5)
     module = BucketingModule(sym_gen, 5)
@@ -292,19 +258,6 @@ def test_time_major_batches_train_and_share_their_states():
     module.forward(time_major_batch(2), is_train=False)
     assert float(np.asarray(module.get_states()[0]).max()) == -3.0
     assert not np.allclose(np.asarray(module.get_outputs()[0]), outputs[2])
-
-
-def test_a_batch_without_descriptions_is_described_by_its_arrays():
-    module, batch = ready(), batch_of(3)
-    module.forward(DataBatch(batch.data, batch.label, bucket_key=3), is_train=False)
-    assert module.get_outputs()[0].shape == (BATCH * 3, WORDS)
-
-
-def test_a_bucket_accepts_batches_of_other_sizes():
-    module = ready()
-    for rows in (4, 2, 6, 4):
-        module.forward(batch_of(3, rows=rows), is_train=False)
-        assert module.get_outputs()[0].shape == (rows * 3, WORDS)
 
 
 def test_a_batch_without_bucket_key_raises():

@@ -45,19 +45,6 @@ def test_batches_are_counted_from_one_and_the_callback_sees_the_metric():
     assert seen == [(0, 1, 1), (0, 2, 2), (0, 3, 3)]
 
 
-def test_devices_without_a_store_are_averaged_at_the_end():
-    ff = model(ctx=DEVICES[:2], num_epoch=1, optimizer="sgd")
-    ff.fit(jfit.NDArrayIter(X[:8], Y[:8], 8), kvstore=None)
-
-    def learned(rows):
-        p = softmax(START, X[rows])
-        p[np.arange(4), Y[rows].astype(int)] -= 1
-        return START["fc_weight"] - 0.5 / 8 * p.T @ X[rows]
-
-    mean = (learned(slice(0, 4)) + learned(slice(4, 8))) / 2
-    np.testing.assert_allclose(np.asarray(ff.arg_params["fc_weight"]), mean, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------------ predictions
 def test_predictions_use_the_current_parameters():
     ff = model()
@@ -76,18 +63,6 @@ def test_predictions_use_a_replaced_network():
     ff.predict(X)
     ff.symbol = net().get_internals()["fc_output"]
     np.testing.assert_allclose(ff.predict(X), X @ START["fc_weight"].T, rtol=1e-4, atol=1e-6)
-
-
-def test_predicting_again_compiles_nothing():
-    ff = model()
-
-    def look():
-        return [ff.predict(X), ff.predict(X[:5]), ff.score((X, Y))]
-
-    look()
-    with jfit.counters.counted() as seen:
-        look()
-    assert seen["compiles"] == 0
 
 
 def test_predict_can_return_the_data_and_stop_after_some_batches():
@@ -166,17 +141,6 @@ def test_every_validation_row_is_used_once_in_each_epoch():
     assert seen == [(3, 22), (3, 22)]
 
 
-def test_validation_uses_no_dropout():
-    values = []
-    ff = FeedForward(net(dropout=0.9), num_epoch=1, arg_params=START, learning_rate=0.0)
-
-    def note(param):
-        values.append(param.eval_metric.get()[1])
-
-    ff.fit(X, Y, eval_data=jfit.NDArrayIter(X, Y, 11), eval_metric="ce", eval_end_callback=note)
-    assert values[0] == pytest.approx(-np.log(softmax(START, X)[np.arange(22), Y.astype(int)]).mean(), rel=1e-5)
-
-
 def test_epoch_size_limits_an_epoch_and_the_next_one_continues(caplog):
     with caplog.at_level(logging.INFO):
         model(num_epoch=3, epoch_size=2).fit(jfit.NDArrayIter(X, Y, 8))
@@ -202,12 +166,6 @@ def test_given_parameters_are_kept_and_missing_ones_initialized():
     ff.fit(X, Y)
     np.testing.assert_array_equal(np.asarray(ff.arg_params["fc_weight"]), START["fc_weight"])
     assert np.asarray(ff.arg_params["fc_bias"]).tolist() == [0.0, 0.0]
-
-
-def test_an_invalid_label_causes_one_warning():
-    with pytest.warns(UserWarning, match=r"epoch 0, batch \d: label 'softmax_label': row \d is 5.0, expected classes") as seen:
-        model().fit(X, np.full(len(Y), 5, "float32"))
-    assert len(seen) == 1
 
 
 def test_parameters_that_the_network_does_not_have_raise_in_predict_only_unless_allowed():

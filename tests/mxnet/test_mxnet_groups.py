@@ -146,30 +146,6 @@ def test_an_optimizer_in_python_updates_parameters_on_their_devices():
     assert several[0].state.params["fc2_weight"].devices() == {jax.devices()[2]}
 
 
-def added(groups):
-    """Gradients of two passes, added, and what a monitor sees."""
-    mx.random.seed(7)
-    x, y = data(perceptron)
-    module = mx.mod.Module(perceptron(), context=mx.cpu(0), group2ctxs=groups)
-    module.bind([("data", (4, 5))], [("softmax_label", (4,))], inputs_need_grad=True, grad_req="add")
-    module.init_params(mx.init.Xavier())
-    monitor = mx.mon.Monitor(1, lambda array: array, pattern="fc2.*", sort=True)
-    module.install_monitor(monitor)
-    for rows in (slice(0, 4), slice(4, 8)):
-        monitor.tic()
-        module.forward_backward(mx.io.DataBatch([mx.nd.array(x[rows])], [mx.nd.array(y[rows])]))
-    statistics = {name: value for _, name, value in monitor.toc()}
-    gradients = {n: g.asnumpy() for n, g in module.gradients().items()}
-    return gradients, module.get_input_grads()[0].asnumpy(), sorted(statistics)
-
-
-@pytest.mark.slow
-def test_added_gradients_input_gradients_and_monitors_are_those_of_one_device():
-    one, several = added(None), added(GROUPS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one[:2], several[:2])
-    assert one[2] == several[2] and "fc2_output" in one[2]
-
-
 def test_loaded_optimizer_states_are_on_the_device_of_their_group(tmp_path):
     module, _ = fitted(perceptron, GROUPS, num_epoch=1)
     before = {n: np.asarray(v) for n, v in module.state.opt_state.slots["mean"].items()}

@@ -355,16 +355,6 @@ def test_transfers_skip_arrays_that_are_already_in_place():
     assert only_rows(jnp.ones(2, jnp.float16), np.array([], "int64")).tolist() == [0, 0]
 
 
-def test_arrays_transferred_together_are_unchanged(rng):
-    shapes = [(), (3,), (2, 5), (0, 4), (1, 1, 2), (7,)]
-    values = [jax.device_put(rng.normal(size=s).astype("float32"), DEVICES[1]) for s in shapes]
-    values += [jax.device_put(rng.integers(0, 9, s).astype("int32"), DEVICES[2]) for s in shapes]
-    places = [DEVICES[i % 2 + 3] for i in range(len(values))]
-    there = device_put_all(values * 2, [*places, *[DEVICES[5]] * len(values)])
-    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(values * 2, there, strict=True))
-    assert [v.devices().pop() for v in there] == [*places, *[DEVICES[5]] * len(values)]
-
-
 def test_mx_kv_works_with_ndarrays():
     store = mxkv.create("device")
     store.init("w", NDArray(full(1.0)))

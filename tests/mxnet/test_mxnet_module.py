@@ -201,14 +201,6 @@ def test_existing_parameters_are_replaced_only_with_force_init():
     assert (np.asarray(module.get_params()[0]["fc_weight"]) == 1).all()
 
 
-def test_the_initializer_of_a_variable_takes_precedence():
-    weight = V("fc_weight", init=jfit.init.Constant(7.0))
-    module = Module(SYM.FullyConnected(V("data"), weight, num_hidden=2, name="fc"), label_names=None)
-    module.bind([("data", (2, 4))])
-    module.init_params(jfit.init.Zero())
-    assert (np.asarray(module.get_params()[0]["fc_weight"]) == 7).all()
-
-
 def test_values_of_another_shape_raise_with_the_name():
     module = bound()
     with pytest.raises(ValueError, match=r"fc_bias: the value has shape \(5,\), but the network needs \(3,\)"):
@@ -275,16 +267,6 @@ def test_set_params_copies_the_arrays():
     want = error_of(module)[0] + np.eye(3)[y.astype(int)]
     x[:] = 99
     assert np.allclose(module.get_outputs()[0], want, atol=1e-6)
-
-
-def test_parameter_files_are_written_and_read(tmp_path):
-    module = steps(ready(normed()), 2)
-    module.save_params(str(tmp_path / "p.params"))
-    other = Module(normed())
-    other.bind([("data", (6, 4))], [("softmax_label", (6,))])
-    other.load_params(str(tmp_path / "p.params"))
-    for mine, theirs in zip(module.get_params(), other.get_params(), strict=True):
-        assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
 
 
 def test_a_checkpoint_is_loaded_with_all_constructor_arguments(tmp_path):

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 from golden_mx import captured_log
-from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear, normed, ready, softmax, steps, values_for
+from module_support import SYM, V, batch_of, bound, cpus, data_of, host, linear, normed, softmax, values_for
 
 import jfit
 from jfit.data import DataBatch
@@ -37,27 +37,6 @@ def assert_same_bits(one, two):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers of fit
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("last_batch_handle", ["pad", "discard", "roll_over"])
-def test_a_callback_called_for_every_batch_changes_no_bit(last_batch_handle):
-    modules, logs = [], []
-    for callback in (None, lambda param: None):
-        np.random.seed(0)
-        module = Module(normed())
-        with captured_log() as log:
-            module.fit(
-                iterator(shuffle=True, last_batch_handle=last_batch_handle),
-                eval_metric=["acc", "ce"],
-                batch_end_callback=callback,
-                initializer=jfit.init.Constant(0.3),
-                num_epoch=3,
-                **FAST,
-            )
-        modules.append(module)
-        logs.append([line for line in log if "Time cost" not in line])
-    assert_same_bits(*modules)
-    assert logs[0] == logs[1] and len(logs[0]) == 6
 
 
 def test_padding_rows_are_trained_on_but_excluded_from_metrics():
@@ -188,23 +167,6 @@ def test_a_second_fit_continues_the_first():
     assert int(twice.state.step) == 18
 
 
-def test_force_rebind_uses_the_shapes_of_the_new_iterator():
-    module = fitted(1)
-    module.fit(iterator(12, 6), num_epoch=1, force_rebind=True, **FAST)
-    assert module.data_shapes[0].shape == (6, 4) and int(module.state.step) == 6 + 2
-
-
-@pytest.mark.repetitions(2)
-@pytest.mark.parametrize(
-    "spec", ["acc", ["acc", "ce"], M.Accuracy(), lambda label, pred: float((pred.argmax(1) == label).mean())]
-)
-def test_a_metric_is_a_name_a_list_an_object_or_a_function(spec):
-    with captured_log() as log:
-        module = fitted(1, eval_metric=spec)
-    assert sum("Train-" in line for line in log) == (2 if isinstance(spec, list) else 1)
-    assert 0 <= module.score(iterator(), spec)[0][1] <= 1
-
-
 def test_a_metric_of_one_output_by_name():
     fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
     two = SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), SYM.BlockGrad(fc, name="seen")])
@@ -233,13 +195,6 @@ def test_the_next_batch_is_fetched_and_prepared_before_the_callbacks_of_this_one
     data = Noting(*data_of(8), batch_size=4)
     Preparing(linear()).fit(data, batch_end_callback=lambda param: order.append("callback"), num_epoch=1)
     assert order == ["fetch", "update", "fetch", "prepare", "callback", "update", "fetch", "callback"]
-
-
-def test_auxiliary_states_may_be_given_too():
-    module = Module(normed(momentum=1.0))
-    mean = {"bn_moving_mean": np.full(5, 3.0), "bn_moving_var": np.ones(5)}
-    module.fit(iterator(), aux_params=mean, arg_params={}, allow_missing=True, num_epoch=1)
-    assert (np.asarray(module.get_params()[1]["bn_moving_mean"]) == 3).all()
 
 
 def test_iterators_of_other_libraries_are_accepted():
@@ -326,35 +281,7 @@ def test_after_any_exception_in_fit_the_module_can_continue(failure):
     assert int(module.state.step) == done + 6
 
 
-def test_ctrl_c_stops_a_fit_whose_steps_share_a_dispatch(monkeypatch):
-    module = fitted(1)
-    count, begin = [], type(module.parameters).begin_updates
-
-    def begin_updates(self, steps, *args):
-        count.append(steps)
-        signal.raise_signal(signal.SIGINT)
-        return begin(self, steps, *args)
-
-    monkeypatch.setattr(type(module.parameters), "begin_updates", begin_updates)
-    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C"):
-        module.fit(iterator(), num_epoch=50, **FAST)
-    assert len(count) == 1
-    steps(module, 1, rows=4)
-    assert all(np.isfinite(value).all() for value in module.get_params()[0].values())
-
-
 # ------------------------------------------------------------------------------------------------ cost
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("callback", [None, lambda param: None], ids=["no callback", "a callback"])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_epochs_after_the_first_compile_nothing(devices, callback):
-    data, evaluation = iterator(20), iterator(8, seed=1)
-    module = Module(normed(), context=cpus(devices))
-    fit = {"eval_data": evaluation, "eval_metric": ["acc", "ce"], "batch_end_callback": callback, **FAST}
-    module.fit(data, num_epoch=2, **fit)
-    with jfit.counters.counted() as seen:
-        module.fit(data, num_epoch=3, **fit)
-    assert seen["traces"] == 0 and seen["compiles"] == 0
 
 
 class WithBuckets(jfit.NDArrayIter):
@@ -485,15 +412,6 @@ def test_merging_batches_with_different_numbers_of_outputs_raises(monkeypatch):
     monkeypatch.setattr(module, "_without_padding", lambda pad: outputs() * next(counts))
     with pytest.raises(ValueError, match=r"the number of outputs is not the same.*merge_batches=False"):
         module.predict(iterator(8))
-
-
-def test_score_does_not_change_the_training():
-    one, two = ready(normed(), rows=4), ready(normed(), rows=4)
-    steps(one, 2, rows=4)
-    steps(two, 1, rows=4)
-    two.score(iterator(), "acc")
-    steps(two, 1, rows=4, seed=1)
-    assert_same_bits(one, two)
 
 
 def test_rows_that_rolled_over_are_included():

@@ -3,13 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, normed, ready, steps, values_for
+from module_support import SYM, V, batch_of, bound, cpus, data_of, error_of, host, linear, ready, steps, values_for
 
 import jfit
 from jfit.data import DataBatch, DataDesc
-from jfit.mxnet import optimizer as O
-from jfit.mxnet.errors import MXNetError
-from jfit.mxnet.kvstore import store as K
 from jfit.mxnet.module.module import Module
 
 EACH = pytest.mark.parametrize("devices", [1, 2, 3])
@@ -23,13 +20,6 @@ def test_outputs_are_merged_or_per_device():
     assert [part.shape for part in parts] == [(3, 3), (3, 3), (4, 3)]
     assert [part.devices() for part in parts] == [{device} for device in jax.devices()[:3]]
     assert np.array_equal(np.concatenate([np.asarray(p) for p in parts]), whole)
-
-
-@pytest.mark.parametrize(("loads", "rows"), [([1, 2], [2, 5]), ([3, 1], [5, 2])])
-def test_work_loads_determine_the_slices(loads, rows):
-    module = bound(rows=7, devices=2, work_load_list=loads)
-    module.forward(batch_of(7))
-    assert [part.shape[0] for part in module.get_outputs(merge_multi_context=False)[0]] == rows
 
 
 @EACH
@@ -78,17 +68,6 @@ def test_an_output_without_a_loss_uses_the_callers_gradient(devices):
         module.backward(given)
         assert np.allclose(module.gradients()["fc_weight"], head.T @ x, atol=1e-5)
         assert np.allclose(module.gradients()["fc_bias"], head.sum(0), atol=1e-5)
-
-
-def test_a_loss_and_an_output_behind_block_grad_need_no_head_gradients():
-    fc = SYM.FullyConnected(V("data"), num_hidden=3, name="fc")
-    net = SYM.Group([SYM.SoftmaxOutput(fc, name="softmax"), SYM.BlockGrad(fc, name="seen")])
-    module = ready(net)
-    before = host(module.get_params()[0])
-    module.forward_backward(batch_of(6))
-    module.update()
-    assert [o.shape for o in module.get_outputs()] == [(6, 3), (6, 3)]
-    assert not np.array_equal(before["fc_weight"], module.get_params()[0]["fc_weight"])
 
 
 @pytest.mark.repetitions(1)
@@ -214,19 +193,6 @@ def test_modules_with_shared_parameters_use_each_others_updates():
         assert np.array_equal(first.get_params()[0][name], second.get_params()[0][name])
 
 
-def test_a_network_with_a_subset_of_the_parameters_can_share():
-    first = ready(normed(), params={"learning_rate": 0.5, "momentum": 0.9})
-    part = SYM.SoftmaxOutput(SYM.FullyConnected(V("data"), num_hidden=5, name="fc1"), name="softmax")
-    second = Module(part)
-    second.bind([("data", (6, 4))], [("softmax_label", (6,))], shared_module=first)
-    before = host(first.get_params()[0])
-    steps(second, 2)
-    after = host(first.get_params()[0])
-    changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert changed == {"fc1_weight", "fc1_bias"}
-    steps(first, 1)
-
-
 def test_sharing_requires_a_bound_module_with_parameters():
     with pytest.raises(ValueError, match="shared_module is not bound or has no parameters"):
         Module(linear()).bind([("data", (3, 4))], [("softmax_label", (3,))], shared_module=Module(linear()))
@@ -261,17 +227,6 @@ def test_a_second_optimizer_is_ignored_unless_forced(caplog):
     steps(module, 1)
 
 
-def test_an_instance_keeps_its_scale_and_decays_everything_as_in_mxnet():
-    module = bound()
-    with pytest.warns(UserWarning, match="rescale_grad is not normalized"):
-        module.init_optimizer(optimizer=O.SGD(learning_rate=0.1, wd=0.5))
-    before, (error, x) = host(module.get_params()[0]), error_of(module)
-    steps(module, 1)
-    after = host(module.get_params()[0])
-    assert np.allclose(after["fc_bias"], before["fc_bias"] - 0.1 * (error.sum(0) + 0.5 * before["fc_bias"]), atol=1e-6)
-    assert np.allclose(after["fc_weight"], before["fc_weight"] - 0.1 * (error.T @ x + 0.5 * before["fc_weight"]), atol=1e-6)
-
-
 def test_an_invalid_optimizer_raises():
     with pytest.raises(TypeError, match="expected a name or an Optimizer"):
         bound().init_optimizer(optimizer=3)
@@ -290,31 +245,3 @@ def test_rate_and_multipliers_may_change_between_steps():
     steps(module, 1)
     after = host(module.get_params()[0])
     assert np.array_equal(before["fc_bias"], after["fc_bias"]) and not np.array_equal(before["fc_weight"], after["fc_weight"])
-
-
-def test_a_user_store_is_used(monkeypatch):
-    store = K.create("local")
-    assert ready(kvstore=store)._kvstore is store
-    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
-    assert not ready(kvstore=store)._update_on_kvstore
-
-
-def test_compression_requires_the_device_store_and_a_known_type():
-    two = {"type": "2bit", "threshold": 0.5}
-    with pytest.raises(ValueError, match="not supported for this type of kvstore: local; use 'device'"):
-        ready(devices=2, compression_params=two)
-    with pytest.raises(MXNetError, match="'4bit'; the supported types are '2bit', '1bit', 'bfloat16'"):
-        ready(devices=2, kvstore="device", compression_params={"type": "4bit"})
-    steps(ready(devices=2, kvstore="device", compression_params=two), 2)
-
-
-def test_without_a_store_each_device_is_trained_on_its_own_rows():
-    together, apart = (ready(rows=6, devices=2, kvstore=kv, params={"learning_rate": 0.5}) for kv in ("device", None))
-    before = host(apart.get_params()[0])
-    steps(apart, 1)
-    steps(together, 1)
-    for name, value in host(together.get_params()[0]).items():  # the mean of two steps of half the length
-        mean = np.asarray(apart.get_params()[0][name])
-        assert np.allclose(mean - before[name], (value - before[name]) / 2, atol=1e-6)
-    steps(apart, 2)
-    assert apart.state.params["fc_weight"].shape == (2, 3, 4)

@@ -10,7 +10,6 @@ import pytest
 
 import jfit
 from jfit.data import DataBatch
-from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.module.epochs import EpochRunner
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.module.parameters import Parameters
@@ -156,13 +155,6 @@ def test_compression_without_a_store_is_ignored():
     compressed.init_optimizer("local", "sgd", {"learning_rate": 0.1})  # one device needs no store
     found, wanted = params(one_step(compressed)), params(one_step(plain))
     assert all(np.array_equal(found[k], wanted[k]) for k in wanted)
-
-
-def test_parameters_get_the_dtype_of_the_data():
-    module = Module(network())
-    module.bind([DataDesc("data", (8, 5), np.float16)], [("softmax_label", (8,))])
-    module.init_params()
-    assert {v.dtype.name for v in params(module).values()} == {"float16"}
 
 
 def test_unused_data_is_freed_from_the_devices():

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import jfit
-import jfit.mx as mx
 from jfit import counters
 from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
@@ -155,14 +154,6 @@ def test_update_counts_and_learning_rates_overridden_by_a_subclass_are_used():
     mine, weight = Even(), MutableArray(jnp.ones(1))
     mine.update(0, weight, jnp.ones(1), None)
     assert mine.num_update == 2 and weight.asnumpy().item() == 0.0 and not mine.is_pure
-
-
-def test_states_of_another_network_raise_before_any_update_is_counted():
-    updater, weight = get_updater(SGD(momentum=0.9)), MutableArray(jnp.ones(2))
-    updater.set_states({0: np.ones(3, "float32")})
-    with pytest.raises(ValueError, match=r"state 'momentum' of parameter 0 has shape \(3,\), expected \(2,\)"):
-        updater(0, jnp.ones(2), weight)
-    assert updater.optimizer.num_update == 0 and weight.asnumpy().tolist() == [1, 1]
 
 
 def test_states_are_created_on_the_device_of_the_weight():
@@ -488,25 +479,6 @@ def test_a_user_class_works_through_the_updater(registered):
         apply_update(SGD(), [0, 1], [jnp.ones(2)], [jnp.ones(2)], [None])
     with pytest.raises(NotImplementedError, match="Optimizer has no update;"):
         Optimizer().update(0, weights[0], weights[0], None)
-
-
-def test_a_user_class_works_on_ndarrays_and_their_views(registered):
-    @mx.optimizer.register
-    class Heavy(mx.optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return mx.nd.zeros(weight.shape, ctx=weight.context)
-
-        def update(self, index, weight, grad, state):
-            self._update_count(index)
-            state[:] = 0.5 * state - self._get_lr(index) * grad
-            weight[:] = weight + state
-
-    for optimizer in (mx.optimizer.create("heavy", learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)):
-        updater, whole = mx.optimizer.get_updater(optimizer), mx.nd.ones((2, 2))
-        for _ in range(2):
-            updater(0, mx.nd.ones((2,)), whole[1])
-        assert whole.asnumpy().tolist() == [[1.0, 1.0], [-0.25, -0.25]]
-        assert type(updater.states[0]) is mx.nd.NDArray
 
 
 def test_a_users_subclass_may_call_the_rule_it_extends(registered):

@@ -289,21 +289,6 @@ def test_mx_gluon_parameter_returns_writable_ndarrays():
     assert weight.grad(context.cpu(0)).asnumpy().tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("init", "want"),
-    [
-        ("zeros", 0.0),
-        (initializer.Constant(2.0), 2.0),
-        (initializer.Mixed([".*"], [initializer.One()]), 1.0),
-        (jfit.init.One(), 1.0),
-    ],
-)
-def test_mx_gluon_parameter_accepts_both_kinds_of_initializers(init, want):
-    weight = gluon.Parameter("w_weight", shape=(2,))
-    weight.initialize(init)
-    assert weight.data().asnumpy().tolist() == [want, want]
-
-
 def test_mx_gluon_initializes_a_dict_and_splits_batches():
     params = gluon.ParameterDict("net_")
     params.get("bias", shape=(3,))

@@ -7,7 +7,6 @@ the data, the outputs of the float model and, where MXNet's CPU build can run it
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -111,17 +110,6 @@ def test_the_quantized_recurrent_operator_is_close_to_the_float_one():
     np.testing.assert_allclose(_run("quantized_rnn", q, weights, *states, scale, shift, **how), want, atol=0.02)
     net = mx.sym.contrib.quantized_rnn(mx.sym.Variable("data"), name="r", **how)
     assert net.infer_shape(data=(5, 2, 3))[1] == [(5, 2, 4)]
-
-
-def test_files_list_moving_statistics_where_mxnet_does():
-    net = mx.sym.contrib.quantized_batch_norm(name="bn", min_calib_range=-1.0, max_calib_range=1.0)
-    nodes = json.loads(net.tojson())["nodes"]
-    names = [nodes[i]["name"] for i, *_ in nodes[-1]["inputs"]]
-    want = ["data", "gamma", "beta", "moving_mean", "moving_var", "min_data", "max_data"]
-    assert names == [f"bn_{name}" for name in want]
-    again = mx.sym.load_json(net.tojson())
-    assert again.list_arguments() == net.list_arguments()
-    assert again.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
 
 
 # ------------------------------------------------------------------------------------------ rows

@@ -38,24 +38,6 @@ def close(a: Any, b: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), a, b)
 
 
-@pytest.mark.parametrize(
-    ("own", "theirs"),
-    [
-        (optim.adamw(0.1, wd=0.1, wd_mult=None), optax.adamw(0.1, eps=1e-6, weight_decay=0.1)),
-        (optim.lamb(0.1, wd=0.1, wd_mult=None), optax.lamb(0.1, weight_decay=0.1)),
-        (optim.rmsprop(0.1), optax.rmsprop(0.1)),
-        (optim.adadelta(), optax.adadelta(1.0, rho=0.9, eps=1e-5)),
-        (optim.adagrad(0.1), optax.adagrad(0.1, initial_accumulator_value=0.0)),
-        (optim.adamax(0.1), optax.adamax(0.1)),
-        (optim.sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
-    ],
-    ids=["adamw", "lamb", "rmsprop", "adadelta", "adagrad", "adamax", "sgd"],
-)
-def test_the_rule_equals_optaxs_where_both_follow_the_paper(own, theirs):
-    gradients = [tree(k) for k in range(1, 5)]
-    close(run(own, gradients, tree(0))[0], run(theirs, gradients, tree(0))[0])
-
-
 # ------------------------------------------------------------------------------------------------ where MXNet errs
 def test_adamax_is_unchanged_where_every_gradient_was_zero():
     weights = {"w": jnp.array([1.0, 2.0])}

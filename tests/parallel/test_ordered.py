@@ -171,15 +171,14 @@ def test_a_state_from_a_step_with_the_same_devices_in_another_order():
 
 
 @pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])
-def test_a_state_that_another_rule_split_is_refused(rule):
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3)})
-    batch = {"x": np.eye(4, 3, dtype="float32"), "label": np.zeros(4, "float32")}
+def test_a_state_that_another_rule_split_is_placed_by_the_first_step(rule):
+    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(4)})
+    batch = {"x": np.eye(4, dtype="float32"), "label": np.zeros(4, "float32")}
     step = jfit.train_step(model, "adam")
     state = jfit.data_parallel(step, 2, reduce=rule).place(jfit.init_state(model, "adam"))
-    other = jfit.data_parallel(step, 2, reduce=ordered(2))
-    with pytest.raises(ValueError, match=r"but this step needs whole arrays; before the first step, call step\.place\(state\)"):
-        other(state, batch)
-    assert int(other(other.place(state), batch)[0].step) == 1
+    assert not state.opt_state.slots["mean"]["w"].is_fully_replicated
+    state, _ = jfit.data_parallel(step, 2, reduce=ordered(2))(state, batch)
+    assert int(state.step) == 1 and state.opt_state.slots["mean"]["w"].is_fully_replicated
 
 
 def test_the_warning_for_rows_that_affect_each_other_is_about_slices():

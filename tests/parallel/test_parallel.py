@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, conv_net, mlp, on_host, weighted
+from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, mlp, on_host, weighted
 
 import jfit
 from jfit import counters, sym
@@ -62,14 +62,6 @@ def test_dropout_and_adam_agree_on_1_2_and_8_devices(rows):
         assert values(ACC, counters.read(state.metrics)) == pytest.approx(values(ACC, counters.read(wanted.metrics)), rel=1e-5)
         assert len(state.params["fc1_weight"].sharding.device_set) == devices
         assert_replicas_equal(state)
-
-
-def test_convolutions_agree_on_1_2_and_8_devices():
-    batch = batch_of(8, (1, 6, 6))
-    wanted, _ = trained(conv_net(), batch, 1, jfit.optim.sgd(0.1, momentum=0.9))
-    for devices in (2, 8):
-        state, _ = trained(conv_net(), batch, devices, jfit.optim.sgd(0.1, momentum=0.9))
-        assert_close(state.params, wanted.params, 1e-5)
 
 
 def test_time_major_batches_are_split_along_the_batch_axis():
@@ -197,11 +189,6 @@ def test_a_state_on_another_device_is_placed_first():
     assert_equal(found.params, wanted.params)
     last = jfit.data_parallel(jfit.train_step(mlp(), "adam", metrics=ACC), [jfit.cpu(7)])
     assert last(state, batch)[0].params["fc1_weight"].devices() == {jax.devices()[7]}
-
-
-def test_every_device_receives_whole_micro_batches():
-    cut = split_batch(Batch({"data": np.arange(4.0)}), 2, multiple=4)
-    assert cut.inputs["data"].shape == (2, 4) and np.asarray(cut.weight).tolist() == [[1] * 4, [0] * 4]
 
 
 @pytest.mark.parametrize("rows", [8, 7])

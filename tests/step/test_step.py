@@ -1,4 +1,7 @@
-"""One update as a pure function: value, accepted arguments, row weights, learning rates, micro-batches, freezing."""
+"""One update as a pure function: value, accepted arguments, row weights, learning rates, micro-batches, freezing; for any rows,
+weights and number of devices it equals that of one device on the unpadded batch."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +10,14 @@ import optax
 import optax.contrib
 import pytest
 from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, mlp, on_host, weighted
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
+from jfit.data.batch import pad_rows
+from jfit.parallel import split_batch
 from jfit.step.state import frozen_names
 from jfit.step.totals import values
 
@@ -67,29 +74,11 @@ def test_a_step_equals_a_hand_written_gradient_step():
     assert int(state.step) == 1 and int(out.first_bad_step) == -1 and out.outputs is None
 
 
-def test_rows_are_weighted_by_their_row_weight():
-    batch, weight = batch_of(6), [1, 0.5, 0, 2, 1, 0]
-    before, state, out = stepped(mlp(), weighted(batch, weight), learning_rate=RATE)
-    loss, gradient = by_hand(before.params, batch, weight)
-    assert_close(state.params, {k: v - RATE * gradient[k] for k, v in before.params.items()})
-    assert_close(out.loss, loss)
-
-
 def test_rescale_replaces_the_mean_by_a_factor():
     batch = batch_of(4)
     mean = stepped(mlp(), batch, learning_rate=RATE)[1]
     half = stepped(mlp(), batch, learning_rate=RATE, rescale=0.25)[1]
     assert_close(mean.params, half.params)
-
-
-@pytest.mark.slow
-def test_a_step_is_pure():
-    batch = batch_of(8)
-    state = jfit.init_state(mlp(0.5), "adam", batch)
-    before, step = on_host(state), jfit.train_step(mlp(0.5), "adam")
-    first, second = step(state, batch)[0], jax.jit(step)(state, batch)[0]
-    assert_equal(state, before)
-    assert_close(first, second)
 
 
 @pytest.mark.slow
@@ -121,43 +110,7 @@ def test_outputs_are_returned_only_on_request():
         stepped(mlp(), batch_of(8), outputs=True, micro_batches=2)
 
 
-def test_the_report_of_a_step_stays_valid_after_donation_of_the_state():
-    batch = batch_of(4)
-    state = jfit.init_state(mlp(), "sgd", batch)
-    step = jax.jit(jfit.train_step(mlp(), "sgd", outputs=True), donate_argnums=0)
-    state, out = step(state, batch)
-    old = state
-    state, _ = step(state, batch)
-    assert all(x.is_deleted() for x in jax.tree.leaves((old.params, old.opt_state)))
-    assert not any(x.is_deleted() for x in jax.tree.leaves(out))
-    assert np.isfinite(float(out.loss)) and float(out.lr) == pytest.approx(0.01) and int(out.first_bad_step) == -1
-
-
 # ------------------------------------------------------------------------------------------ learning rate
-def test_changing_the_learning_rate_never_recompiles():
-    batch = batch_of(4)
-    program = jfit.data_parallel(jfit.train_step(mlp(), "sgd"))
-    state = program.place(jfit.init_state(mlp(), "sgd", batch))
-    state, out = program(state, batch)
-    rates = [jfit.parallel.place(jnp.float32(r)) for r in (0.5, 0.25)]
-    with counters.counted() as seen:
-        for rate in rates:
-            state, out = program(state._replace(base_lr=rate), batch)
-    assert seen["compiles"] == 0 and seen["traces"] == 0
-    assert float(out.lr) == 0.25
-
-
-def test_schedules_by_name_scale_the_base_rate():
-    batch, schedule = batch_of(4), jfit.optim.as_schedule("factor", step=1, factor=0.5)
-    step = jax.jit(jfit.train_step(mlp(), "sgd", schedule=schedule))
-    state, rates = jfit.init_state(mlp(), "sgd", batch, learning_rate=0.8), []
-    for _ in range(3):
-        state, out = step(state, batch)
-        rates.append(float(out.lr))
-    assert rates == pytest.approx([float(schedule(n, 0.8)) for n in (1, 2, 3)])
-    assert rates[2] < rates[0] == pytest.approx(0.8) and float(state.base_lr) == pytest.approx(0.8)
-
-
 def test_a_jfit_optimizer_instance_uses_the_learning_rate_of_the_state():
     batch = batch_of(4)
     made, named = jfit.optim.sgd(0.25, momentum=0.9), jfit.optim.get("sgd", learning_rate=0.25, momentum=0.9)
@@ -205,16 +158,6 @@ def test_without_an_exchange_gradients_stay_per_device_and_running_sums_are_adde
     both = jax.vmap(lambda g, count: rule.apply({"w": g}, count, None, "devices")[:2], axis_name="devices")
     gradients, counts = both(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
     assert gradients["w"].tolist() == [1, 2] and counts.tolist() == [7, 7]
-
-
-def test_parameters_masked_by_optax_are_unchanged():
-    mask = {"fc1_weight": True, "fc1_bias": False, "fc2_weight": True, "fc2_bias": False}
-    optimizer = optax.chain(
-        optax.masked(optax.sgd(RATE), mask), optax.masked(optax.set_to_zero(), {k: not v for k, v in mask.items()})
-    )
-    before, state, _ = stepped(mlp(), batch_of(8), optimizer)
-    moved = {k for k in mask if not np.array_equal(before.params[k], state.params[k])}
-    assert moved == {"fc1_weight", "fc2_weight"}
 
 
 def test_multi_steps_updates_every_second_call():
@@ -266,15 +209,6 @@ def test_a_micro_batch_of_padding_keeps_the_statistics():
     assert_close(half.params, full.params)
 
 
-def test_every_micro_batch_uses_a_different_random_key():
-    def apply(params, x, *, key, aux):
-        return x * params["w"], {"seen": jnp.roll(aux["seen"], 1).at[0].set(jax.random.uniform(key))}
-
-    model = jfit.Model.from_function(apply, loss=optax.l2_loss, params={"w": jnp.ones(())}, aux={"seen": jnp.zeros(4)})
-    _, state, _ = stepped(model, {"x": jnp.ones(4), "label": jnp.ones(4)}, micro_batches=4)
-    assert len(set(state.aux["seen"].tolist())) == 4
-
-
 def test_micro_batches_must_divide_the_rows():
     with pytest.raises(ValueError, match="micro_batches=3 does not divide the 8 rows"):
         stepped(mlp(), batch_of(8), micro_batches=3)
@@ -287,12 +221,12 @@ def test_micro_batches_must_divide_the_rows():
 def test_what_is_no_batch_or_no_state_of_the_model_raises_when_the_step_is_traced():
     model, batch = mlp(), batch_of(8)
     step, state = jax.jit(jfit.train_step(model)), jfit.init_state(model, "sgd", batch)
-    for given, kind in ((None, "NoneType"), ([batch["data"]], "list")):
+    for passed, kind in ((None, "NoneType"), ([batch["data"]], "list")):
         for call in (step, jfit.data_parallel(jfit.train_step(model))):
             with pytest.raises(
                 TypeError, match=f"the batch is {kind}; expected a jfit.Batch, or a dict of arrays by input name"
             ):
-                call(state, given)
+                call(state, passed)
     with pytest.raises(ValueError, match="the batch has no rows, so its mean loss and its gradient are undefined"):
         step(state, {name: array[:0] for name, array in batch.items()})
     with pytest.raises(TypeError, match="the state is dict; expected a TrainState"):
@@ -449,3 +383,57 @@ def test_prediction_needs_no_labels():
     state = jfit.init_state(mlp(), "sgd", batch)
     (found,) = jax.jit(jfit.predict_step(mlp()))(state.params, state.aux, {"data": batch["data"]})
     assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
+
+
+SIZES = (3, 13)  # few, so that few programs are compiled
+OPTIMIZER = jfit.optim.sgd(0.1, momentum=0.9)
+ACC = jfit.metrics.get("acc")
+relaxed = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+some_weights = st.sampled_from(SIZES).flatmap(lambda n: st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=n, max_size=n))
+
+
+@functools.cache
+def program(devices: int) -> jfit.parallel.DataParallel:
+    return jfit.data_parallel(jfit.train_step(mlp(0.5), OPTIMIZER, metrics=ACC), devices)
+
+
+@functools.cache
+def first_state():
+    return on_host(jfit.init_state(mlp(0.5), OPTIMIZER, batch_of(SIZES[0]), metrics=ACC))
+
+
+def updated(devices: int, batch):
+    state, out = program(devices)(program(devices).place(first_state()), batch)
+    return on_host((state.params, state.opt_state, state.metrics, out.loss))
+
+
+@pytest.mark.slow
+@relaxed
+@given(weight=some_weights, devices=st.sampled_from([2, 8]), seed=st.integers(0, 100))
+def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, seed):
+    batch = weighted(batch_of(len(weight), seed=seed), weight)
+    assert_close(updated(devices, batch), updated(1, batch), 1e-5)
+
+
+@pytest.mark.slow
+@relaxed
+@given(weight=some_weights, devices=st.sampled_from([1, 2, 8]), junk=st.sampled_from([np.nan, np.inf, -1e30, 5.0]))
+def test_padding_rows_have_no_effect_for_any_values(weight, devices, junk):
+    batch = weighted(batch_of(len(weight)), weight, weight)
+    padded = pad_rows(batch, 16)
+    for name, fill in (("data", junk), ("softmax_label", -1)):
+        values = np.array(padded.inputs[name])
+        values[padded.weight == 0] = fill
+        padded.inputs[name] = values
+    assert_close(updated(devices, padded), updated(1, batch), 1e-5)
+
+
+@relaxed
+@given(rows=st.integers(1, 40), devices=st.sampled_from([1, 2, 4, 8]), multiple=st.sampled_from([1, 2, 3]))
+def test_a_split_contains_every_row_once_and_padding_has_weight_zero(rows, devices, multiple):
+    numbers = np.arange(rows, dtype=np.float32)
+    cut = split_batch(weighted({"data": numbers}, np.ones(rows)), devices, multiple=multiple)
+    data, weight = np.reshape(cut.inputs["data"], -1), np.reshape(cut.weight, -1)
+    assert cut.inputs["data"].shape[-1] % multiple == 0 and len(data) < rows + devices * multiple
+    assert_equal(data[weight > 0], numbers)
+    assert set(data) <= set(numbers) and weight.sum() == rows

@@ -13,8 +13,7 @@ from cases.rows import DATA, LABEL, fitted, network
 import jfit
 import jfit.mx as mx
 from jfit.feed.batches import data_of
-from jfit.loop.dispatch import DispatchSpec
-from jfit.loop.dispatchers import ResidentDispatcher
+from jfit.loop.dispatch import DispatchSpec, ResidentDispatcher
 from jfit.optim import SparseRows
 
 NETS = json.loads((Path(__file__).parents[1] / "golden" / "rows.json").read_text())["nets"]

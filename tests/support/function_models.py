@@ -1,8 +1,7 @@
 """Small trainings of JAX functions, each with the same training written by hand in plain JAX, optax and scikit-learn.
 
 `CASES` has one builder of a `Case` for each.  `by_fit` trains it with jfit, `by_hand` without: the two share the user's
-network, its initial parameters and the data, and nothing else.  `python -m tests.function_models` prints the largest
-differences.
+network, its initial parameters and the data, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -337,13 +335,6 @@ def _(rng):
     return replace(one, apply=lambda p, x: mlp(p, x)[:, 0])
 
 
-@case("regression (n, 1)")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    y = np.sin(x.sum(1, keepdims=True))
-    return perceptron(rng, x, y, 1, loss=optax.l2_loss, optimizer=optax.adam(0.02), metrics=MSE)
-
-
 @case("regression, several outputs")
 def _(rng):
     x = floats(rng, ROWS, FEATURES)
@@ -404,13 +395,6 @@ def _(rng):
     }
     named = [*jfit.metrics.get(["acc", "ce"]), jfit.metrics.roc_auc(bins=None)]
     return binary(rng, loss=SIGMOID, fit={"eval_metric": named}, metrics=metrics)
-
-
-@case("several labels per row")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    params, y = layers(rng, FEATURES, 6, 3), (x[:, :3] + floats(rng, ROWS, 3) > 0).astype("float32")
-    return perceptron(rng, x, y, 3, params=params, loss=SIGMOID, metrics={"accuracy": binary_accuracy(0)})
 
 
 @case("row weights")
@@ -513,18 +497,6 @@ def _(rng):
     return Case(
         apply=apply, params=params, inputs={"x": x}, label=y, loss="cross_entropy", sums=sums_of_tokens(-1), metrics=ACCURACY
     )
-
-
-@case("recurrent network, scan over time")
-def _(rng):
-    def apply(p, x):
-        h, _ = lax.scan(lambda h, t: (jnp.tanh(h @ p["h"] + t @ p["x"]), None), jnp.zeros((x.shape[0], 6)), x.swapaxes(0, 1))
-        return h @ p["out"]
-
-    y = rng.integers(0, CLASSES, ROWS).astype("int32")
-    params = {"h": floats(rng, 6, 6) / 3, "x": floats(rng, FEATURES, 6), "out": floats(rng, 6, CLASSES)}
-    x = floats(rng, ROWS, TIMES, FEATURES) + y[:, None, None].astype("float32")
-    return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
 
 
 # ------------------------------------------------------------------------------------------------ representation learning
@@ -668,29 +640,6 @@ def _(rng):
     )
 
 
-@case("MAML, gradient inside the loss")
-def _(rng):
-    """Each row is a task: the parameters after one step on its support set predict its query set."""
-
-    def apply(p, support_x, support_y, query_x):
-        def adapted(x, y, query):
-            inner = jax.grad(lambda p: ((mlp(p, x) - y) ** 2).mean())(p)
-            return mlp(jax.tree.map(lambda w, g: w - 0.1 * g, p, inner), query)[:, 0]
-
-        return jax.vmap(adapted)(support_x, support_y, query_x)
-
-    slope = floats(rng, ROWS, 1, 1)
-    support, query = floats(rng, ROWS, 4, 1), floats(rng, ROWS, 3, 1)
-    return Case(
-        apply=apply,
-        params=layers(rng, 1, 6, 1),
-        inputs={"support_x": support, "support_y": slope * support, "query_x": query},
-        label=(slope * query)[..., 0],
-        loss=optax.squared_error,
-        metrics=MSE,
-    )
-
-
 # ------------------------------------------------------------------------------------------------ auxiliary state and keys
 @case("batch normalization", coupled=True)
 def _(rng):
@@ -719,10 +668,6 @@ def _(rng):
 
 
 # ------------------------------------------------------------------------------------------------ trees and optimizers
-def mean_of(loss):
-    return lambda output, label, weight: ((loss(output, label) * weight).sum(), weight.sum())
-
-
 @case("integer and float inputs")
 def _(rng):
     inputs = {
@@ -741,21 +686,6 @@ def _(rng):
     return Case(apply=apply, params=params, inputs=inputs, label=y, loss=INTEGER, optimizer=optax.adam(0.02), metrics=ACCURACY)
 
 
-def matrices(params):
-    return jax.tree.map(lambda p: p.shape[0] > 1, params)
-
-
-@case("mask of weight decay")
-def _(rng):
-    return trained_only(rng, optimizer=optax.adamw(0.02, weight_decay=0.5, mask=matrices))
-
-
-@case("multi_transform")
-def _(rng):
-    groups = {True: optax.adam(0.02), False: optax.sgd(0.05)}
-    return trained_only(rng, optimizer=optax.multi_transform(groups, matrices))
-
-
 @case("clipping of gradients")
 def _(rng):
     by_hand = optax.chain(optax.clip_by_global_norm(0.3), optax.adam(0.02))
@@ -769,14 +699,6 @@ def _(rng):
     # as in MXNet, the momentum of jfit's sgd contains the learning rates of earlier steps; that of optax.sgd does not
     by_hand = optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))
     return trained_only(rng, optimizer=by_hand, fit=fit)
-
-
-@case("frozen parameters")
-def _(rng):
-    labels = [{"w": "frozen", "b": "frozen"}, {"w": "trained", "b": "trained"}]
-    groups = {"frozen": optax.set_to_zero(), "trained": optax.adam(0.02)}
-    fit = {"optimizer": optax.adam(0.02), "frozen": ["0/*"]}
-    return trained_only(rng, optimizer=optax.multi_transform(groups, labels), fit=fit)
 
 
 @case("micro-batches")
@@ -806,22 +728,6 @@ def _(rng):
     return classifier(rng, apply=apply, params=params, aux=rest)
 
 
-@case("Equinox")
-def _(rng):
-    x = floats(rng, ROWS, FEATURES)
-    params, static = eqx.partition(eqx.nn.MLP(FEATURES, 1, 6, 1, jnp.tanh, key=jax.random.key(1)), eqx.is_array)
-    return Case(
-        apply=lambda p, x: jax.vmap(eqx.combine(p, static))(x)[:, 0],
-        params=params,
-        inputs={"x": x},
-        label=(x[:, 0] > 0).astype("float32"),
-        loss="binary_cross_entropy",
-        sums=mean_of(SIGMOID),
-        optimizer=optax.adam(0.02),
-        metrics={"accuracy": binary_accuracy(0)},
-    )
-
-
 @case("Equinox, dropout with one key per row", random=True)
 def _(rng):
     x, y = blobs(rng)
@@ -837,100 +743,3 @@ def _(rng):
         return jax.vmap(lambda x, key: last(dropout(jnp.tanh(first(x)), key=key)))(x, keys)
 
     return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
-
-
-@case("Haiku, dropout", random=True)
-def _(rng):
-    def network(x, train):
-        h = jnp.tanh(hk.Linear(6)(x))
-        return hk.Linear(CLASSES)(hk.dropout(hk.next_rng_key(), 0.5, h) if train else h)
-
-    net = hk.transform(network)
-    params = net.init(jax.random.key(0), np.zeros((1, FEATURES), "float32"), False)
-    return classifier(rng, apply=lambda p, x, *, key, train: net.apply(p, key if train else None, x, train), params=params)
-
-
-# ------------------------------------------------------------------------------------------------ a loop of two steps
-class Gan(NamedTuple):
-    """Two networks, their losses in each step, and the data of a generative adversarial training."""
-
-    generator: Any
-    critic: Any
-    losses: Any
-
-
-GAN_STEPS = 4
-
-
-def gan_start() -> tuple[Gan, list[tuple[np.ndarray, np.ndarray]]]:
-    """The initial parameters, and the rows and the noise of each step."""
-    rng = np.random.default_rng(5)
-    start = Gan(layers(rng, 2, 6, FEATURES), layers(rng, FEATURES, 6, 1), [])
-    return start, [(floats(rng, BATCH, FEATURES), floats(rng, BATCH, 2)) for _ in range(GAN_STEPS)]
-
-
-def score(params, x):
-    return mlp(params, x)[:, 0]
-
-
-IS_REAL = np.repeat(np.array([1, 0], "float32"), BATCH)
-
-
-def gan_by_steps(devices: int = 1) -> Gan:
-    """Two training steps of jfit in a loop of the user: the critic is the auxiliary state of the generator."""
-    start, batches = gan_start()
-    fooled = jfit.Model.from_function(
-        lambda p, z, aux: (score(aux, mlp(p, z)), aux), loss=SIGMOID, params=start.generator, aux=start.critic
-    )
-    critic = jfit.Model.from_function(score, loss=SIGMOID, params=start.critic)
-    trainings = []
-    for model, optimizer in ((fooled, optax.adam(0.02)), (critic, optax.rmsprop(0.01))):
-        step = jfit.data_parallel(jfit.train_step(model, optimizer), devices=devices)
-        trainings.append((step, step.place(jfit.init_state(model, optimizer))))
-    (train_generator, generator), (train_critic, judge) = trainings
-    losses = []
-    for x, z in batches:
-        made = mlp(fooled.structure.params.unflatten(generator.params), z)
-        judge, out = train_critic(judge, {"x": np.concatenate([x, made]), "label": IS_REAL})
-        generator = generator._replace(aux=jax.tree.map(jnp.copy, judge.params))
-        generator, other = train_generator(generator, {"z": z, "label": np.ones(BATCH, "float32")})
-        losses.append((float(out.loss), float(other.loss)))
-    trees = (m.structure.params.unflatten(s.params) for m, s in ((fooled, generator), (critic, judge)))
-    return Gan(*trees, losses)
-
-
-def gan_by_hand() -> Gan:
-    (generator, critic, losses), batches = gan_start()
-    adam, rmsprop = optax.adam(0.02), optax.rmsprop(0.01)
-    state, other = adam.init(generator), rmsprop.init(critic)
-    judged = jax.jit(jax.value_and_grad(lambda c, x: SIGMOID(score(c, x), IS_REAL).mean()))
-    fooled = jax.jit(jax.value_and_grad(lambda g, c, z: SIGMOID(score(c, mlp(g, z)), jnp.ones(BATCH)).mean()))
-    for x, z in batches:
-        loss, gradient = judged(critic, jnp.concatenate([x, mlp(generator, z)]))
-        changes, other = rmsprop.update(gradient, other)
-        critic = optax.apply_updates(critic, changes)
-        more, gradient = fooled(generator, critic, z)
-        changes, state = adam.update(gradient, state)
-        generator = optax.apply_updates(generator, changes)
-        losses.append((float(loss), float(more)))
-    return Gan(generator, critic, losses)
-
-
-def gan_differences(a: Gan, b: Gan) -> dict[str, float]:
-    """Largest relative differences, as `differences`."""
-    found = differences(*(Result([], (gan.generator, gan.critic), ()) for gan in (a, b)))
-    return {**found, "loss": float(np.max(np.abs(np.divide(a.losses, b.losses) - 1)))}
-
-
-def main() -> None:
-    """Print the largest relative difference of each case."""
-    print(f"{'case':48} {'loss':>9} {'metrics':>9} {'parameters':>11}")
-    for name, entry in CASES.items():
-        numbers = differences(result_of(by_fit(entry.build())), by_hand(entry.build()))
-        print(f"{name:48} {numbers['loss']:9.1e} {numbers['metrics']:9.1e} {numbers['parameters']:11.1e}")
-    numbers = gan_differences(gan_by_steps(), gan_by_hand())
-    print(f"{'GAN, two steps in a loop':48} {numbers['loss']:9.1e} {'':9} {numbers['parameters']:11.1e}")
-
-
-if __name__ == "__main__":
-    main()

@@ -53,9 +53,7 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
         if base.__name__ == "Layer" and f"{base.__module__}.".startswith("keras."):
             raise TypeError(f"the model is a Keras layer ({kind.__name__}); wrap an instance of it: keras.Sequential([layer])")
         if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
-            raise TypeError(
-                f"the model is a torch module ({kind.__name__}); pass a JAX module, or a pure function of its parameters"
-            )
+            raise TypeError(f"the model is a torch module ({kind.__name__}); pass a JAX module, or a pure function of params")
     return None
 
 
@@ -98,10 +96,7 @@ def from_module(
     """
     adapt = adapter_of(module)
     if adapt is None:
-        raise TypeError(
-            f"{type(module).__module__}.{type(module).__qualname__} is no module of Flax, Equinox, Haiku or Keras; pass a pure "
-            "function of its parameters with loss= and params="
-        )
+        raise TypeError(f"{module!r:.99} is no module of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters")
     if "init" in options:
         raise TypeError("from_module takes no init=: a module has its own initial values; pass params= and aux= for others")
     adapted = adapt(module, params, aux, inputs)

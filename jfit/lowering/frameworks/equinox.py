@@ -37,9 +37,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     net, state = module if isinstance(module, tuple) else (module, ())
     own_params, static = eqx.partition(net, eqx.is_inexact_array)
     if not jax.tree.leaves(own_params):
-        raise ValueError(
-            f"the Equinox module {type(net).__name__} has no floating-point arrays to train; pass a function with params="
-        )
+        raise ValueError(f"the Equinox module {type(net).__name__} has no floats to train; pass a function with params=")
     stateful = isinstance(module, tuple)
     call = call_of(net.__call__, inputs, {"key", "state"} if stateful else {"key"})
     if stateful and "state" not in call.names and inputs is None:
@@ -95,9 +93,7 @@ def _norms(eqx: Any) -> Callable[[Any], list[Any]]:
 def _axis_name(eqx: Any, net: Any) -> Hashable:
     names = {norm.axis_name for norm in _norms(eqx)(net)}
     if len(names) > 1 or any(isinstance(name, (tuple, list)) for name in names):
-        raise ValueError(
-            f"the BatchNorm layers of {type(net).__name__} have the axis names {sorted(map(repr, names))}, expected one name"
-        )
+        raise ValueError(f"the BatchNorm layers have the axis names {sorted(map(repr, names))}, expected one name")
     return names.pop() if names else "batch"
 
 

@@ -38,9 +38,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     import keras
 
     if keras.config.backend() != "jax":
-        raise ValueError(
-            f"the backend of Keras is {keras.config.backend()!r}, but jfit trains JAX programs; set KERAS_BACKEND=jax"
-        )
+        raise ValueError(f"the backend of Keras is {keras.config.backend()!r}, but jfit trains JAX programs; set it to jax")
     model = _Built(module, params, aux, inputs)
     if module.built and module.variables:
         own_params, own_aux = model.values()
@@ -105,10 +103,7 @@ class _Built:
         args, named = self.call.bind(inputs)
         output, new, losses = model.stateless_call(trainable, others, self._packed(args), **named, **options)
         if losses:
-            raise ValueError(
-                f"the Keras model {model.name!r} adds {len(losses)} losses (regularizers or add_loss), which fit would leave "
-                "out; use weight decay (optimizer='adamw'), or add them in loss="
-            )
+            raise ValueError(f"the Keras model {model.name!r} adds {len(losses)} losses, which fit would leave out; use loss=")
         pairs = zip(model.non_trainable_variables, new, strict=True)
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
 

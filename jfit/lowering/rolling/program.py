@@ -1,4 +1,4 @@
-"""Run the operators of a graph in order; repeated blocks run as loops, and their outputs stay stacked where possible."""
+"""Run the operators of a graph with repeated blocks: these run as loops, and their outputs stay stacked where possible."""
 
 from __future__ import annotations
 
@@ -38,16 +38,13 @@ class Program(NamedTuple):
 
 
 def plan_program(
-    order: Sequence[Node], heads: Sequence[Entry], inputs: Collection[str], excluded: Collection[int], roll: bool
-) -> Program:
-    """Order the operators of a graph; with `roll`, find its repeated blocks (arguments: see `find.schedule`)."""
-    operators: list[Item] = [n for n in order if n.op is not None]
-    if not roll:
-        return Program(operators, {}, {}, ())
+    order: Sequence[Node], heads: Sequence[Entry], inputs: Collection[str], excluded: Collection[int]
+) -> Program | None:
+    """Find the repeated blocks of a graph (arguments: see `find.schedule`); None if it has none."""
     items = schedule(order, inputs, excluded, convolutions=loops_may_convolve(), heads=heads)
     blocks = {i: item for i, item in enumerate(items) if isinstance(item, Block)}
     if not blocks:
-        return Program(operators, {}, {}, ())
+        return None
     position = {id(n): i for i, n in enumerate(order)}
     nodes = {i: sorted((n for p in b.packs for n in p), key=lambda n: position[id(n)]) for i, b in blocks.items()}
     sliced = {r.entries for b in blocks.values() for reads in b.reads for r in reads if isinstance(r, Sliced)}
@@ -140,7 +137,7 @@ class Store:
                 return stack
         values = [self._known(e).to_channels_first() for e in entries]
         first = values[0]
-        if any((v.shape, v.array.dtype, v.rows) != (first.shape, first.array.dtype, first.rows) for v in values):
+        if any((v.array.shape, v.array.dtype, v.rows) != (first.array.shape, first.array.dtype, first.rows) for v in values):
             raise NotRollable
         return Stack(jnp.stack([v.array for v in values]), first.rows)
 

@@ -1,7 +1,7 @@
 """Executor: a graph bound to arrays, whose forward and backward write outputs, gradients and auxiliary states in place.
 
-`forward` is lazy: outputs are computed when they are read, or by `backward`, which computes outputs, gradients and new
-auxiliary states in one program, with the random key of the forward pass.
+`forward` is deferred (`jfit.mxnet.deferred`): outputs are computed when they are read, or by `backward`, which computes
+outputs, gradients and new auxiliary states in one program, with the random key of the forward pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from jfit.graph.symbol import Symbol
 from jfit.lowering.groups import variable_devices
 from jfit.mxnet.context import Context
+from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.errors import MXNetError, translated
-from jfit.mxnet.executor.programs import Programs, programs_of
+from jfit.mxnet.executor.programs import programs_of
 from jfit.mxnet.groups import group_devices
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.binding import moving_aux, requests_of
@@ -73,10 +74,12 @@ class Executor:
         self.grad_dict = dict(zip(names, self.grad_arrays, strict=True))
         self.aux_dict = dict(zip(symbol.list_auxiliary_states(), self.aux_arrays, strict=True))
         with translated():
-            self._programs: Programs = programs_of(symbol.heads, groups, self._ctx.device)
+            self._programs = programs_of(symbol.heads, groups, self._ctx.device)
         self._ones = {n: jnp.ones_like(jnp.asarray(self.arg_dict[n].value)) for n in sorted(self._programs.model.frozen)}
         self._device_copies: dict[Any, tuple[weakref.ref[Any], Any]] = {}
-        self._pass: _Pass | None = None
+        self._deferred: Deferred | None = None  # the last pass
+        self._recorded: Any = None  # its (training mode, arrays or None if they are released, random key)
+        self._outputs: list[NDArray] = []
         self._monitor: tuple[Callable[[str, NDArray], None], bool] | None = None
 
     # -------------------------------------------------------------------------------- forward and backward
@@ -100,20 +103,20 @@ class Executor:
             if self.arg_dict[name].value is not one:
                 self.arg_dict[name].value = one
         key = jax.random.key_data(next_key()) if self._programs.random else _fixed_key()
-        self._pass = current = _Pass(self._programs, bool(is_train), *self._arrays(), key)
-        self._notify_monitor(
-            lambda every: self._programs.monitor_forward(current.train, every)(
-                *self._gathered((current.args, current.aux)), {}, key, 0, 0
-            )
-        )
+        train, arrays = bool(is_train), self._arrays()
+        program: Any = translated()(self._programs.forward(train))
+        self._deferred = deferred = Deferred(lambda: program(*arrays, key))
+        self._recorded = train, arrays, key
+        self._outputs = [Output(deferred, i) for i in range(len(self._symbol.heads))]
+        self._notify_monitor(lambda every: self._programs.monitor_forward(train, every)(*self._gathered(arrays), {}, key, 0, 0))
         return self.outputs
 
     @property
     def outputs(self) -> list[NDArray]:
         """Outputs of the last `forward`, a list of NDArrays that are computed when they are read."""
-        if self._pass is None:
+        if self._deferred is None:
             raise MXNetError("the executor has no outputs yet; call forward first")
-        return list(self._pass.outputs)
+        return list(self._outputs)
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
@@ -132,34 +135,36 @@ class Executor:
         Raises:
             MXNetError: `forward` was not called, or the gradient of an output that is not a loss is missing.
         """
-        last = self._pass
-        if last is None:
+        deferred = self._deferred
+        if deferred is None:
             raise MXNetError("backward needs a forward pass; call forward(is_train=True) first")
+        train, arrays, key = self._recorded
+        if arrays is None or (deferred.is_done and not train):
+            arrays = self._arrays()
+        self._recorded = train, None, key  # JAX can free the arrays then
         reqs = {n: r for n, r in self._req.items() if r != "null" and self.grad_dict[n] is not None}
         heads = self._head_gradients(out_grads, set(reqs))
         skipped = self._programs.label_arguments
-        args, aux = (last.args, last.aux) if last.args else self._arrays()
-        differentiated = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(args[n].dtype, jnp.floating))
+        differentiated = tuple(n for n in reqs if n not in skipped and jnp.issubdtype(arrays[0][n].dtype, jnp.floating))
         added = tuple(n for n in differentiated if reqs[n] == "add")
         old = {n: self._on_device(n, self.grad_dict[n]) for n in added}
-        with translated():
-            program = self._programs.backward(last.train, differentiated, added)
-            outputs, gradients, new_aux = program(args, aux, last.key, heads, old)
-        last.finish(outputs)
-        last.release()
-        if last.train:
-            self._notify_monitor(
-                lambda _: self._programs.monitor_backward(
-                    *self._gathered((args, aux)), {}, last.key, 0, 0, _full_head_gradients(heads, outputs)
-                )
-            )
-        for name, gradient in gradients.items():
-            _put(self.grad_dict[name], gradient)
-        if last.train:
-            moving = moving_aux(self._symbol, reqs)
-            for name, value in new_aux.items():
-                if name in moving:
-                    _put(self.aux_dict[name], value)
+
+        def run() -> tuple[jax.Array, ...]:
+            with translated():
+                program = self._programs.backward(train, differentiated, added)
+                outputs, gradients, new_aux = program(*arrays, key, heads, old)
+            if train:
+                full = _full_head_gradients(heads, outputs)
+                self._notify_monitor(lambda _: self._programs.monitor_backward(*self._gathered(arrays), {}, key, 0, 0, full))
+            moving = moving_aux(self._symbol, reqs) & new_aux.keys() if train else ()
+            for name, gradient in gradients.items():
+                _put(self.grad_dict[name], gradient)
+            for name in moving:
+                _put(self.aux_dict[name], new_aux[name])
+            return outputs
+
+        deferred.backward(run)
+        deferred.settle()  # now: the caller reads the gradients from arrays of its own
 
     def _head_gradients(self, out_grads: Any, differentiated: set[str]) -> list[Any]:
         names = self._symbol.list_outputs()
@@ -285,51 +290,20 @@ class Executor:
         return self._symbol.summary(**{n: b.shape for n, b in self.arg_dict.items()})
 
 
-class _Pass:
-    """One call of `forward`: its input arrays, random key, and outputs, which are computed when they are read."""
-
-    def __init__(self, programs: Programs, train: bool, args: dict[str, Any], aux: dict[str, Any], key: Any) -> None:
-        self.programs, self.train, self.args, self.aux, self.key = programs, train, args, aux, key
-        self.outputs = [Output(self, i) for i in range(len(programs.symbol.heads))]
-
-    def run(self) -> None:
-        """Compute the outputs, without gradients."""
-        with translated():
-            self.finish(self.programs.forward(self.train)(self.args, self.aux, self.key))
-        if not self.train:
-            self.release()
-
-    def release(self) -> None:
-        """Drop the references to the input arrays once all outputs are computed, so that JAX can free them."""
-        self.args, self.aux = {}, {}
-
-    @functools.cached_property
-    def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of the outputs, without computing them."""
-        with translated():
-            return jax.eval_shape(self.programs.forward(self.train), self.args, self.aux, self.key)
-
-    def finish(self, outputs: Sequence[Any]) -> None:
-        """Set the values of the outputs that were not computed yet."""
-        for output, value in zip(self.outputs, outputs, strict=True):
-            if output._source is not None:
-                output.value = value
-
-
 class Output(NDArray):
     """An output NDArray of a forward pass, computed when it is first read."""
 
     __slots__ = ("_computed", "_index", "_source")
 
-    def __init__(self, source: _Pass, index: int) -> None:
-        self._source: _Pass | None = source
+    def __init__(self, source: Deferred, index: int) -> None:
+        self._source: Deferred | None = source
         self._index, self._computed = index, None
 
     @property
     def value(self) -> Any:
         """The values, computed at first use."""
         if self._source is not None:
-            self._source.run()
+            self.value = self._source.outputs()[self._index]
         return self._computed
 
     @value.setter
@@ -338,7 +312,7 @@ class Output(NDArray):
 
     @property
     def _spec(self) -> Any:
-        return self._computed if self._source is None else self._source.specs[self._index]
+        return self._computed if self._source is None else self._source.shapes[self._index]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -121,8 +121,8 @@ class Programs:
         for node in self.symbol.nodes():
             if node.op is None:
                 continue
-            for slot, entry in zip(node.input_names(), node.inputs, strict=True):
-                is_label = node.op.kind == "head" and slot == node.op.label
+            for at, entry in enumerate(node.inputs):
+                is_label = node.op.kind == "head" and at == node.label_at
                 (labels if is_label else others).add(entry.node.name)
         return frozenset(labels - others)
 
@@ -193,6 +193,5 @@ def _reachable_arguments(node: Node) -> frozenset[str]:
         if node.op is None:
             names.add(node.name)
         elif node.op.name not in _STOPS:
-            slots = zip(node.input_names(), node.inputs, strict=True)
-            stack.extend(e.node for slot, e in slots if slot != node.op.label)
+            stack.extend(e.node for at, e in enumerate(node.inputs) if at != node.label_at)
     return frozenset(names)

@@ -25,7 +25,7 @@ from jfit.mxnet.feedforward.modules import FeedForwardBucketingModule, FeedForwa
 from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.base import call, listed
 from jfit.mxnet.module.binding import same_shapes, wrapped_rows
-from jfit.mxnet.module.initial import DEFAULT
+from jfit.mxnet.module.initial import DEFAULT, check_names, initialize
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 from jfit.parallel.contexts import check_entry, cpu
@@ -208,15 +208,13 @@ class FeedForward:
         Source: MXNet.jl, `init_model`.
         """
         if self.symbol is None:
-            raise ValueError(
-                "the symbol is a function of the bucket key, which the Julia API does not support; call fit(data)."
-            )
+            raise ValueError("the symbol is a function of the bucket key, which the Julia API lacks; call fit(data).")
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
-        initial = module.binding.initial(module.arrays)
-        current = {} if overwrite else matching_params(self.arg_params, initial.params, module.logger)
-        current_aux = {} if overwrite else matching_params(self.aux_params, initial.aux, module.logger)
-        params, aux = initial.initialize(initializer, current, current_aux, True)
+        bound = module.binding
+        current = {} if overwrite else matching_params(self.arg_params, bound.params, bound.specs, module.logger)
+        current_aux = {} if overwrite else matching_params(self.aux_params, bound.aux, bound.specs, module.logger)
+        params, aux = initialize(bound, initializer, current, current_aux, True, module.arrays)
         self._set_params(params, aux)
         return self.symbol.list_arguments(), list(params), list(aux)
 
@@ -267,9 +265,7 @@ class FeedForward:
         if self.num_epoch is None:
             raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError(
-                "FeedForward sets rescale_grad to 1 / batch size for an optimizer given by name; pass an Optimizer."
-            )
+            raise TypeError("rescale_grad is 1 / batch size for an optimizer given by name; pass an Optimizer to set it.")
         if self.sym_gen is not None:
             if not hasattr(X, "default_bucket_key"):
                 raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
@@ -467,7 +463,7 @@ class FeedForward:
             if verbosity >= 1:
                 logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
         if not self.allow_extra_params:
-            module.binding.initial(module.arrays).check_names(params, aux, "allow_extra_params")
+            check_names(module.binding, params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
         self._predictor = module
         return module
@@ -531,9 +527,7 @@ class FeedForward:
             return self
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
         if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
-            raise AssertionError(
-                f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True to load it."
-            )
+            raise AssertionError(f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True.")
         self._set_params(params, aux)
         return self
 

@@ -123,9 +123,7 @@ class JuliaTraining:
         self.by_epoch = callbacks_of(opts.callbacks, AbstractEpochCallback)
         rows = batch_size_of(data)
         if opts.eval_data is not None and (eval_rows := batch_size_of(opts.eval_data)) != rows:
-            raise AssertionError(
-                f"eval_data has batches of {eval_rows} rows and the training data of {rows}; pass equal batches."
-            )
+            raise AssertionError(f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal ones.")
         opts.log(1, "Start training on %s", model.ctx)
         self.optimizer, self.state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
 
@@ -205,11 +203,13 @@ class JuliaTraining:
             state.curr_iter += state.curr_batch
 
 
-def matching_params(params: Mapping[str, Any] | None, specs: Mapping[str, Any], logger: Any) -> dict[str, Any]:
-    """Return the parameters that have the shapes in `specs`; warn about the others, which the caller initializes."""
+def matching_params(
+    params: Mapping[str, Any] | None, names: Sequence[str], specs: Mapping[str, Any], logger: Any
+) -> dict[str, Any]:
+    """Return the parameters of these names that have the shapes in `specs`; warn about the others, which are initialized."""
     matches = {}
     for name, value in (params or {}).items():
-        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in specs else None
+        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in names else None
         if found == expected:
             matches[name] = value
         elif expected is not None:

@@ -16,10 +16,8 @@ from jfit.graph import Symbol
 from jfit.lowering import lower
 from jfit.lowering.groups import variable_devices, with_groups
 from jfit.lowering.model import Aux, Model
-from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.groups import replica_groups
 from jfit.mxnet.module.grouped import Placement
-from jfit.mxnet.module.initial import Initial
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.replicas import Replicas
 from jfit.mxnet.mutable import as_array
@@ -184,13 +182,6 @@ class Binding:
         """Number of rows in a whole batch."""
         return rows_of_batch(self.data_shapes)
 
-    def initial(self, arrays: ArrayTypes) -> Initial:
-        """Return the `Initial` that validates and initializes this graph's parameters."""
-        attrs = {n.name: dict(n.attrs) for n in self.symbol.nodes() if n.op is None}
-        params, aux = ({n: self.specs[n] for n in names} for names in (self.params, self.aux))
-        inputs = [n for n in self.arguments if n not in params]
-        return Initial(params, aux, attrs, self.fixed_gammas, inputs, arrays)
-
     def check_shared(self, parameters: Parameters) -> None:
         """Check that the parameters of another module have the names and shapes of this graph's.
 
@@ -306,16 +297,9 @@ def python_slices(rows: int, workloads: Sequence[float]) -> list[int]:
 
     Source: Apache MXNet 1.9.1, executor_manager (Python's rounding: halves to even).
     """
-    total = sum(workloads)
-    counts = [round(w * rows / total) for w in workloads]
-    if sum(counts) < rows:
-        counts[-1] += rows - sum(counts)
-    sizes, begin = [], 0
-    for count in counts:
-        end = min(begin + count, rows)
-        sizes.append(end - begin)
-        begin = end
-    return _checked(sizes, rows)
+    counts = [round(w * rows / sum(workloads)) for w in workloads]
+    counts[-1] += max(rows - sum(counts), 0)
+    return _checked(np.diff(np.minimum(np.cumsum(counts), rows), prepend=0).tolist(), rows)
 
 
 def first_slices(rows: int, devices: int) -> list[int]:
@@ -399,10 +383,8 @@ def undeclared_labels(symbol: Symbol, input_names: Collection[str]) -> list[str]
     labels: dict[str, None] = {}
     used = set()
     for node in symbol.nodes():
-        if node.op is None:
-            continue
-        for slot, entry in zip(node.input_names(), node.inputs, strict=False):
-            if entry.node.op is None and slot == node.op.label:
+        for at, entry in enumerate(node.inputs):
+            if entry.node.op is None and at == node.label_at:
                 labels[entry.node.name] = None
             else:
                 used.add(entry.node.name)

@@ -94,7 +94,6 @@ class BucketingModule(BaseModule):
         self._curr_bucket_key: Any = default_bucket_key
         self._curr_module = self._new_module(default_bucket_key)  # also checks the names
         self._loaded: Any = None  # (parameters, auxiliary states) of a checkpoint, for bind
-        self._active: Module | None = None  # module of the last forward pass, which may have pending computations
         self._monitor: Any = None
         self._grad_req: Any = "write"
 
@@ -135,13 +134,14 @@ class BucketingModule(BaseModule):
     def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
         """Bind the default bucket; other buckets are bound by `switch_bucket`, which `forward` calls."""
         assert request.shared_module is None, "shared_module for BucketingModule is not supported"
-        self._settle()
         previous = self._default if self.binded and self.params_initialized else None
+        if previous is not None:
+            previous._settle()
         self._grad_req = request.grad_req
         module = self._new_module(self._default_key)
         module.bind(data_shapes, label_shapes, *request._replace(force_rebind=False, shared_module=previous))
         self._buckets = {self._default_key: module}
-        self._curr_module, self._curr_bucket_key, self._active = module, self._default_key, None
+        self._curr_module, self._curr_bucket_key = module, self._default_key
         if self._loaded is not None:
             module.init_params(None, *self._loaded)
             self._loaded = None
@@ -192,7 +192,6 @@ class BucketingModule(BaseModule):
 
     # -------------------------------------------------------------------------------- parameters
     def _sync_devices(self) -> None:
-        self._settle()
         self._default._sync_devices()
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -201,23 +200,19 @@ class BucketingModule(BaseModule):
         if self._loaded is not None:
             params, aux = ({k: self.arrays.wrap(v) for k, v in tree.items()} for tree in self._loaded)
             return params, aux
-        self._settle()
         return self._default.get_params()
 
     def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, *options: bool) -> None:
-        self._settle()
         self._default.init_params(initializer, arg_params, aux_params, *options)
 
     def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
         assert self.binded, "call bind before setting the parameters"
-        self._settle()
         self._default.set_params(arg_params, aux_params, *options)
         self.params_initialized = True
 
     # -------------------------------------------------------------------------------- optimizer
     def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
         """Set the optimizer of all buckets; the batch size is that of the current bucket."""
-        self._settle()
         params = dict(optimizer_params)
         if isinstance(kvstore, str) and "dist" in kvstore:
             kvstore = self._default._make_store(kvstore)
@@ -234,13 +229,11 @@ class BucketingModule(BaseModule):
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state, which all buckets share, to a file, as `Module.save_optimizer_states` does."""
         require(self, "save_optimizer_states", "optimizer_initialized")
-        self._settle()
         self._default.save_optimizer_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read the optimizer state, which all buckets share, from a file, as `Module.load_optimizer_states` does."""
         require(self, "load_optimizer_states", "optimizer_initialized")
-        self._settle()
         self._default.load_optimizer_states(fname)
         self._default.parameters.count_per_parameter()
 
@@ -274,15 +267,8 @@ class BucketingModule(BaseModule):
         """
         require(self, "forward", "binded", "params_initialized")
         self._switch_to(data_batch)
-        if self._active is not self._curr_module:
-            self._settle()
-        self._active = self._curr_module
+        self._default._settle()  # the pass of another bucket may add to the same gradients
         self._curr_module.forward(data_batch, is_train)
-
-    def _settle(self) -> None:
-        """Run the pending computations of the module of the last forward pass, before another bucket becomes current."""
-        if self._active is not None:
-            self._active._settle()
 
     def backward(self, out_grads: Any = None) -> None:
         """Run the backward pass of the last forward pass."""

@@ -15,16 +15,14 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfit import counters
 from jfit.data import ArrayData, Batch, NDArrayIter
 from jfit.feed.batches import fits_on_device, gather, place_order
 from jfit.interrupts import StopFlag, defer_interrupts
-from jfit.loop.dispatch import auto_steps_per_call, repeat_steps
-from jfit.loop.report import report
+from jfit.loop.dispatch import auto_steps_per_call, repeat_steps, report
 from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table
-from jfit.parallel import Window, place, place_split
+from jfit.parallel import place, place_split
 from jfit.programs import Made
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
@@ -76,14 +74,14 @@ class EpochRunner:
         Returns:
             Number of batches that were run.
         """
-        parameters, window = self.passes.parameters, Window()
+        parameters = self.passes.parameters
         self.passes.discard_results()
         full = len(self.data.epoch_rows()) // self.data.batch_size
         pack, at = self._pack(full), 0
         self._load_sums(leaves)
         try:
             while at < full and not flag:
-                at += self._call(pack, at, min(self._steps_to_boundary(at), full - at), window)
+                at += self._call(pack, at, min(self._steps_to_boundary(at), full - at))
                 if self.every and ((at - 1) % self.every == 0 or at == self.data.num_batches):
                     self._store_sums(leaves, copy=True)
                     on_batch(at - 1)
@@ -101,16 +99,14 @@ class EpochRunner:
         """
         return min(self.steps, (-at) % self.every + 1) if self.every else self.steps
 
-    def _call(self, pack: Any, at: int, steps: int, window: Window) -> int:
+    def _call(self, pack: Any, at: int, steps: int) -> int:
         parameters = self.passes.parameters
         with defer_interrupts():  # the host's update counts and the state change together
             step_rates = parameters.begin_updates(steps, self.passes.trainable, self.passes.updated)
             rates = np.zeros((self.steps, *step_rates.shape[1:]), np.float32)
             rates[:steps] = step_rates
-            result = parameters.run(self.passes, self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
-        fence = window.push(result)
-        if fence is not None:
-            counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one, which bounds the queue
+            result = self.passes.run(self._program(), pack, np.int32(at), rates, np.int32(steps), count=steps)
+        self.passes.limit_queue(result)
         return steps
 
     def _load_sums(self, leaves: Sequence[Any]) -> None:

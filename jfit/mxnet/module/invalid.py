@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from jfit.data import Batch
-from jfit.feed.labels import BatchLabels
 from jfit.lowering.model import plan_of
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.mutable import as_array
+from jfit.step.batch_check import BatchLabels
 
 
 class InputCheck:

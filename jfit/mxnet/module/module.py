@@ -20,11 +20,13 @@ from jfit.mxnet.kvstore.compression import parse
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, listed, require
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
+from jfit.mxnet.module.initial import check_names, converted, initialize
 from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.states import load_states_into, save_states_of
+from jfit.mxnet.module.workers import join_workers
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -158,9 +160,8 @@ class Module(BaseModule):
         return self.parameters.state
 
     def _settle(self) -> None:
-        """Run the passes that are recorded but not computed yet, so that the state includes all calls so far."""
-        if self.passes is not None:
-            self.passes.flush()
+        """Run the backward passes that are recorded but not computed yet, so that the state includes all calls so far."""
+        self.parameters.pending.settle()
 
     # -------------------------------------------------------------------------------- bind
     def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
@@ -182,7 +183,8 @@ class Module(BaseModule):
         self.parameters, self.passes = parameters, Passes(self.binding, parameters)
         if self._loaded is not None:
             params, aux = self._loaded
-            parameters.set_arrays(*self.binding.initial(self.arrays).initialize(None, params, aux, False))
+            parameters.pending.materialize()
+            parameters.set_arrays(*initialize(self.binding, None, params, aux, False, self.arrays))
             self._loaded = None
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
@@ -197,8 +199,8 @@ class Module(BaseModule):
         warnings.warn(message, stacklevel=3 if method == "init_params" else 4)
 
     def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, allow_missing: bool, *_: bool) -> None:
-        self.passes.materialize_outputs()
-        values = self.binding.initial(self.arrays).initialize(initializer, arg_params, aux_params, allow_missing)
+        self.parameters.pending.materialize()
+        values = initialize(self.binding, initializer, arg_params, aux_params, allow_missing, self.arrays)
         self.parameters.set_arrays(*values)
 
     def _set_params(self, arg_params: Any, aux_params: Any, *options: bool) -> None:
@@ -207,13 +209,13 @@ class Module(BaseModule):
             self._ignore_call("set_params")
             return
         if allow_missing and not allow_extra and self.binded:
-            self.binding.initial(self.arrays).check_names(arg_params, aux_params, "allow_extra")
+            check_names(self.binding, arg_params, aux_params, "allow_extra")
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, *options)
             return
-        self.passes.materialize_outputs()
+        self.parameters.pending.materialize()
         params, aux = self.parameters.arrays()
-        new_params, new_aux = self.binding.initial(self.arrays).converted(arg_params, aux_params or {})
+        new_params, new_aux = converted(self.binding, arg_params, aux_params or {})
         self.parameters.set_arrays({**params, **new_params}, {**aux, **new_aux})
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,7 +240,7 @@ class Module(BaseModule):
 
     # -------------------------------------------------------------------------------- optimizer
     def _init_optimizer(self, kvstore: Any, optimizer: Any, optimizer_params: Any, force_init: bool) -> None:
-        self._settle()
+        self.parameters.pending.materialize()
         parameters, passes = self.parameters, self.passes
         store, on_store = self._select(kvstore, parameters.arrays()[0])
         rows = self.binding.rows * stores.workers_of(store)
@@ -246,7 +248,7 @@ class Module(BaseModule):
         if reduce.slices is not None and not optimizer.is_pure:
             raise not_ordered("a user-defined optimizer class updates parameters on the host")
         parameters.kvstore, parameters.update_on_kvstore, parameters.names = store, on_store, list(self.binding.params)
-        reduce = parameters.join_workers(store, passes.trainable, reduce)  # from here on, that over the own devices
+        reduce = join_workers(parameters, store, passes.trainable, reduce)  # from here on, that over the own devices
         parameters.set_optimizer(optimizer, passes.trainable, self.binding.fixed_gammas, reduce)
         parameters.updater = None if optimizer.is_pure else get_updater(optimizer)
         self.optimizer_initialized = True
@@ -357,7 +359,7 @@ class Module(BaseModule):
         if out_grads is not None and not isinstance(out_grads, (list, tuple)):
             out_grads = [out_grads]
         heads = None if out_grads is None else [as_array(g) for g in out_grads]
-        self._feed_monitor("gradients", *([] if heads is None else [heads]))
+        self._feed_monitor("gradients", heads)
         self.passes.backward(heads)
 
     def update(self) -> None:
@@ -377,8 +379,8 @@ class Module(BaseModule):
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
         if merge_multi_context:
-            return [self.arrays.wrap(self.passes.whole_input_gradient(name)) for name in names]
-        return [[self.arrays.wrap(part) for part in self.passes.input_gradient(name)] for name in names]
+            return [self.arrays.wrap(gradient) for gradient in self.passes.input_gradients(names, merge=True)]
+        return [[self.arrays.wrap(part) for part in parts] for parts in self.passes.input_gradients(names, merge=False)]
 
     def gradients(self) -> dict[str, Any]:
         """Return the gradients of the parameters by name, summed over devices, after `backward`."""
@@ -492,7 +494,7 @@ class Module(BaseModule):
 
     def _sync_devices(self) -> None:
         if self.parameters.split:
-            self._settle()
+            self.parameters.pending.materialize()
             self.parameters.set_arrays(*self.parameters.arrays())
 
     def _without_padding(self, pad: int) -> list[Any]:
@@ -517,7 +519,7 @@ class Module(BaseModule):
         values = {**self.passes.whole_inputs(), **params}
         return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}
 
-    def _feed_monitor(self, kind: str, *heads: Any) -> None:
+    def _feed_monitor(self, kind: str, heads: Any = None) -> None:
         """Pass the named arrays of the current pass to the monitor, if it samples this step.
 
         kind: as in `Passes.captured`.  heads: gradients with respect to the outputs, if they were passed to `backward`.

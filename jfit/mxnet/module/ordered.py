@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import jax
+from typing import Any
 
 from jfit.data.batch import Batch, rows
 from jfit.parallel.devices import split_batch
 from jfit.parallel.ordered import OrderedSteps, process_slices
-from jfit.parallel.workers import from_main
 from jfit.step import StepOut
 from jfit.step.state import TrainState
-
-if TYPE_CHECKING:
-    from jfit.mxnet.module.parameters import Parameters
 
 
 def not_ordered(reason: str) -> NotImplementedError:
@@ -72,16 +66,6 @@ def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -
             f"{plan.reason}"
         )
     return split_batch(batch, 1, axes, count)
-
-
-def joined_arrays(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give the modules of all processes of a job the random key of rank 0; return its (parameters, auxiliary states)."""
-    params, aux = parameters.arrays()
-    state = parameters.state
-    named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
-    named = from_main({**named, "key": jax.device_get(state.key)}, "parameters of the module")
-    parameters.state = state._replace(key=parameters.place(jax.numpy.asarray(named["key"])))
-    return {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
 
 
 def ordered_program(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +11,15 @@ import numpy as np
 from jax import Array
 
 from jfit import counters
-from jfit.distributed import num_processes
-from jfit.interrupts import defer_interrupts
+from jfit.mxnet.deferred import Pending
 from jfit.mxnet.keys import next_key
 from jfit.mxnet.module.grouped import Placement
-from jfit.mxnet.module.ordered import joined_arrays, ordered_groups
-from jfit.mxnet.module.workers import Workers
+from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
 from jfit.parallel import place, place_split
-from jfit.parallel.contexts import across
 from jfit.parallel.ordered import process_slices
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
@@ -40,6 +36,8 @@ class Parameters:
     Attributes:
         devices: the JAX devices of the arrays.
         placement: the device of each array if `ctx_group`s are on different devices.
+        grouped: whether they are.
+        split: whether each device has separate parameters (kvstore=None), stored with a leading device axis.
         state: the TrainState; None before parameters are set.
         optimizer: the MXNet-style optimizer, or None.
         names: all parameters; the position of a name determines its optimizer index.
@@ -48,7 +46,9 @@ class Parameters:
         fixed_gammas: gammas of BatchNorm with fix_gamma=True: always 1, but counted as updated, because MXNet updates them and
             overwrites the result.
         reduce: reduction of gradients over devices.
+        slices: number of virtual slices of the batches of this process with reduce="ordered", else None.
         job_devices: `devices`; with a `dist` store of reduce="ordered", those of all processes of the job.
+        pending: passes of the graphs that use the parameters, to materialize before the arrays change.
         workers: sums over the processes of the job, a `jfit.mxnet.module.workers.Workers`; None: this process trains alone.
         passes: number of training passes since the last update, from which their random keys are derived.
     """
@@ -62,6 +62,7 @@ class Parameters:
     ) -> None:
         self.devices, self.names, self.mutable = list(devices), list(names), mutable
         self.placement = placement or Placement(self.devices[0], {})
+        self.grouped, self.split = bool(self.placement.by_name), False
         self.state: TrainState = None  # type: ignore[assignment]  # until `set_arrays`
         self.optimizer: Optimizer = None  # type: ignore[assignment]  # until `set_optimizer`
         self.kvstore: Any = None
@@ -70,10 +71,11 @@ class Parameters:
         self.trainable: list[str] = []
         self.fixed_gammas: list[str] = []
         self.reduce: Reduce = all_reduce()
-        self.workers: Workers | None = None
+        self.slices: int | None = None
+        self.workers: Any = None
         self.job_devices = self.devices
         self.passes = self.evaluations = 0
-        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()  # `Passes` whose outputs may still be pending
+        self.pending = Pending()
         self._rate: Any = None
         self._multipliers: Any = None
         self._cached_indices: Any = None
@@ -94,35 +96,26 @@ class Parameters:
         step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
         self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
 
-    @property
-    def grouped(self) -> bool:
-        """Whether the arrays are on different devices, those of their `ctx_group`s."""
-        return bool(self.placement.by_name)
-
     def place(self, tree: Any) -> Any:
         """Copy arrays to the devices: replicated, or each to the device of its parameter if `grouped`."""
         return self.placement.place(tree) if self.grouped else place(tree, self.devices)
 
     # -------------------------------------------------------------------------------- parameters
-    @property
-    def split(self) -> bool:
-        """Whether each device has separate parameters (kvstore=None), stored with a leading device axis."""
-        return not self.reduce.shared and len(self.devices) > 1
-
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         """Replace the passed parameters and auxiliary states; everything else is unchanged."""
-        self.materialize_pending()
         if self.state is not None and not set(self.state.params) <= set(params):
             old, old_aux = self.arrays()
             params, aux = {**old, **params}, {**old_aux, **aux}
-        placed, placed_aux = self.place(dict(params)), self.place(dict(aux))
-        if self.split:
-            placed = self.stacked(params)
+        placed, placed_aux = self.put(dict(params)), self.place(dict(aux))
         if self.state is None:
             key = jax.random.key_data(next_key())
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
             self.state = self.place(state)
         self.state = self.state._replace(params=placed, aux=placed_aux)
+
+    def put(self, tree: Any) -> Any:
+        """Copy parameters or their optimizer state to the devices: a copy for each if `split`, else as `place`."""
+        return self.stacked(tree) if self.split else self.place(tree)
 
     def stacked(self, tree: Any) -> Any:
         """Return the arrays repeated along a new leading device axis, as `place_slices` puts them on the devices."""
@@ -145,37 +138,6 @@ class Parameters:
         self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
-    def join_workers(self, store: Any, trainable: Sequence[str], reduce: Reduce) -> Reduce:
-        """Prepare the sums of a `dist` store over the processes of the job, if there are several.
-
-        Args:
-            store: the key-value store, or None.
-            trainable: names of the parameters that the optimizer updates.
-            reduce: how gradients are reduced over devices.
-
-        Returns:
-            How gradients are reduced over the devices of this process.
-        """
-        self.workers, self.job_devices = None, self.devices
-        if num_processes() == 1 or store is None or "dist" not in store.type:
-            return reduce
-        if reduce.slices is not None:  # one step on the devices of all processes
-            self.job_devices = across(self.devices)
-            process_slices(self.job_devices, reduce.slices, equal=True)
-            self.set_arrays(*joined_arrays(self))
-            return reduce
-        self.workers, initial = Workers.start(self, trainable, reduce)
-        self.set_arrays(*initial)
-        return all_reduce()
-
-    @property
-    def slices(self) -> int | None:
-        """Number of virtual slices of the batches of this process with reduce="ordered", else None."""
-        if self.reduce.slices is None:
-            return None
-        own = process_slices(self.job_devices, self.reduce.slices)
-        return self.reduce.slices if own is None else own.stop - own.start
-
     def set_optimizer(
         self, optimizer: Optimizer, trainable: Sequence[str], fixed_gammas: Sequence[str], reduce: Reduce
     ) -> None:
@@ -186,20 +148,21 @@ class Parameters:
         if self.optimizer is not None:
             self.optimizer.shared.detach(self)
         self.optimizer, self.trainable, self.fixed_gammas, self.reduce = optimizer, list(trainable), list(fixed_gammas), reduce
+        self.split, self.slices = not reduce.shared and len(self.devices) > 1, reduce.slices
+        own = None if reduce.slices is None else process_slices(self.job_devices, reduce.slices)
+        if own is not None:
+            self.slices = own.stop - own.start
         updated = {k: params[k] for k in sorted(self.trainable)}
         opt_state = self._init_state(updated) if optimizer.is_pure else ()
         local = reduce.init(updated)
-        count = len(self.devices)
-        if local is not None and count > 1:
+        if local is not None and len(self.devices) > 1:
             local = self.stacked(local)
         elif self.grouped:
             local = self.place(local)
-        opt_state = self.stacked(opt_state) if self.split else self.place(opt_state)
-        # place again: `reduce` decides whether parameters are replicated or separate, and may have changed it
-        placed = self.stacked(params) if self.split else self.place(params)
-        self.state = self.state._replace(params=placed)
+        # parameters, too: `reduce` decides whether they are replicated or separate, and may have changed it
+        placed, opt_state = self.put(params), self.put(opt_state)
         begin = self.place(jnp.int32(optimizer.begin_num_update))
-        self.state = self.state._replace(opt_state=opt_state, local=local, step=begin)
+        self.state = self.state._replace(params=placed, opt_state=opt_state, local=local, step=begin)
         self._rate = self._multipliers = None
         if optimizer.is_pure:
             optimizer.shared.attach(self)
@@ -227,8 +190,7 @@ class Parameters:
         state = self.state
         if isinstance(state.opt_state, OptState) and state.opt_state.shared:
             shared = {name: scalars[name] for name in state.opt_state.shared}
-            shared = self.stacked(shared) if self.split else self.place(shared)
-            self.state = state._replace(opt_state=state.opt_state._replace(shared=shared))
+            self.state = state._replace(opt_state=state.opt_state._replace(shared=self.put(shared)))
 
     def turns(self, fixed_gammas: Sequence[str]) -> Any:
         """Return the order in which MXNet updates the parameters of a graph, as hyperparameters of the update rule.
@@ -271,6 +233,12 @@ class Parameters:
         self._rate, self.passes = rates[-1], 0
         return rates
 
+    def undo_count(self, updated: Sequence[str], count: int) -> None:
+        """Reset the update counts to those before the last `count` updates, which failed; `updated` as in `begin_update`."""
+        done = self.optimizer.counts()
+        before = {i: done[i] - count for i in self.indices(updated) if i in done}
+        self.optimizer.set_counts({**done, **before}, self.optimizer.num_update - count)
+
     def _count_update(self, trainable: Sequence[str], updated: Sequence[str]) -> np.ndarray:
         """Advance the update counts by one; return the learning rate of this update, or one per parameter if they differ."""
         optimizer, indices = self.optimizer, self.indices(updated)
@@ -312,9 +280,8 @@ class Parameters:
         """
         if old is None and (np.asarray(values) == 1).all():
             return None
-        multipliers: Any = np.asarray(values, np.float32)
-        multipliers = tuple(multipliers) if separate else multipliers
-        return self.stacked(multipliers) if self.split else self.place(multipliers)
+        multipliers = np.asarray(values, np.float32)
+        return self.put(tuple(multipliers) if separate else multipliers)
 
     # -------------------------------------------------------------------------------- a part of the parameters
     def view(self, params: Sequence[str], aux: Sequence[str], trainable: Sequence[str]) -> TrainState:
@@ -334,37 +301,6 @@ class Parameters:
         same = len(params) == len(state.params) and len(aux) == len(state.aux)
         return same and (state.opt_state == () or len(trainable) == len(self.trainable))
 
-    def run(self, passes: Any, program: Callable[..., Any], *args: Any, count: int = 1) -> Any:
-        """Run `program(state, *args, rescale)`, which donates the state, and store the state it returns.
-
-        KeyboardInterrupt is deferred until the new state is stored, because the old one's buffers are gone.  If the dispatch
-        fails, the host's update counts are reset to those before its `count` updates.
-
-        Returns:
-            The program's second result, or None if it returns only the state.
-        """
-        optimizer = self.optimizer
-        with defer_interrupts(), counters.explained():
-            try:
-                result = program(passes.view(), *args, np.float32(optimizer.rescale_grad))
-            except BaseException:
-                done = optimizer.counts()
-                before = {i: done[i] - count for i in self.indices(passes.updated) if i in done}
-                optimizer.set_counts({**done, **before}, optimizer.num_update - count)
-                raise
-            new, out = (result, None) if isinstance(result, TrainState) else result
-            self.commit(new, passes.trainable)
-        return out
-
-    def materialize_pending(self, except_for: Any = None) -> None:
-        """Compute the pending outputs of all graphs but `except_for`, because the parameters are about to change.
-
-        Outputs are those of the parameters at the time of `forward`.
-        """
-        for passes in list(self.waiting):
-            if passes is not except_for:
-                passes.materialize_outputs()
-
     def count_per_parameter(self) -> TrainState:
         """Replace a common update count in the state by one per parameter, and return the state.
 
@@ -376,8 +312,7 @@ class Parameters:
         count, size = jnp.asarray(state.opt_state.count), len(self.trainable)
         if count.ndim == int(self.split):
             count = np.full(size, np.asarray(counters.read(count)).max(), np.int32)
-            count = self.stacked(count) if self.split else self.place(count)
-            self.state = state = state._replace(opt_state=state.opt_state._replace(count=count))
+            self.state = state = state._replace(opt_state=state.opt_state._replace(count=self.put(count)))
         return state
 
     def _part(self, whole: OptState, trainable: Sequence[str]) -> OptState:

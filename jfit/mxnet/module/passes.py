@@ -1,15 +1,17 @@
-"""Lazy evaluation of separate forward, backward and update calls, in as few compiled programs as possible.
+"""Forward, backward and update of one bound graph, recorded as `jfit.mxnet.deferred` describes.
 
 `forward` and `backward` only record the call.  If no result is read before `update`, all three run as one program,
 `jfit.step.train_step`.  If outputs are read before `backward`, a forward program runs first (with the same random numbers);
 if gradients are read before `update`, a backward program and an update program run.  The results are the same in all cases.
 
-The functions are those of `jfit.step`; `Programs` compiles and caches them.
+The functions are those of `jfit.step`; `Programs` compiles and caches them.  Who owns what: `Parameters` the arrays, the
+optimizer and its state; `Passes` the recorded passes and their gradients, of which parameters know nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +20,15 @@ import numpy as np
 from jax import Array
 
 from jfit import counters, interrupts
-from jfit.data import Batch
+from jfit.data.batch import Batch
+from jfit.data.batch import rows as rows_of
 from jfit.lowering.model import Model, Plan
+from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_groups, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.programs import Programs
-from jfit.mxnet.module.slices import dense_rows, device_shapes, drop_rows, merge_slices, slices_of, split_slices
+from jfit.mxnet.module.slices import dense_rows, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
@@ -41,16 +45,16 @@ class Pass(NamedTuple):
         counts: number of rows of each device, without padding.
         train: whether it is in training mode.
         number: number of the pass within its step, from which its random key is derived.
-        plan: which axis of each output is the row axis.
+        specs: shape and dtype of each input on one device, for the largest slice.
         ordered: whether it is a training pass with reduce="ordered".  `batch` is then the whole batch, padded; `counts` and
-            `plan` are those of its virtual slices, and outputs have a leading slice axis.
+            `specs` are those of its virtual slices, and outputs have a leading slice axis.
     """
 
     batch: Batch
     counts: tuple[int, ...]
     train: bool
     number: int
-    plan: Plan
+    specs: dict[str, jax.ShapeDtypeStruct]
     ordered: bool = False
 
 
@@ -64,41 +68,34 @@ class Passes:
 
     def __init__(self, bound: Binding, parameters: Parameters) -> None:
         self.programs, self._bound = Programs(bound.model, parameters, bound.fixed_gammas, bound.replicas), bound
-        self.params, self.aux, self.grad_reqs, self.trainable = bound.params, bound.aux, bound.grad_reqs, bound.trainable
+        self.parameters, self.grad_reqs, self.trainable = parameters, bound.grad_reqs, bound.trainable
         self.updated = [*bound.trainable, *bound.fixed_gammas]  # MXNet's optimizer counts updates of fixed gammas, too
         self.gradients: dict[str, Any] = {}  # with a leading device axis if there are several; SparseRows until read
         self._pass: Pass | None = None
-        self._outputs: tuple[Array, ...] | None = None
-        self._backward: Any = None  # pending backward pass: None if none, () without head gradients, else the head gradients
+        self._deferred = Deferred(None)  # the computation of `_pass`
         self._window = Window()
         self._captures: dict[Any, Any] = {}
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters and optimizer, which several graphs may share."""
-        return self.programs.parameters
 
     # -------------------------------------------------------------------------------- forward
     def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
         """Record a forward pass; a pending backward pass runs first."""
-        self.flush()
-        devices, parameters = len(self.parameters.devices), self.parameters
-        axes = self.programs.model.batch_axes
+        self._deferred.settle()
+        parameters, axes = self.parameters, self.programs.model.batch_axes
         slices = parameters.slices if train else None
         if slices is not None and self.programs.replicas is not None:
             raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)
-        plan = self.programs.plan(device_shapes(batch, counts, axes))
+        specs = _specs_of_slice(batch, max(counts), axes)
         if slices is not None:
-            batch = padded_batch(batch, slices, axes, plan)
-        elif len(set(counts)) > 1 and not plan.paddable:
+            batch = padded_batch(batch, slices, axes, self._plan(specs))
+        elif len(set(counts)) > 1 and not (plan := self._plan(specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
         else:
-            batch = self._on_devices(split_slices(batch, counts, axes) if devices > 1 else batch)
+            batch = self._on_devices(split_slices(batch, counts, axes) if len(parameters.devices) > 1 else batch)
         number = parameters.next_pass_number(train)
-        self._pass = Pass(batch, tuple(counts), train, number, plan, ordered=slices is not None)
-        self._outputs = self._backward = None
-        parameters.waiting.add(self)
+        self._pass = at = Pass(batch, tuple(counts), train, number, specs, ordered=slices is not None)
+        self._deferred = Deferred(None if at.ordered else functools.partial(self._run_forward, at))
+        parameters.pending.add(self._deferred)
 
     def _on_devices(self, tree: Any) -> Any:
         """Return arrays that the programs can use: those committed to other devices, such as outputs of modules, are moved."""
@@ -106,31 +103,21 @@ class Passes:
         where = sharding(devices if self.programs.replicas is None else devices[:1], split=True)
         return jax.tree.map(lambda x: jax.device_put(x, where) if isinstance(x, Array) and x.committed else x, tree)
 
-    def outputs(self) -> tuple[Array, ...]:
-        """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
-        at = self._last_pass()
-        if self._outputs is None and self._backward is not None:
-            self.flush()
-        if self._outputs is None:
-            check_not_ordered(at, "outputs of a training pass are read before update()")
-            state = self.view()
-            run = self.programs.forward(at.train)
-            outputs = run(state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
-            self._limit_queue(outputs[0])
-            self._outputs = outputs
-        assert self._outputs is not None
-        return self._outputs
+    def _run_forward(self, at: Pass) -> tuple[Array, ...]:
+        outputs = self.programs.forward(at.train)(*self._arguments(at))
+        self.limit_queue(outputs[0])
+        return outputs
 
-    def materialize_outputs(self) -> None:
-        """Compute pending gradients and outputs now, because the parameters are about to change."""
-        self.flush()
-        if self._pass is not None and self._outputs is None:
-            if self._pass.ordered:
-                self._pass = None  # a training pass without backward pass has no effect
-            else:
-                self.outputs()
+    def _plan(self, specs: dict[str, jax.ShapeDtypeStruct]) -> Plan:
+        """Return which axis of each output has the batch rows, for inputs of these shapes; only several devices need it."""
+        return self.programs.model.plan(specs)
 
-    def _limit_queue(self, result: Array) -> None:
+    def _arguments(self, at: Pass) -> tuple[Any, ...]:
+        """Return the arguments of the programs of a pass, see `jfit.step.forward_step`."""
+        state = self.view()
+        return state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number)
+
+    def limit_queue(self, result: Array) -> None:
         """At every 8th dispatch, wait for the dispatch 8 before it, so that the host does not queue any number of programs.
 
         Args:
@@ -140,12 +127,68 @@ class Passes:
         if fence is not None:
             counters.wait(fence)  # sync: the host waits for the dispatch 8 before this one
 
+    def _last_pass(self) -> Pass:
+        if self._pass is None:
+            raise RuntimeError("the module has no outputs yet; call forward(batch) first")
+        return self._pass
+
+    def discard_results(self) -> None:
+        """Drop outputs and gradients, because EpochRunner runs further steps without keeping their outputs and gradients."""
+        self._pass, self._deferred = None, Deferred(None)
+        self.gradients.clear()
+
+    # -------------------------------------------------------------------------------- results
+    def outputs(self) -> tuple[Array, ...]:
+        """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
+        if self._last_pass().ordered and not self._deferred.is_done:
+            check_not_ordered(self._pass, "outputs of a training pass are read before update()")
+        return self._deferred.outputs()
+
     def merged(self, without: int = 0) -> list[Array]:
         """Return the outputs for the whole batch, without its last `without` rows."""
-        outputs, last, rows = self.outputs(), self._last_pass(), self._rows()
-        several = len(last.counts) > 1 or last.ordered
-        whole = list(merge_slices(outputs, rows, last.counts)) if several else list(outputs)
-        return [drop_rows(out, where, sum(last.counts), without) for out, where in zip(whole, rows, strict=True)]
+        outputs, at = self.outputs(), self._last_pass()
+        if not without and len(at.counts) == 1 and not at.ordered:
+            return list(outputs)
+        whole, rows, size = self._whole(outputs, self._rows()), self._rows(), sum(at.counts)
+        return [drop_rows(out, where, size, without) for out, where in zip(whole, rows, strict=True)] if without else whole
+
+    def sliced(self) -> list[list[Array]]:
+        """Return for each output a list with the slice of each device."""
+        outputs = self.outputs()
+        check_not_ordered(self._pass, "get_outputs(merge_multi_context=False) reads the outputs of each context")
+        return self._per_device(outputs, self._rows())
+
+    def input_gradients(self, names: Sequence[str], merge: bool) -> list[Any]:
+        """Return the gradients of inputs without padding rows.
+
+        merge: for the whole batch, without a copy to the host; otherwise for each input a list with those of each device.
+        """
+        gradients, counts, axes = self.read_gradients(), self._last_pass().counts, self.programs.model.batch_axes
+        missing = [n for n in names if n not in gradients]
+        if missing:
+            problem = f"there is no gradient of input {missing[0]!r} yet"
+            raise RuntimeError(f"{problem}; call forward(batch, is_train=True) and backward()")
+        rows = tuple(RowLayout(axes.get(n, 0), 1, max(counts), 1) for n in names)
+        return (self._whole if merge else self._per_device)([gradients[n] for n in names], rows)
+
+    def _whole(self, arrays: Sequence[Array], rows: tuple[MaybeLayout, ...]) -> list[Array]:
+        """Return arrays for the whole batch; `rows` says which of their axes has the batch rows."""
+        at = self._last_pass()
+        several = len(at.counts) > 1 or at.ordered
+        return list(merge_slices(tuple(arrays), rows, at.counts)) if several else list(arrays)
+
+    def _per_device(self, arrays: Sequence[Array], rows: Sequence[MaybeLayout]) -> list[list[Array]]:
+        """Return for each array the slice of each device without padding rows, on that device; arguments as for `_whole`."""
+        counts = self._last_pass().counts
+        if len(counts) == 1:
+            return [[array] for array in arrays]
+        slices = [slices_of(array, where, counts) for array, where in zip(arrays, rows, strict=True)]
+        return [[jax.device_put(x, d) for x, d in zip(each, self.parameters.devices, strict=True)] for each in slices]
+
+    def _rows(self) -> tuple[MaybeLayout, ...]:
+        # None instead of LOST (no axis holds the batch rows): the outputs of several devices are then concatenated along
+        # axis 0, as MXNet does with all outputs.
+        return tuple(None if r is LOST else r for r in self._plan(self._last_pass().specs).rows)
 
     def whole_inputs(self) -> dict[str, Any]:
         """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
@@ -162,17 +205,17 @@ class Passes:
         }
         return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
 
-    def captured(self, kind: str, monitor: Any, heads: Sequence[Any]) -> list[dict[str, Array]]:
+    def captured(self, kind: str, monitor: Any, heads: Sequence[Any] | None = None) -> list[dict[str, Array]]:
         """Compute the internal arrays of the current pass that a monitor needs: one dict by name for each device.
 
         Args:
             kind: "outputs" (of a training pass), "eval_outputs", or "gradients".
             monitor: a Monitor, whose `pattern` and `monitor_all` select the arrays.
-            heads: [head gradients], or [].
+            heads: head gradients, if they were passed to `backward`.
         """
-        at, state, bound = self._last_pass(), self.view(), self._bound
+        at, bound = self._last_pass(), self._bound
         check_not_ordered(at, "a monitor reads the internal arrays of each device")
-        key = ("monitor", kind, bool(heads), monitor.pattern, monitor.monitor_all)
+        key = ("monitor", kind, heads is not None, monitor.pattern, monitor.monitor_all)
         if key not in self._captures:
             inputs = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
             if kind == "gradients":
@@ -183,163 +226,104 @@ class Passes:
         capture = self._captures[key]
         if not capture.names:
             return []
-        split = [tuple(self._split_head_gradient(g, w, at.counts) for g, w in zip(h, at.plan.rows, strict=True)) for h in heads]
-        args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number), *split)
-        devices, run = len(self.parameters.devices), self.programs.captured(key, capture.raw, len(heads))
-        arrays = run(*args)
+        more = () if heads is None else (self._split_head_gradients(heads),)
+        arrays = self.programs.captured(key, capture.raw, len(more))(*self._arguments(at), *more)
+        devices = len(self.parameters.devices)
         if not isinstance(arrays, list):
             arrays = [arrays] if devices == 1 else [{n: v[d] for n, v in arrays.items()} for d in range(devices)]
         return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
 
-    def sliced(self) -> list[list[Array]]:
-        """Return for each output a list with the slice of each device."""
-        outputs, at = self.outputs(), self._last_pass()
-        check_not_ordered(at, "get_outputs(merge_multi_context=False) reads the outputs of each context")
-        if len(at.counts) == 1:
-            return [[out] for out in outputs]
-        return [self._per_device(out, where, at.counts) for out, where in zip(outputs, self._rows(), strict=True)]
-
-    def _per_device(self, out: Array, where: MaybeLayout, counts: Sequence[int]) -> list[Array]:
-        """Return the slice of each device without padding rows, placed on that device.
-
-        where: `RowLayout` of the output: which of its axes has the batch rows.  counts: number of rows of each device.
-        """
-        pieces = slices_of(out, where, counts)
-        return [jax.device_put(piece, device) for piece, device in zip(pieces, self.parameters.devices, strict=True)]
-
-    def _rows(self) -> tuple[MaybeLayout, ...]:
-        # None instead of LOST (no axis holds the batch rows): the outputs of several devices are then concatenated along
-        # axis 0, as MXNet does with all outputs.
-        return tuple(None if r is LOST else r for r in self._last_pass().plan.rows)
-
-    def _last_pass(self) -> Pass:
-        if self._pass is None:
-            raise RuntimeError("the module has no outputs yet; call forward(batch) first")
-        return self._pass
-
     # -------------------------------------------------------------------------------- backward
     def backward(self, out_grads: Sequence[Any] | None) -> None:
         """Record the backward pass of the last forward pass."""
-        at = self._last_pass()
+        at, model = self._last_pass(), self.programs.model
         if not at.train:
             raise RuntimeError("backward() needs a forward pass in training mode; call forward(batch, is_train=True) first")
-        if out_grads is not None:
-            check_not_ordered(at, "backward(out_grads) takes the gradients of the outputs, which were computed before")
-        self.flush()  # every backward pass has effects: it adds to gradients ("add") and updates moving statistics
-        model = self.programs.model
         if out_grads is None:
             plain = [o.name for i, o in enumerate(model.outputs) if o.kind == "plain" and not _blocked(model, i)]
             if plain:
                 raise ValueError(f"backward(): output {plain[0]!r} is not a loss, so its gradient is unknown; pass out_grads")
-            self._backward = ()
-            return
-        if len(out_grads) != len(model.outputs):
-            names = [o.name for o in model.outputs]
-            raise ValueError(f"out_grads has {len(out_grads)} arrays, expected one for each output: {names}")
-        split = tuple(self._split_head_gradient(g, where, at.counts) for g, where in zip(out_grads, at.plan.rows, strict=True))
-        self._backward = self._on_devices(split)
+            heads = ()
+        else:
+            check_not_ordered(at, "backward(out_grads) takes the gradients of the outputs, which were computed before")
+            if len(out_grads) != len(model.outputs):
+                names = [o.name for o in model.outputs]
+                raise ValueError(f"out_grads has {len(out_grads)} arrays, expected one for each output: {names}")
+            heads = (self._on_devices(self._split_head_gradients(out_grads)),)
+        run = functools.partial(self._run_backward, at, heads)
+        self._deferred.backward(run, part_of_step=not heads and at.number == 0)
 
-    def _split_head_gradient(self, gradient: Any, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
-        """Split the gradient of an output over devices: (rows, ...) -> (devices, n, ...), unchanged for one device.
+    def _split_head_gradients(self, gradients: Sequence[Any]) -> tuple[Array, ...]:
+        """Split the gradients of the outputs over devices: (rows, ...) -> (devices, n, ...), unchanged for one device.
 
         n is the largest number of rows of a device; devices with fewer rows have padding rows with gradient 0.
 
-        Args:
-            gradient: gradient of the loss with respect to the output of the whole batch.
-            where: row layout of the output; None or LOST if no axis holds the batch rows.
-            counts: number of rows of each device.
-
         Raises:
-            ValueError: there are several devices, and the output does not have the rows in order along one axis.
+            ValueError: there are several devices, and an output does not have the rows in order along one axis.
         """
-        value = jnp.asarray(gradient)
-        if len(counts) == 1:
-            return value
-        if not isinstance(where, RowLayout) or where.before != 1:
-            problem = "the output does not have the rows of the batch in order along one axis"
-            raise ValueError(f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: {problem}")
-        batch = Batch({"gradient": value})
-        scaled = [c * where.after for c in counts]
-        split = split_slices(batch, scaled, {"gradient": where.axis})
-        slices = split.inputs["gradient"]
-        if split.weight is None:
-            return slices
-        shape = (*split.weight.shape[:1], *(split.weight.shape[1] if k == where.axis else 1 for k in range(slices.ndim - 1)))
-        return jnp.where(split.weight.reshape(shape) > 0, slices, 0)
+        at = self._last_pass()
+        values = [jnp.asarray(gradient) for gradient in gradients]
+        if len(at.counts) == 1:
+            return tuple(values)
+        return tuple(
+            _split_head_gradient(v, where, at.counts) for v, where in zip(values, self._plan(at.specs).rows, strict=True)
+        )
 
-    def flush(self) -> None:
-        """Run the pending backward pass, if any."""
-        if self._backward is None:
-            return
-        at, heads, state = self._last_pass(), self._backward, self.view()
-        self._backward = None
+    def _run_backward(self, at: Pass, heads: tuple[Any, ...]) -> tuple[Array, ...]:
+        """Run both passes, store the gradients and the new auxiliary states, and return the outputs."""
         check_not_ordered(at, "gradients are read, or another pass or new parameters follow backward() without update()")
-        wrt = tuple(sorted(self.grad_reqs))
-        run = self.programs.gradients(wrt, bool(heads))
-        args = (state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number))
-        outputs, gradients, aux = run(*args, heads) if heads else run(*args)
-        if self.programs.replicas is not None and not self.parameters.grouped:  # only other graphs have no groups
-            gradients, aux = place_split(gradients, self.parameters.devices), self.parameters.place(aux)
-        self._limit_queue(outputs[0])
-        if self._outputs is None:  # outputs that were read before are kept, even if the parameters have changed since
-            self._outputs = outputs
-        whole = self.parameters.state
-        self.parameters.state = whole._replace(aux={**whole.aux, **aux})
+        run, parameters = self.programs.gradients(tuple(sorted(self.grad_reqs)), bool(heads)), self.parameters
+        outputs, gradients, aux = run(*self._arguments(at), *heads)
+        if self.programs.replicas is not None and not parameters.grouped:  # only other graphs have no groups
+            gradients, aux = place_split(gradients, parameters.devices), parameters.place(aux)
+        self.limit_queue(outputs[0])
+        parameters.state = parameters.state._replace(aux={**parameters.state.aux, **aux})
         for name, gradient in gradients.items():
-            old = self.read_gradients().get(name) if self.grad_reqs[name] == "add" else None
-            gradient = gradient if old is None else dense_gradient(self.parameters, name, gradient)
-            self.gradients[name] = gradient if old is None or old.shape != gradient.shape else _add(old, gradient)
+            old = self._dense(name, self.gradients.get(name)) if self.grad_reqs[name] == "add" else None
+            if old is not None:
+                gradient = self._dense(name, gradient)
+                gradient = _add(old, gradient) if old.shape == gradient.shape else gradient
+            self.gradients[name] = gradient
+        return outputs
+
+    def settle(self) -> None:
+        """Run the pending backward pass, if any."""
+        self._deferred.settle()
 
     def read_gradients(self) -> dict[str, Array]:
         """Return the gradients by name as dense arrays, after running a pending backward pass."""
-        self.flush()
+        self.settle()
         check_not_ordered(self._pass, "gradients are read, which it does not keep")
-        self.gradients.update({n: dense_gradient(self.parameters, n, g) for n, g in self.gradients.items()})
+        self.gradients.update({n: self._dense(n, g) for n, g in self.gradients.items()})
         return self.gradients
-
-    def discard_results(self) -> None:
-        """Drop outputs and gradients, because EpochRunner runs further steps without keeping their outputs and gradients."""
-        self._pass, self._outputs, self._backward = None, None, None
-        self.gradients.clear()
 
     def gradient_slices(self, name: str) -> list[Array]:
         """Return the gradient of a parameter on each device, a list; zeros before the first backward pass."""
-        gradients = self.read_gradients()
-        devices = len(self.parameters.devices)
+        gradients, devices = self.read_gradients(), len(self.parameters.devices)
         if name not in gradients:
-            state = self.view()
-            param = state.params[name]
-            zero = jnp.zeros(param.shape[1:] if self.parameters.split else param.shape, param.dtype)
-            return [zero] * devices
+            param = self.parameters.state.params[name]
+            return [jnp.zeros(param.shape[int(self.parameters.split) :], param.dtype)] * devices
         return [gradients[name]] if devices == 1 else list(gradients[name])
-
-    def input_gradient(self, name: str) -> list[Array]:
-        """Return the gradient of an input on each device, a list, without padding rows."""
-        gradient, at = self._input_gradient(name)
-        return [gradient] if len(at.counts) == 1 else self._per_device(gradient, self._input_rows(name), at.counts)
-
-    def whole_input_gradient(self, name: str) -> Array:
-        """Return the gradient of an input for the whole batch, without copying it to the host."""
-        gradient, at = self._input_gradient(name)
-        return gradient if len(at.counts) == 1 else merge_slices((gradient,), (self._input_rows(name),), at.counts)[0]
-
-    def _input_gradient(self, name: str) -> tuple[Array, Pass]:
-        gradients, at = self.read_gradients(), self._last_pass()
-        if name not in gradients:
-            raise RuntimeError(f"there is no gradient of input {name!r} yet; call forward(batch, is_train=True) and backward()")
-        return gradients[name], at
-
-    def _input_rows(self, name: str) -> RowLayout:
-        return RowLayout(self.programs.model.batch_axes.get(name, 0), 1, max(self._last_pass().counts), 1)
 
     def set_gradient(self, name: str, slices: Sequence[Any]) -> None:
         """Replace the gradient of a parameter by `slices`, one array for each device."""
-        self.flush()
+        self.settle()
         values = [jnp.asarray(s) for s in slices]
         if len(values) == 1:
             self.gradients[name] = values[0]
         else:
             self.gradients.update(self.parameters.place_slices({name: np.stack(counters.read(values))}))
+
+    def _dense(self, name: str, gradient: Any, several: bool | None = None) -> Any:
+        """Return a gradient as a dense array (it may be SparseRows).
+
+        several: whether it has a leading device axis; None: if there are several devices.
+        """
+        if not is_rows(gradient):
+            return gradient
+        parameters = self.parameters
+        size = parameters.state.params[name].shape[int(parameters.split)]
+        return dense_rows(gradient, size, several=len(parameters.devices) > 1 if several is None else several)
 
     # -------------------------------------------------------------------------------- update
     @property
@@ -357,45 +341,63 @@ class Passes:
 
     def update(self) -> None:
         """Update the parameters: in one program with pending forward and backward passes, or from gradients computed before."""
-        self.parameters.materialize_pending(except_for=self)
+        self.parameters.pending.materialize(except_for=self._deferred)
         if not self.trainable:
-            self.flush()
-            return
-        nothing_read = self._backward == () and self._outputs is None and self._last_pass().number == 0
-        if nothing_read and self.is_one_program:
+            self.settle()
+        elif self.is_one_program and self._deferred.take():
             self._step()
         else:
             self._update_from_gradients()
+
+    def _step(self) -> None:
+        at = self._last_pass()
+        out = self._advance(self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
+        self._deferred.finish(out.outputs)
+        self.gradients.update(out.gradients or {})
+        self.limit_queue(out.fence)
 
     def _update_from_gradients(self) -> None:
         """Update the parameters with the gradients of the last backward pass, which runs first if it is pending."""
         parameters, workers = self.parameters, self.parameters.workers
         check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
-        self.materialize_outputs()
+        self._deferred.materialize()
         missing = [n for n in self.trainable if n not in self.gradients]
         if missing:
             raise RuntimeError(f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward()")
         gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
-            gradients = workers.reduced(parameters, gradients, self.aux)
+            gradients = workers.reduced(parameters, gradients, self._bound.aux)
         if not parameters.optimizer.is_pure:
             self._update_in_python(gradients, several=len(parameters.devices) > 1 and workers is None)
             return
         if workers is not None:
             gradients = workers.arguments(gradients, parameters.grouped)
-        with interrupts.defer_interrupts():  # the host's update counts and the state change together
-            parameters.begin_update(self.trainable, self.updated)
-            parameters.run(self, self.programs.update(summed=workers is not None), gradients)
+        self._advance(self.programs.update(summed=workers is not None), gradients)
 
-    def _step(self) -> None:
-        parameters, at = self.parameters, self._last_pass()
-        self._backward = None  # before running: a step that fails must not be retried with the next batch
+    def _advance(self, program: Callable[..., Any], *args: Any) -> Any:
+        """Count an update and run its program."""
         with interrupts.defer_interrupts():  # the host's update counts and the state change together
-            parameters.begin_update(self.trainable, self.updated)
-            out = parameters.run(self, self.programs.ordered() if at.ordered else self.programs.step(), at.batch)
-            self._outputs = out.outputs
-            self.gradients.update(out.gradients or {})
-        self._limit_queue(out.fence)
+            self.parameters.begin_update(self.trainable, self.updated)
+            return self.run(program, *args)
+
+    def run(self, program: Callable[..., Any], *args: Any, count: int = 1) -> Any:
+        """Run `program(state, *args, rescale)`, which donates the state, and store the state it returns.
+
+        KeyboardInterrupt is deferred until the new state is stored, because the old one's buffers are gone.  If the dispatch
+        fails, the host's update counts are reset to those before its `count` updates.
+
+        Returns:
+            The program's second result, or None if it returns only the state.
+        """
+        with interrupts.defer_interrupts(), counters.explained():
+            try:
+                result = program(self.view(), *args, np.float32(self.parameters.optimizer.rescale_grad))
+            except BaseException:
+                self.parameters.undo_count(self.updated, count)
+                raise
+            new, out = (result, None) if isinstance(result, TrainState) else result
+            self.parameters.commit(new, self.trainable)
+        return out
 
     def _update_in_python(self, gradients: Mapping[str, Array], several: bool) -> None:
         """Run a user-defined optimizer's `update(index, weight, grad, state)` on the host; fixed gammas always stay 1.
@@ -407,12 +409,10 @@ class Passes:
             raise NotImplementedError("a user-defined optimizer class does not support kvstore=None on several devices")
         if parameters.state.local is not None:
             raise NotImplementedError("a user-defined optimizer class does not support gradient compression")
-        gradients = {n: dense_gradient(parameters, n, g, several) for n, g in gradients.items()}
         params, _ = parameters.arrays()
         new: dict[str, Any] = {}
-        number = {name: i for i, name in enumerate(parameters.names)}
-        for name in sorted(self.updated, key=number.__getitem__):
-            gradient = gradients.get(name, jnp.zeros_like(params[name]))
+        for name in sorted(self.updated, key=parameters.names.index):
+            gradient = self._dense(name, gradients.get(name, jnp.zeros_like(params[name])), several)
             if parameters.grouped:
                 gradient = jax.device_put(gradient, parameters.devices[0])
             if several and name in gradients:
@@ -426,12 +426,23 @@ class Passes:
 
     def view(self) -> TrainState:
         """Return the part of the shared TrainState that this graph uses."""
-        return self.parameters.view(self.params, self.aux, self.trainable)
+        return self.parameters.view(self._bound.params, self._bound.aux, self.trainable)
 
 
 @jax.jit
 def _add(a: Array, b: Array) -> Array:
     return a + b
+
+
+def _specs_of_slice(batch: Batch, longest: int, axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each input for `longest` rows; `axes` has the batch axes that are not axis 0."""
+    size, specs = rows_of(batch, axes), {}
+    for name, value in batch.inputs.items():
+        shape, axis = list(np.shape(value)), axes.get(name, 0)
+        if shape[axis : axis + 1] == [size]:
+            shape[axis] = longest
+        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
+    return specs
 
 
 def _blocked(model: Model, index: int) -> bool:
@@ -440,12 +451,14 @@ def _blocked(model: Model, index: int) -> bool:
     return symbol is not None and index < len(symbol.heads) and getattr(symbol.heads[index].node.op, "name", "") == "BlockGrad"
 
 
-def dense_gradient(parameters: Parameters, name: str, gradient: Any, several: bool | None = None) -> Any:
-    """Return a gradient as a dense array (it may be SparseRows).
-
-    several: whether it has a leading device axis; None: if there are several devices.
-    """
-    if not is_rows(gradient):
-        return gradient
-    size = parameters.state.params[name].shape[int(parameters.split)]
-    return dense_rows(gradient, size, several=len(parameters.devices) > 1 if several is None else several)
+def _split_head_gradient(value: Array, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
+    """Split one head gradient over several devices; `where` is the row layout of the output."""
+    if not isinstance(where, RowLayout) or where.before != 1:
+        problem = "the output does not have the rows of the batch in order along one axis"
+        raise ValueError(f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: {problem}")
+    split = split_slices(Batch({"gradient": value}), [c * where.after for c in counts], {"gradient": where.axis})
+    slices = split.inputs["gradient"]
+    if split.weight is None:
+        return slices
+    shape = (*split.weight.shape[:1], *(split.weight.shape[1] if k == where.axis else 1 for k in range(slices.ndim - 1)))
+    return jnp.where(split.weight.reshape(shape) > 0, slices, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax import lax
 
-from jfit.lowering.model import Model, Plan
+from jfit.lowering.model import Model
 from jfit.mxnet.module.grouped import update_by_device
 from jfit.mxnet.module.ordered import ordered_program
 from jfit.mxnet.module.parameters import Parameters
@@ -39,65 +39,62 @@ class Programs:
         self, model: Model, parameters: Parameters, fixed_gammas: Sequence[str] = (), replicas: Replicas | None = None
     ) -> None:
         self.model, self.parameters, self.fixed_gammas, self.replicas = model, parameters, list(fixed_gammas), replicas
-        self._compiled: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan] = {}
+        self._made: dict[Any, Program] = {}
 
     def axes(self) -> tuple[int | None, TrainState]:
         """Return the axes of (parameters, TrainState) as for vmap: 0 for a leading device axis, None for replicated arrays."""
         axis = 0 if self.parameters.split else None
         return axis, TrainState(None, axis, None, axis, None, None, None, 0)  # type: ignore[arg-type]
 
+    def _once(self, key: Any, make: Callable[[], Program]) -> Program:
+        """Return `make()`, made at the first use of `key`."""
+        key = (key, self.parameters.split)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def compiled(self, key: Any, make: Callable[[], tuple[Any, ...]], name: str, donate: tuple[int, ...] = ()) -> Program:
-        """Return the cached program of `key`; at its first use it is compiled from `make()`, (function, in_axes, out_axes).
+        """Return the program of `key`; at its first use it is compiled from `make()`, (function, in_axes, out_axes).
 
         name: name of the program.  donate: indices of the arguments whose buffers it may reuse.
         """
-        key = (key, self.parameters.split)
-        if key not in self._compiled:
+
+        def compiled() -> Program:
             fn, in_axes, out_axes = make()
-            self._compiled[key] = compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
-        return self._compiled[key]
+            return compile_spmd(fn, self.parameters.devices, in_axes, out_axes, donate=donate, name=name)
+
+        return self._once(key, compiled)
+
+    def _pass(self, key: Any, fn: Callable[[], Any], out_axes: Any, name: str, heads: int = 0) -> Program:
+        """Return the program (params, aux, batch, key, step, number, *head gradients) of the function `fn()`."""
+        return self.compiled(key, lambda: (fn(), (self.axes()[0], None, 0, None, None, None, *[0] * heads), out_axes), name)
 
     def forward(self, train: bool) -> Program:
         """Return the program (params, aux, batch, key, step, number) -> outputs with a leading device axis."""
+        key, replicas = ("forward", train), self.replicas
+        if replicas is not None:
+            return self._once(key, lambda: replicas.forward(train, self.parameters.split))
+        return self._pass(key, lambda: forward_step(self.model, train=train), 0, "forward")
 
-        def make():
-            return forward_step(self.model, train=train), (self.axes()[0], None, 0, None, None, None), 0
-
-        if self.replicas is not None:
-            return self._staged(("forward", train), self.replicas.forward, train)
-        return self.compiled(("forward", train), make, "forward")
-
-    def _staged(self, key: Any, make: Callable[..., Program], argument: Any) -> Program:
-        """Return the cached function `make(argument, split)`, which runs several programs; `make` is a method of `Replicas`."""
-        key = (key, self.parameters.split)
-        if key not in self._compiled:
-            self._compiled[key] = make(argument, self.parameters.split)
-        return self._compiled[key]
-
-    def gradients(self, wrt: Sequence[str], heads: bool) -> Program:
+    def gradients(self, wrt: tuple[str, ...], heads: bool) -> Program:
         """Return the program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux).
 
         wrt: names to differentiate with respect to.  heads: whether it takes head gradients (those of the outputs).
         """
-
-        def make():
-            fn, axes = gradient_step(self.model, wrt, by_rows=True), (self.axes()[0], None, 0, None, None, None)
-            return fn, (*axes, 0) if heads else axes, (0, 0, None)
-
-        if self.replicas is not None:
-            return self._staged(("gradients", tuple(wrt)), self.replicas.gradients, wrt)
-        return self.compiled(("gradients", tuple(wrt), heads), make, "gradients")
+        key, replicas = ("gradients", wrt, heads), self.replicas
+        if replicas is not None:
+            return self._once(key, lambda: replicas.gradients(wrt, self.parameters.split))
+        return self._pass(key, lambda: gradient_step(self.model, wrt, by_rows=True), (0, 0, None), "gradients", int(heads))
 
     def captured(self, key: Any, raw: Callable[..., Any], heads: int) -> Program:
         """Return the program of a monitor: (params, aux, batch, key, step, number, *head gradients) -> arrays by name.
 
         key, raw: name and function of the program.  heads: number of its last arguments, 0 or 1.
         """
-        if self.replicas is not None and self.parameters.grouped:
-            return self._staged(key, self.replicas.captured, raw)
-        axes = (self.axes()[0], None, 0, None, None, None, *[0] * heads)
-        return self.compiled(key, lambda: (raw, axes, 0), "monitor")
+        replicas = self.replicas
+        if replicas is not None and self.parameters.grouped:
+            return self._once(key, lambda: replicas.captured(raw, self.parameters.split))
+        return self._pass(key, lambda: raw, 0, "monitor", heads)
 
     def step(self) -> Program:
         """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
@@ -117,11 +114,9 @@ class Programs:
 
     def ordered(self) -> Program:
         """Return the function (state, batch, rescale) -> (state, StepOut) of a training step with reduce="ordered"."""
+        devices, axes = self.parameters.job_devices, self.model.batch_axes
         key = ("ordered", self.setting())
-        if key not in self._compiled:
-            devices, axes = self.parameters.job_devices, self.model.batch_axes
-            self._compiled[key] = ordered_program(self.raw_step(outputs=True), devices, axes)
-        return self._compiled[key]
+        return self._once(key, lambda: ordered_program(self.raw_step(outputs=True), devices, axes))
 
     def raw_step(self, **options: Any) -> Callable[..., Any]:
         """Return `jfit.step.train_step`, not compiled, with the module's optimizer and gradient reduction; pass `rescale=`.
@@ -157,27 +152,18 @@ class Programs:
             keyed = Made(fn, "update", optimizer, "summed" if summed else reduce, table_names, several)
             return keyed, (axes, split if summed else 0, None), axes
 
+        key = ("update", summed, self.setting())
         if self.parameters.grouped:
-            return self._update_by_device(make()[0], summed)
-        return self.compiled(("update", summed, self.setting()), make, "module_update", donate=(0,))
+            return self._once(key, lambda: self._update_by_device(make()[0], summed))
+        return self.compiled(key, make, "module_update", donate=(0,))
 
     def _update_by_device(self, update: Program, summed: bool) -> Program:
-        key = "update by device", summed, self.setting()
-        if key not in self._compiled:
-            parameters, turns = self.parameters, self.parameters.turns(self.fixed_gammas)
-            together = bool(turns) or bool(parameters.state.opt_state.shared)
-            contexts = 1 if summed else len(parameters.devices), parameters.split
-            self._compiled[key] = update_by_device(update, parameters.placement, together, *contexts)
-        return self._compiled[key]
+        parameters = self.parameters
+        together = bool(parameters.turns(self.fixed_gammas)) or bool(parameters.state.opt_state.shared)
+        contexts = 1 if summed else len(parameters.devices)
+        return update_by_device(update, parameters.placement, together, contexts, parameters.split)
 
     def setting(self) -> Any:
         """Return the hyperparameters that are constants of the compiled update; part of its cache key."""
         optimizer = self.parameters.optimizer
         return optimizer.hyper_key(self.parameters.turns(self.fixed_gammas)), self.parameters.reduce
-
-    def plan(self, inputs: dict[str, Any]) -> Plan:
-        """Return the `Plan` (which axis of each output has the batch rows) for these input shapes on one device; cached."""
-        key = tuple((k, tuple(v.shape), str(v.dtype)) for k, v in inputs.items())
-        if key not in self._plans:
-            self._plans[key] = self.model.plan(inputs)
-        return self._plans[key]

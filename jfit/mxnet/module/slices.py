@@ -86,23 +86,9 @@ def slices_of(out: jax.Array, where: MaybeLayout, counts: Sequence[int]) -> list
     return [merge_row_axis(split_row_axis(p, where), where.axis, count) for p, count in zip(out, counts, strict=True)]
 
 
-def device_shapes(batch: Batch, counts: Sequence[int], axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each input on one device, for the largest slice.
-
-    axes: batch axis by input name, for those where it is not axis 0.
-    """
-    size, longest, specs = rows(batch, axes), max(counts), {}
-    for name, value in batch.inputs.items():
-        shape, axis = list(np.shape(value)), axes.get(name, 0)
-        if shape[axis : axis + 1] == [size]:
-            shape[axis] = longest
-        specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(value.dtype))
-    return specs
-
-
 def drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
     """Return an output without the last `without` of its `rows` rows; `where` is its `RowLayout` (the axis of the rows)."""
-    if not without or not out.ndim:
+    if not out.ndim:
         return out
     if isinstance(where, RowLayout) and where.before == 1:
         return jax.lax.slice_in_dim(out, 0, (rows - without) * where.after, axis=where.axis)

@@ -107,7 +107,7 @@ def _import_counts(parameters: Parameters, saved: Mapping[Index, int], num_updat
     if isinstance(whole, OptState) and whole.count is not None:
         full = np.asarray(of_name, np.int32)
         full = full.max() if full.min() == full.max() else full  # a scalar if all counts are equal
-        whole = whole._replace(count=parameters.stacked(full) if parameters.split else parameters.place(full))
+        whole = whole._replace(count=parameters.put(full))
     parameters.state = state._replace(step=parameters.place(jnp.int32(done)), opt_state=whole)
 
 

@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.distributed import rank
+from jfit.distributed import num_processes, rank
+from jfit.mxnet.module.parameters import Parameters
 from jfit.parallel import compile_spmd, place_split, sharding
+from jfit.parallel.contexts import across
+from jfit.parallel.ordered import process_slices
 from jfit.parallel.workers import ProcessSums, from_main
 from jfit.step.reduce import Reduce, all_reduce
 
-if TYPE_CHECKING:
-    from jfit.mxnet.module.parameters import Parameters
+
+def join_workers(parameters: Parameters, store: Any, trainable: Sequence[str], reduce: Reduce) -> Reduce:
+    """Let a module train with those of the other processes of a job, if there are several and the store is a `dist` one.
+
+    All begin with the parameters and auxiliary states of rank 0.  With reduce="ordered" they also have its random key;
+    otherwise random numbers, as of dropout, become different in each process.
+
+    Args:
+        parameters: the parameters of the module.
+        store: the key-value store, or None.
+        trainable: names of the parameters that the optimizer updates.
+        reduce: how gradients are reduced over devices.
+
+    Returns:
+        How gradients are reduced over the devices of this process.
+    """
+    parameters.workers, parameters.job_devices = None, parameters.devices
+    if num_processes() == 1 or store is None or "dist" not in store.type:
+        return reduce
+    ordered = reduce.slices is not None  # one step on the devices of all processes
+    if ordered:
+        parameters.job_devices = across(parameters.devices)
+        process_slices(parameters.job_devices, reduce.slices or 0, equal=True)
+    (params, aux), key = parameters.arrays(), jax.device_get(parameters.state.key)
+    named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
+    named = from_main({**named, "key": key}, "parameters of the module")
+    params, aux = {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
+    if ordered:
+        key = named["key"]
+    elif rank():
+        key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), rank()))
+    parameters.state = parameters.state._replace(key=parameters.place(jnp.asarray(key)))
+    parameters.set_arrays(params, aux)
+    if ordered:
+        return reduce
+    parameters.workers = Workers(reduce, {k: params[k] for k in trainable}, parameters.devices)
+    return all_reduce()
 
 
 class Workers:
@@ -32,22 +70,6 @@ class Workers:
         self._at_home = self._devices == jax.local_devices()[:1]
         self._axis = None if len(devices) == 1 else place_split(np.zeros(len(devices), np.float32), devices)
         self._on_devices = None if len(devices) == 1 else compile_spmd(_over_devices, devices, (0,), None, name="device_sums")
-
-    @classmethod
-    def start(cls, parameters: Parameters, trainable: Sequence[str], rule: Reduce) -> tuple[Workers, Any]:
-        """Return the sums for the parameters of a module, and its (parameters, auxiliary states), those of rank 0.
-
-        Random numbers, as of dropout, become different in each process.
-        """
-        params, aux = parameters.arrays()
-        named = {**{f"arg:{k}": v for k, v in params.items()}, **{f"aux:{k}": v for k, v in aux.items()}}
-        named = from_main(named, "parameters of the module")
-        params, aux = {k: named[f"arg:{k}"] for k in params}, {k: named[f"aux:{k}"] for k in aux}
-        state = parameters.state
-        if rank():
-            key = jax.random.fold_in(jax.random.wrap_key_data(jax.device_get(state.key)), rank())
-            parameters.state = state._replace(key=parameters.place(jax.random.key_data(key)))
-        return cls(rule, {k: params[k] for k in trainable}, parameters.devices), (params, aux)
 
     def reduced(self, parameters: Parameters, gradients: Mapping[str, Any], aux: Sequence[str]) -> dict[str, Any]:
         """Return gradients reduced over all processes; the auxiliary states become the means over all processes.

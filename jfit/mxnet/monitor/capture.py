@@ -170,7 +170,7 @@ def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tupl
     optional: names of variables that are omitted, such as initial states of an RNN that default to zeros.
     """
     order = topological(symbol.heads)
-    slots = [n.inputs[n.input_names().index(n.op.label)] for n in order if n.op and n.op.label]
+    slots = [n.inputs[n.label_at] for n in order if n.label_at is not None]
     labels = {id(n) for n in topological(slots)}  # nodes that only compute labels, such as a reshape, have no gradient
     probes = {}
     for node in order:
@@ -179,9 +179,8 @@ def _probes(symbol: Symbol, pattern: str, optional: frozenset[str]) -> dict[tupl
         for at in range(node.num_inputs):
             entry = node.inputs[at]
             name = f"{node.name}_backward_output{at if node.num_inputs > 1 else ''}"
-            label = node.input_names()[at] == node.op.label
             absent = entry.node.op is None and entry.node.name in optional
-            if not label and not absent and re.match(pattern, name):
+            if at != node.label_at and not absent and re.match(pattern, name):
                 probes[id(node), at] = _Probe(name, entry)
     return probes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,6 @@ from jfit.optim.core import MASTER, is_small, wide
 from jfit.optim.registry import by_name
 from jfit.optim.rows import on_values
 
-if TYPE_CHECKING:
-    from jfit.mxnet.optimizer.base import Optimizer
-
 Slots = tuple[Any, ...]
 
 
@@ -44,7 +41,7 @@ def rule_of(hyper_key: Any) -> Any:
     return by_name(name, {"lr_mult": None, "wd_mult": None, **dict(hyper)}, checks=False).transform  # as MXNet does not
 
 
-def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
+def slot_names(optimizer: Any) -> tuple[str, ...]:
     """Return the names of the slots (per-parameter optimizer state) in MXNet's storage order.
 
     Args:
@@ -61,7 +58,7 @@ def slot_names(optimizer: Optimizer) -> tuple[str, ...]:
     return tuple(rule_of(optimizer.hyper_key()).state_spec.slots)
 
 
-def new_state(optimizer: Optimizer, weight: Any) -> Slots:
+def new_state(optimizer: Any, weight: Any) -> Slots:
     """Return the initial value of every slot of a parameter, on the device of the weight; float32 for 16-bit weights.
 
     The master slot is None for weights of 32 or more bits.
@@ -74,7 +71,7 @@ def new_state(optimizer: Optimizer, weight: Any) -> Slots:
 
 
 def apply_update(
-    optimizer: Optimizer,
+    optimizer: Any,
     indices: Sequence[Any],
     weights: Sequence[Any],
     grads: Sequence[Any],
@@ -172,7 +169,7 @@ def put_like(value: Any, weight: Any) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------ a state in MXNet's nesting
-def state_to_mxnet(optimizer: Optimizer, slots: Slots) -> Any:
+def state_to_mxnet(optimizer: Any, slots: Slots) -> Any:
     """Convert the slots of one parameter to MXNet's nested state: None, an array, or a (nested) tuple of arrays.
 
     Slots that MXNet does not store in states (`Optimizer.hidden_slots`) are left out.
@@ -199,7 +196,7 @@ def state_to_mxnet(optimizer: Optimizer, slots: Slots) -> Any:
     return (state, master) if optimizer.master_last else (master, state)
 
 
-def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> Slots | None:
+def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False) -> Slots | None:
     """Convert MXNet's nested state of one parameter to a tuple of slots.
 
     A state is ignored if the rule has none (momentum 0).  Slots that MXNet does not store in states
@@ -243,7 +240,7 @@ def state_from_mxnet(optimizer: Optimizer, nested: Any, small: bool = False) -> 
     return tuple(slots.get(name) for name in names)
 
 
-def existing_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
+def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any], weights: Sequence[Any]) -> list[Slots]:
     """Convert initialized MXNet states to slots, and add the hidden slots that the optimizer object stores.
 
     Raises:
@@ -258,7 +255,7 @@ def existing_states(optimizer: Optimizer, indices: Sequence[Any], nested: Sequen
     return cast(Any, states)
 
 
-def _with_hidden(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) -> Slots:
+def _with_hidden(optimizer: Any, index: Any, slots: Slots, weight: Any) -> Slots:
     names = slot_names(optimizer)
     if not any(name in optimizer.hidden_slots for name in names):
         return slots
@@ -267,7 +264,7 @@ def _with_hidden(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
     return tuple(hidden[n] if n in optimizer.hidden_slots else s for n, s in zip(names, slots, strict=True))
 
 
-def store_hidden(optimizer: Optimizer, indices: Sequence[Any], states: Sequence[Slots]) -> None:
+def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
     """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
     names = slot_names(optimizer)
     if any(name in optimizer.hidden_slots for name in names):
@@ -276,7 +273,7 @@ def store_hidden(optimizer: Optimizer, indices: Sequence[Any], states: Sequence[
             optimizer.hidden[index] = {name: value for name, value in by_name if name in optimizer.hidden_slots}
 
 
-def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) -> None:
+def check_shapes(optimizer: Any, index: Any, slots: Slots, weight: Any) -> None:
     """Raise ValueError if a slot does not have the shape that the rule gives it for this weight."""
     starts = rule_of(optimizer.hyper_key()).state_spec.slots
     for (name, start), slot in zip(starts.items(), slots, strict=True):
@@ -288,7 +285,7 @@ def check_shapes(optimizer: Optimizer, index: Any, slots: Slots, weight: Any) ->
             raise ValueError(f"{state}; load the states of the same network.")
 
 
-def warn_of_precision(optimizer: Optimizer, weight: Any) -> None:
+def warn_of_precision(optimizer: Any, weight: Any) -> None:
     """Warn if a weight has 16 bits and the optimizer keeps no float32 master copy of it."""
     if is_small(weight) and not optimizer.multi_precision:
         warnings.warn(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jfit.mxnet.optimizer import saved
 from jfit.mxnet.optimizer.saved_schedulers import from_settings, progress_from
 
-if TYPE_CHECKING:
-    from jfit.mxnet.optimizer.base import Optimizer
-
 _SETTINGS = ("lr", "wd", "clip_gradient", "begin_num_update")
 _TABLES = ("lr_mult", "wd_mult", "idx2name")
 
 
-def settings_of(optimizer: Optimizer) -> dict[str, Any]:
+def settings_of(optimizer: Any) -> dict[str, Any]:
     """Return the optimizer as plain data: class, learning rate, decay, multipliers, hyperparameters, shared scalars, scheduler.
 
     Example:
@@ -33,15 +30,13 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     return {**_numbers(values), **tables, **progress_of(optimizer), "class": type(optimizer).__name__}
 
 
-def progress_of(optimizer: Optimizer) -> dict[str, Any]:
+def progress_of(optimizer: Any) -> dict[str, Any]:
     """Return what resuming needs in addition to states and counts: the shared scalars, if any."""
     shared = optimizer.shared.plain()
     return {"shared": shared} if shared else {}
 
 
-def restore_settings(
-    optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0
-) -> None:
+def restore_settings(optimizer: Any, settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0) -> None:
     """Restore an optimizer from `settings_of` or `progress_of`, or from the attributes of an MXNet optimizer.
 
     Args:
@@ -75,7 +70,7 @@ def restore_settings(
     optimizer.shared.restore(optimizer.shared_of_mxnet(settings) if shared is None else shared, path)
 
 
-def _scheduler_after(optimizer: Optimizer, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
+def _scheduler_after(optimizer: Any, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
     """Return (scheduler to set on the optimizer, saved attributes to restore on it or None), from the settings of a file."""
     current, attributes = optimizer.lr_scheduler, settings.get("lr_scheduler")
     if attributes is None:

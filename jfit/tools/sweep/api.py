@@ -11,7 +11,7 @@ from typing import Any
 from jfit import counters
 from jfit.checks import positive_integer
 from jfit.interrupts import StopFlag
-from jfit.loop.ahead import compiling_ahead
+from jfit.loop.loop import compiling_ahead
 from jfit.parallel import check_entry, resolve
 from jfit.tools.sweep.problem import Trial, listed_folds, prepare, share
 from jfit.tools.sweep.result import Sweep
@@ -101,9 +101,7 @@ def sweep(
     """
     check_entry("jfit.sweep")
     if folds is not None and (eval_data is not None or settings.get("validation_split") is not None):
-        raise ValueError(
-            "sweep: folds= is passed with eval_data= or validation_split=, but folds evaluate on rows of train_data; omit one"
-        )
+        raise ValueError("sweep: folds= evaluates on rows of train_data; leave out eval_data= and validation_split=, or folds=")
     if patience is not None:
         positive_integer(patience=patience)
     halve, (folds, fold_count), chosen = halving_of(halving), listed_folds(folds), list(resolve(devices))

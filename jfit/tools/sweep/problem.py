@@ -12,7 +12,7 @@ import numpy as np
 
 from jfit import counters
 from jfit.data import ArrayData
-from jfit.data.shuffle import permutation
+from jfit.data.arrays import permutation
 from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, first_batch
 from jfit.history.table import History
 from jfit.metrics.core import on_host
@@ -162,16 +162,10 @@ def share(given: MemberSettings, train_data: Any, eval_data: Any, folds: Any, de
     settings = replace(run_settings(given.options), devices=list(devices[:1]))
     task = match(given.model, train_data, eval_data, given.options, settings.metrics)
     if host := on_host(task.metrics):
-        raise ValueError(
-            f"sweep: metric {host[0].name!r} is a function of NumPy arrays, which runs on the host, but the members train and "
-            "are evaluated inside one program; write it as a jfit.metrics.Metric of JAX functions"
-        )
+        raise ValueError(f"sweep: metric {host[0].name!r} runs on the host; write it as a jfit.metrics.Metric of JAX functions")
     for name, data in (("train_data", task.data), ("eval_data", task.eval_data)):
         if data is not None and not isinstance(data, ArrayData):
-            raise ValueError(
-                f"sweep: {name} is an iterable of batches, but the members read rows of arrays that stay on the devices; pass "
-                "arrays, such as (x, y), or train single runs with fit"
-            )
+            raise ValueError(f"sweep: {name} is an iterable of batches; pass arrays, such as (x, y), or call fit")
     rows = None if folds is None else fold_rows(folds, _arrays(task.data).num_rows)
     return Shared(task, replace(settings, metrics=task.metrics), devices, rows)
 

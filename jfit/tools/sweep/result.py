@@ -200,9 +200,7 @@ class Sweep(Sequence[Member]):
             )
         shares = np.ones(len(chosen)) if weights is None else np.asarray(weights, np.float64)
         if shares.shape != (len(chosen),) or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
-            raise ValueError(
-                f"sweep: weights is {weights!r}; expected {len(chosen)} finite numbers (one per member), at least 0, not all 0"
-            )
+            raise ValueError(f"sweep: weights is {weights!r}; expected {len(chosen)} finite numbers, at least 0, not all 0")
         shares = shares / shares.sum()
         total: Any = None
         for member, share in zip(chosen, shares, strict=True):

@@ -203,9 +203,6 @@ def _of_dict(over: Mapping[str, Any], n: int | None, seed: int) -> list[dict[str
         generators = {name: np.random.default_rng([seed, zlib.crc32(str(name).encode())]) for name in columns}
         return [{name: d.draw(generators[name]) for name, d in columns.items()} for _ in range(n)]
     if random := [name for name, d in columns.items() if d.name != "list"]:
-        raise ValueError(
-            f"sweep: over[{random[0]!r}] is a distribution, so the number of members is unknown; pass n=, the number of "
-            "random combinations, or a list of values"
-        )
+        raise ValueError(f"sweep: over[{random[0]!r}] is a distribution, so the number of members is unknown; pass n=")
     check_count(math.prod(len(d.values) for d in columns.values()), "over, all combinations of its values,")
     return [dict(zip(columns, row, strict=True)) for row in itertools.product(*(d.values for d in columns.values()))]

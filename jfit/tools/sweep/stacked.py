@@ -17,7 +17,7 @@ from jax import Array, lax
 from jfit import counters
 from jfit.data import Batch
 from jfit.feed.batches import BatchLayout
-from jfit.loop.report import report
+from jfit.loop.dispatch import report
 from jfit.parallel.devices import place, place_split
 from jfit.programs import Constants
 from jfit.programs.constants import bound

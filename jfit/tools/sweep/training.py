@@ -14,8 +14,7 @@ from jfit import counters
 from jfit.checks import positive_integer
 from jfit.feed.batches import RESIDENT_SHARE, BatchLayout
 from jfit.interrupts import StopFlag, Stopped
-from jfit.loop.dispatch import auto_steps_per_call
-from jfit.loop.report import reported_lr
+from jfit.loop.dispatch import auto_steps_per_call, reported_lr
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import Window, compile_spmd
 from jfit.step import eval_step, unrolls

@@ -1,0 +1,32 @@
+"""The public names of this package: type checkers read them here, and so does `jfit.lazy.stub`."""
+
+import typing
+
+from jfit.graph import scopes as attribute, scopes as name
+from jfit.graph.scopes import AttrScope as AttrScope
+from jfit.mxnet import (
+    callback as callback, context as context, errors as base, image as image, image as img, initializer as init,
+    initializer as initializer, metric as metric, ndarray as nd, ndarray as ndarray,
+    ndarray_classes as gluon, ndarray_classes as kv, ndarray_classes as kvstore, ndarray_classes as mod,
+    ndarray_classes as model, ndarray_classes as module, ndarray_classes as mon, ndarray_classes as monitor,
+    operator as operator, optimizer as optimizer, random as random, random as rnd, recordio as recordio, rnn as rnn,
+    symbol as sym, symbol as symbol, util as util, visualization as visualization, visualization as viz,
+)
+from jfit.mxnet.context import (
+    Context as Context, cpu as cpu, cpu_pinned as cpu_pinned, current_context as current_context, gpu as gpu,
+    num_gpus as num_gpus, tpu as tpu,
+)
+from jfit.mxnet.errors import MXNetError as MXNetError
+from jfit.mxnet.executor import executor as executor
+from jfit.mxnet.executor.executor import Executor as Executor
+from jfit.mxnet.io import arrays as io
+from jfit.mxnet.optimizer import lr_scheduler as lr_scheduler
+
+contrib: typing.Any
+__version__: str
+__all__ = [
+    "AttrScope", "Context", "Executor", "MXNetError", "attribute", "base", "callback", "context", "contrib", "cpu",
+    "cpu_pinned", "current_context", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "kv", "kvstore",
+    "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "num_gpus", "operator",
+    "optimizer", "random", "recordio", "rnd", "rnn", "sym", "symbol", "tpu", "util", "visualization", "viz",
+]
