@@ -13,14 +13,13 @@ The tables contain compiled functions; they do not refer to the functions they w
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -161,7 +160,10 @@ class _Waiting:
         self._run = run
 
     def __call__(self, *args: Any) -> Any:
-        return counters.wait(self._run(*args))  # sync: nothing may be dispatched before the Python code has run
+        result = self._run(*args)
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):  # pyright: ignore
+            counters.wait(result)  # sync: nothing may be dispatched before the Python code has run
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)
@@ -214,42 +216,6 @@ class _Prepared(NamedTuple):
     compiled: Future[Any]
 
 
-class Jitted:
-    """`jax.jit` for a function that may call Python on the host: then a call waits for its results, as a `Program` does.
-
-    Args:
-        fn: pure function.
-        **options: further arguments of `jax.jit`.
-
-    Example:
-        >>> run = Jitted(lambda x: jax.pure_callback(lambda v: 2 * np.asarray(v), x, x))
-        >>> with counters.counted() as counts:
-        ...     y = run(np.float32(3))
-        >>> float(y), counts["host_syncs"]
-        (6.0, 1)
-    """
-
-    def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
-        self._waits = self._is_new = False
-
-        @functools.wraps(fn)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            self._is_new = True
-            return fn(*args, **kwargs)
-
-        self._run = jax.jit(traced, **options)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the compiled function; returns what `fn` returns."""
-        result = self._run(*args, **kwargs)
-        if self._is_new:
-            self._waits |= _calls_python(_jaxprs(self._run.trace(*args, **kwargs).jaxpr, set()))
-            self._is_new = False
-        if self._waits and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):  # pyright: ignore
-            counters.wait(result)  # sync: as in `_Waiting`
-        return result
-
-
 class _Call(NamedTuple):
     """A call of a `Program` that has no compiled function for its arguments yet, with the `Constants` that it reads."""
 
@@ -293,7 +259,7 @@ def _shapes(args: tuple[Any, ...]) -> Any:
 
 
 class Program:
-    """A function that is compiled at its first call, unless this process has compiled one with equal code and closures before.
+    """A function that is compiled at its first call, unless this process has compiled an equal one before.
 
     Calls with other shapes or dtypes, or under other settings of jax, are first calls, too, as for `jax.jit`.
 
@@ -560,7 +526,7 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         traced = run.trace(*args)
         jaxprs = list(_jaxprs(traced.jaxpr, set()))
         large = sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS
-        python = large and _calls_python(jaxprs)
+        python = large and any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
     lowered = run.lower(*args) if traced is None else traced.lower()
     text = "" if large else lowered.as_text()
     if python or _CALLS.search(text):
@@ -577,10 +543,6 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
 # operations that communicate with Python, as primitives of jax and in a text
 _HOST = ("callback", "infeed", "outfeed")
 _CALLS = re.compile(r"custom_call @\w*callback|stablehlo\.(infeed|outfeed|send|recv)\b")
-
-
-def _calls_python(jaxprs: Iterable[Any]) -> bool:
-    return any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
 
 
 def _jaxprs(jaxpr: Any, visited: set[int]) -> Iterator[Any]:

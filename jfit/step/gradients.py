@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.ops.axis import Axis
-from jfit.programs import Jitted, made
+from jfit.programs import Program, made
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -222,7 +223,9 @@ def full_gradients(
     def more_sums(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
         return jax.tree.map(jnp.add, sums, sums_of(*args))
 
-    first, more, mean = Jitted(sums_of), Jitted(more_sums, donate_argnums=0), jax.jit(_mean)
+    first = Program(sums_of, jax.jit, name="full_gradients")
+    more = Program(more_sums, functools.partial(jax.jit, donate_argnums=0), name="full_gradients")
+    mean = jax.jit(_mean)
 
     def fn(params: Params, aux: Aux, batches: Iterable[Any], key: Array | None = None) -> Gradients:
         key, sums = _key(key), None

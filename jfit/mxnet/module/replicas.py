@@ -21,7 +21,7 @@ from jfit.lowering.model import Aux, Model
 from jfit.mxnet.module.grouped import Placement
 from jfit.ops.axis import VirtualSlice
 from jfit.parallel.devices import AXIS
-from jfit.programs import Jitted
+from jfit.programs import Program
 from jfit.step import forward_step, gradient_step
 from jfit.step.train import mean_aux
 
@@ -77,7 +77,8 @@ class Replicas:
         raw: function of the same arguments and axis_name=.  split: as for `forward`.
         """
         count = len(self.models)
-        compiled = Jitted(lambda index, *args: raw(*args, axis_name=VirtualSlice(index, count) if count > 1 else None))
+        of_slice = lambda index, *args: raw(*args, axis_name=VirtualSlice(index, count) if count > 1 else None)  # noqa: E731
+        compiled = Program(of_slice, jax.jit, name="monitor")
 
         def step(*args: Any, axis_name: VirtualSlice) -> Any:
             return compiled(axis_name.index, *args)

@@ -19,7 +19,7 @@ from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.ops import lookup
-from jfit.programs import Jitted, Made
+from jfit.programs import Made, Program
 from jfit.step import forward_step, gradient_step
 
 
@@ -40,7 +40,7 @@ class Capture:
 
     def __init__(self, names: Sequence[str], raw: Callable[..., dict[str, Array]]) -> None:
         self.names, self.raw = tuple(names), raw
-        self._compiled = Jitted(raw)
+        self._compiled = Program(raw, jax.jit, name="monitor")
 
     def __call__(self, *args: Any) -> dict[str, Array]:
         """Run the pass and return the arrays by name, in the order of `names`, without waiting for the devices.
