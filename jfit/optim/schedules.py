@@ -146,9 +146,9 @@ def _in_any_unit(make: Make) -> Make:
 
 
 def _made(make: Callable[..., Schedule], arguments: Mapping[str, Any]) -> Schedule:
-    """Make a schedule whose rule has a key."""
+    """Make a schedule whose rule has a key; it gets the base learning rate as an argument."""
     schedule = make(**arguments)
-    return replace(schedule, rule=keyed(schedule.rule, make, dict(arguments)))
+    return replace(schedule, rule=keyed(schedule.rule, make, {k: v for k, v in arguments.items() if k != "base_lr"}))
 
 
 def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]) -> Schedule:

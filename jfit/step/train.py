@@ -29,8 +29,9 @@ from jfit.optim import get as get_optimizer
 from jfit.optim.core import is_small, wide
 from jfit.optim.registry import used_rate
 from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
+from jfit.optim.schedules import Schedule
 from jfit.optim.structure import in_structure
-from jfit.programs import Constants, made, read_key
+from jfit.programs import Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
@@ -436,6 +437,14 @@ class UpdateRule(NamedTuple):
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
 
     @property
+    def program_key(self) -> Any:
+        """The rule without the base learning rate of its schedule: that in the state takes its place."""
+        rate_of = self.rate_of
+        if isinstance(rate_of, Schedule):
+            rate_of = dataclasses.replace(rate_of, base_lr=None)
+        return self.optimizer, rate_of, self.rescale, self.limits
+
+    @property
     def by_rows(self) -> bool:
         """Whether of embedding tables with row-sparse gradients only the rows with a gradient are updated."""
         return self.optimizer.state_spec is not None and self.optimizer.state_spec.lazy
@@ -470,6 +479,8 @@ class UpdateRule(NamedTuple):
 
         gradients = on_values(change, {**gradients, **tables})
         base = state.base_lr
+        if base is None and self.rate_of is not None:
+            depends_on_more()  # on the base learning rate of the schedule
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)

@@ -83,14 +83,22 @@ def test_the_kept_program_computes_the_same_bits_as_a_new_one():
 
 @pytest.mark.repetitions(1)
 @DEVICES
-def test_folds_and_another_learning_rate_use_the_first_programs(devices):
-    fitted(x=X[4:], y=Y[4:], devices=devices)
+def test_folds_and_another_learning_rate_and_momentum_use_the_first_programs(devices):
+    numbers = lambda fold: {"learning_rate": 0.1 + 0.1 * fold, "momentum": 0.9 - 0.1 * fold}  # noqa: E731
+    fitted(x=X[4:], y=Y[4:], devices=devices, optimizer_params=numbers(0))
     for fold in range(1, 5):
         keep = np.arange(20) // 4 != fold
-        rate = {"learning_rate": 0.1 * fold}
-        run, counts = fitted(x=X[keep], y=Y[keep], devices=devices, seed=fold, optimizer_params=rate)
+        run, counts = fitted(x=X[keep], y=Y[keep], devices=devices, seed=fold, optimizer_params=numbers(fold))
         assert not traces(counts) and counts["compiles"] == 0
-        assert run.history.epochs[-1]["lr"] == pytest.approx(0.1 * fold)
+        assert run.history.epochs[-1]["lr"] == pytest.approx(0.1 + 0.1 * fold)
+
+
+def test_another_learning_rate_of_a_schedule_uses_the_first_programs():
+    fitted(schedule="cosine", optimizer_params={"learning_rate": 0.1})
+    run, counts = fitted(schedule="cosine", optimizer_params={"learning_rate": 0.2})
+    assert not traces(counts) and counts["compiles"] == 0
+    jfit.clear_programs()
+    same(run.params, fitted(schedule="cosine", optimizer_params={"learning_rate": 0.2})[0].params)
 
 
 CHANGES = {
