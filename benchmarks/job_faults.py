@@ -121,7 +121,7 @@ def worker(action: str, rank: int, folder: Path) -> None:
         data = Loader()
         options["num_epoch"] = 1
     if action == "term-evaluation":  # nearly all of the time is that of the evaluation
-        options["eval_data"] = (np.tile(x, (200, 1)), np.tile(y, 200))
+        options["eval_data"] = (np.tile(x, (40, 1)), np.tile(y, 40))
     if action.startswith("term"):
         options["checkpoint"] = str(folder / "checkpoints")
     if action == "term-save":

@@ -16,7 +16,6 @@ from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
 from jfit.mxnet.feedforward import feedforward
-from jfit.mxnet.feedforward import modules as feedforward_modules
 from jfit.mxnet.files import save_checkpoint as save_checkpoint
 from jfit.mxnet.gluon import parameter as parameter
 from jfit.mxnet.gluon import parameter_dict
@@ -26,7 +25,6 @@ from jfit.mxnet.gluon.parameter import DeferredInitializationError as DeferredIn
 from jfit.mxnet.kvstore import KVStoreBase as KVStoreBase
 from jfit.mxnet.kvstore import store
 from jfit.mxnet.module import base, bucketing, module, python, sequential, svrg
-from jfit.mxnet.module.exec_group import ExecGroup
 from jfit.mxnet.monitor import monitor
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
@@ -152,6 +150,47 @@ class BaseModule(base.BaseModule):
     arrays = NDARRAYS
 
 
+class Gradient(NDArray):
+    """The gradient of one parameter on one device; reading its `value` returns the module's gradient, writing replaces that."""
+
+    __slots__ = ("_device", "_name", "_passes")
+
+    def __init__(self, passes: Any, name: str, device: int) -> None:
+        self._passes, self._name, self._device = passes, name, device
+
+    @property
+    def value(self) -> Any:
+        """The gradient on this device; with several devices, that of this device's rows only."""
+        return self._passes.gradient_slices(self._name)[self._device]
+
+    @value.setter
+    def value(self, new: Any) -> None:
+        slices = self._passes.gradient_slices(self._name)
+        slices[self._device] = new
+        self._passes.set_gradient(self._name, slices)
+
+
+class ExecGroup:
+    """The gradients of a bound module, which scripts reset with `g[:] = 0`; the next `update` uses the written values.
+
+    Of MXNet's DataParallelExecutorGroup it has only the attributes below.
+
+    Attributes:
+        param_names: names of the parameters, in the order of `grad_arrays`.
+        grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
+    """
+
+    def __init__(self, module: Any) -> None:
+        base.require(module, "_exec_group", "binded")
+        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
+
+    @property
+    def grad_arrays(self) -> list[list[Gradient | None]]:
+        """For each parameter, a list with its gradient on each device; None where it has no gradient."""
+        reqs = self._passes.grad_reqs
+        return [[Gradient(self._passes, n, k) if n in reqs else None for k in range(self._devices)] for n in self.param_names]
+
+
 class Module(BaseModule, module.Module):
     """`jfit.Module` whose methods return NDArrays instead of jax arrays.
 
@@ -221,15 +260,15 @@ class Monitor(monitor.Monitor):
 
 
 # ------------------------------------------------------------------------------------------------ mx.model
-class FeedForwardModule(Module, feedforward_modules.FeedForwardModule):
+class FeedForwardModule(Module, feedforward.FeedForwardModule):
     """The Module with which FeedForward trains as MXNet's Python package does."""
 
 
-class JuliaModule(FeedForwardModule, feedforward_modules.JuliaModule):
+class JuliaModule(FeedForwardModule, feedforward.JuliaModule):
     """The Module with which FeedForward trains as MXNet.jl does."""
 
 
-class FeedForwardBucketingModule(BucketingModule, feedforward_modules.FeedForwardBucketingModule):
+class FeedForwardBucketingModule(BucketingModule, feedforward.FeedForwardBucketingModule):
     """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
 
     _module_class = FeedForwardModule

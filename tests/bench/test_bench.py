@@ -6,16 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import jax
-import jobs
-import numpy as np
 import pytest
 
-import jfit
 from jfit import distributed, sym
-from jfit.bench import measure, models, report, scaling
+from jfit.bench import measure, report
 from jfit.bench.__main__ import main
 from jfit.bench.processes import run_together
 from jfit.distributed import job
@@ -26,15 +22,6 @@ def request(model, **changes):
     shapes = {"data": (3,)} if model.endswith("json") else {}
     common = {"model": model, "shapes": shapes, "devices": 1, "batch": 8, "reduce": "psum", "seconds": 0.01, "rounds": 1}
     return common | changes
-
-
-def test_weak_scaling_multiplies_the_batch_and_strong_scaling_does_not():
-    def batches(*options):
-        return [r["batch"] for r in scaling.requests(scaling._parser().parse_args(["--devices", "1,4", *options]))]
-
-    assert batches("--batch", "10") == [10, 40]
-    assert batches("--batch", "10", "--mode", "strong") == [10, 10]
-    assert batches() == [64, 256] and batches("--mode", "strong") == [256, 256]
 
 
 @pytest.mark.parametrize(
@@ -73,19 +60,6 @@ def test_a_measurement_has_all_columns(small):
     text = report.markdown("title", [result], {"cores": 2, "python": "3", "jax": "1", "emulated": True})
     header, _, row = text.splitlines()[-3:]
     assert "collective ms" in header and result["digest"] in row and header.count("|") == row.count("|")
-
-
-@pytest.mark.repetitions(slow=2)
-@pytest.mark.parametrize("name", [n for n in models.MODELS if n != "resnet50"])
-@pytest.mark.slow
-def test_models_train(name):
-    bench = models.load(name)
-    rows = bench.rows(4)
-    model = jfit.lower(bench.net)
-    state = jfit.init_state(model, "sgd", rows)
-    _, out = jax.jit(jfit.train_step(model, "sgd"))(state, rows)
-    classes = bench.inputs["softmax_label"].high
-    assert float(out.loss) == pytest.approx(np.log(classes), rel=0.4)
 
 
 @pytest.mark.slow
@@ -157,25 +131,6 @@ def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one(m
     assert job._outward_address("127.0.1.1") == "10.1.2.3"
 
 
-def test_rows_that_were_measured_are_written_when_a_later_one_fails(monkeypatch, tmp_path, capsys):
-    def run(request, emulate, timeout):
-        if request["processes"] == 2:
-            raise RuntimeError("the measurement of 2 process(es) with 1 device(s) failed: process 1 ended with status 3")
-        row = {"devices": 1, "processes": 1, "batch": 64, "samples_per_s": 10.0, "step_s": 1.0, "compile_s": 1.0, "digest": "d"}
-        return row | {"device": "cpu"}
-
-    probe = subprocess.CompletedProcess([], 0, stdout='["cpu", 1]\n')
-    monkeypatch.setattr(scaling.subprocess, "run", lambda *a, **k: probe)
-    monkeypatch.setattr(scaling, "run", run)
-    page = tmp_path / "page.md"
-    page.write_text("# Results\n\n## mlp over processes, weak scaling, reduce=psum\n\nold\n\n## Other\n\nkept\n")
-    assert main(["scaling", "--processes", "1,2", "--append", str(page)]) == 1
-    assert "process 1 ended with status 3" in capsys.readouterr().err
-    text = page.read_text()
-    assert "| 1 x 1 | 64 | 10 |" in text and "old" not in text and text.endswith("## Other\n\nkept\n")
-    assert "`python -m jfit.bench scaling --processes 1,2`" in text
-
-
 def python(code):
     return [sys.executable, "-c", code]
 
@@ -197,57 +152,3 @@ def test_a_process_that_does_not_end_is_reported(tmp_path):
         run_together("it", commands, [dict(os.environ)] * 2, 3.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_processes_with_different_parameters_are_an_error(monkeypatch):
-    monkeypatch.setattr(measure, "digest", lambda state, devices: "a")
-    monkeypatch.setattr(distributed, "exchange", lambda value, name: [value, "b"])
-    with pytest.raises(RuntimeError, match=r"different parameters after 3 steps \(rank 0: a, rank 1: b\)"):
-        measure._digest_of_all(SimpleNamespace(state=None, devices=[]))
-
-
-OPTIONS = ["--shape", "data=3", "--mode", "strong", "--batch", "16", "--seconds", "0.02", "--rounds", "1"]
-
-
-@pytest.fixture(scope="module")
-def measured(small, tmp_path_factory):
-    """The result of the command that starts two processes with one device each."""
-    path = tmp_path_factory.mktemp("out") / "two.json"
-    command = [sys.executable, "-m", "jfit.bench", "scaling", "--model", small, *OPTIONS, "--processes", "2"]
-    result = subprocess.run([*command, "--json", path, "--timeout", "200"], capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-    assert "2 process(es) x 1 device(s), batch 16" in result.stderr and "| 2 x 1 |" in result.stdout
-    return path
-
-
-SCRIPT = """
-    import sys
-
-    import jax
-
-    import jobs
-    from jfit.bench.__main__ import main
-
-    status = main(["scaling", *sys.argv[1:]])
-    jobs.report(status=status, processes=jax.process_count())
-"""
-
-
-@pytest.mark.slow
-def test_a_job_of_a_launcher_is_measured_with_the_same_columns(small, measured, tmp_path):
-    files = {name: tmp_path / f"both.{name}" for name in ("json", "md")}
-    arguments = ["--model", small, *OPTIONS, "--processes", "2", "--before", measured]
-    arguments += ["--json", files["json"], "--markdown", files["md"]]
-    job = jobs.run_job(SCRIPT, 2, 1, folder=tmp_path / "job", arguments=list(map(str, arguments)))
-    assert [values["status"] for values in job.values] == [0, 0]
-    assert [values["processes"] for values in job.values] == [2, 2]
-    assert "| 2 x 1 |" in job[0].out and "| 2 x 1 |" not in job[1].out and "samples/s" not in job[1].err
-    started, joined = json.loads(files["json"].read_text())["results"]
-    assert set(started) == set(joined)
-    assert started["digest"] == joined["digest"]
-    for row in (started, joined):
-        assert row["samples_per_s"] == pytest.approx(16 / row["step_s"])
-        gradients = 4 * (3 * 4 + 4)  # of a weight and a bias; each of two devices sends half of them twice
-        assert row["collectives"] == 1 and gradients <= row["collective_bytes"] < 2 * gradients
-        assert row["memory_bytes"] > 2 * gradients and "collective_s" in row and row["host_s"] > 0
-        assert (row["processes"], row["devices"], row["hosts"]) == (2, 2, 1)

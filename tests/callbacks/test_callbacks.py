@@ -21,7 +21,6 @@ from jfit.callbacks import (
     progress,
     speedometer,
 )
-from jfit.checkpoints import checkpoint
 from jfit.history.table import History
 
 
@@ -75,13 +74,6 @@ def test_a_function_is_called_at_epoch_ends_or_at_its_declared_event():
 
     at_log.events = "log"
     assert as_callback(at_log).events == ("log",) and as_callback(at_log).name == "at_log"
-
-
-def test_lambda_callback_calls_the_function_of_each_event():
-    seen = []
-    callback = lambda_callback(fit_start=lambda e: seen.append("start"), step=lambda e: seen.append("step"), every=5)
-    play(callback, [event("fit_start"), event("step"), event("epoch_end")])
-    assert seen == ["start", "step"] and callback.every == 5
 
 
 def test_an_object_that_is_not_a_callback_raises():
@@ -196,21 +188,6 @@ def test_speedometer_logs_the_lines_of_mxnet(caplog):
         speedometer(frequent=0)
 
 
-def test_checkpointing_saves_state_position_and_history(tmp_path):
-    run = FakeRun()
-    events = []
-    for step in (10, 20, 30):
-        events.append(event(step=step, run=run))
-    state = play(checkpointing(tmp_path, keep=2), events)
-    assert state == str(tmp_path / "step-00000030") and checkpoint.latest(tmp_path) == tmp_path / "step-00000030"
-    assert len(list(tmp_path.iterdir())) == 2
-    assert checkpoint.load_meta(tmp_path)["position"] == {"epoch": 0, "batch": 0}
-    run.meta = lambda: {"mine": 1, "callbacks": []}
-    play(checkpointing(tmp_path, every=5), [event("step", step=35, run=run), event(step=40, run=run)])
-    assert checkpoint.load_meta(tmp_path) == {"mine": 1, "callbacks": []}
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000035"
-
-
 @pytest.mark.parametrize("every", [0, True, "step", 2.5])
 def test_checkpointing_validates_every(tmp_path, every):
     with pytest.raises(ValueError, match=r"every is .*; expected ('epoch' or a number of steps|an integer of at least 1)"):
@@ -262,13 +239,3 @@ def test_progress_prints_nothing_without_a_terminal_unless_forced():
     assert quiet.getvalue() == ""
     assert len(table.getvalue().splitlines()) == 3 and "samples/s," not in table.getvalue()
     assert "samples/s," in forced.getvalue() and all(row in forced.getvalue() for row in table.getvalue().splitlines())
-
-
-def test_progress_prints_the_header_again_when_a_column_appears():
-    file = io.StringIO()
-    play(
-        progress(bar=False, file=file, force=True),
-        [event(loss=1.0), event(epoch=1, loss=1.0, val_loss=1.0), event(epoch=2, loss=1.0)],
-    )
-    lines = file.getvalue().splitlines()
-    assert len(lines) == 5 and "val_loss" in lines[2] and lines[4].endswith("-")

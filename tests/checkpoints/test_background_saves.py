@@ -26,7 +26,6 @@ from jfit import checkpoint, counters
 from jfit.callbacks import Callback, Event, checkpointing, lambda_callback
 from jfit.checkpoints import locks
 from jfit.history.table import History
-from jfit.lowering.function import from_function
 
 WAIT = 20.0  # seconds after which a gate opens in any case
 
@@ -191,16 +190,6 @@ def fake_event(kind: str, step: int, value: float = 0.0, **logs) -> Event:
     run = SimpleNamespace(snapshot=lambda: state, extra=dict, keep_finite=lambda state: False, restores_best=False)
     run.meta = lambda: {"position": {"step": step}, "history": History().to_json(), "callbacks": []}
     return Event(kind, epoch=step, step=step, batch=0, num_batches=1, logs=logs, run=run)
-
-
-def test_the_last_finite_checkpoint_is_kept(tmp_path):
-    callback = saves(tmp_path, keep=1)
-    state = callback.init()
-    for step, value in enumerate([1.0, 2.0, np.nan, np.inf]):
-        state = callback.on(fake_event("epoch_end", step, value), state)
-    callback.on(fake_event("fit_end", 3), state)
-    assert names(tmp_path) == ["step-00000001", "step-00000003"]
-    assert checkpoint.load_meta(tmp_path)["finite"] is False
 
 
 # ------------------------------------------------------------------------------------------------ the disk is full

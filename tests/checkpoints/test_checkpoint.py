@@ -74,12 +74,6 @@ def test_typed_and_raw_random_keys_are_restored(tmp_path, impl):
     assert_equal(found["old"], np.asarray(state["old"]))
 
 
-def test_leaves_are_named_by_their_key_path(tmp_path):
-    checkpoint.save(tmp_path, make_state())
-    names = set(checkpoint.load_arrays(tmp_path))
-    assert {"step", "params/fc1_weight", "opt_state/0/trace/fc1_weight", "lr", "key"} <= names
-
-
 def test_only_the_newest_checkpoints_are_kept_and_always_the_last_written(tmp_path):
     for step in range(5):
         checkpoint.save(tmp_path, make_state(step), keep=2, sync=False)

@@ -177,17 +177,6 @@ def test_folders_without_a_name_and_resume_from_a_folder_that_does_not_exist_are
     assert names(tmp_path / "new") == ["step-00000007"]
 
 
-@pytest.mark.slow
-def test_a_run_resumed_from_an_earlier_run_in_its_folder_keeps_that_ones_best_checkpoint(tmp_path):
-    options = {"checkpoint_best": "loss", "num_epoch": 2, "checkpoint": tmp_path}
-    train(**options)
-    for _ in range(6):
-        train(**{**options, "num_epoch": 1})
-    oldest = min(tmp_path.glob("earlier-*"), key=lambda path: int(path.name.partition("-")[2]))
-    train(**{**options, "num_epoch": 3}, resume=oldest)
-    assert oldest.is_dir() and checkpoint.best(tmp_path).parent == tmp_path
-
-
 def test_a_save_of_another_process_without_a_lock_is_not_deleted_by_the_run_that_has_the_lock(tmp_path):
     alive = tmp_path / f".step-00000009.{os.getppid()}-{atomic._machine()}01234567.tmp"
     alive.mkdir()
@@ -267,15 +256,3 @@ def test_a_rollback_that_never_helps_ends_after_three_attempts_also_if_epochs_ar
         run = train(data=(np.full_like(x, np.nan), y), nan="rollback", num_epoch=6)
     assert run.stop_reason is not None and run.position["epoch"] < 6
     assert all(np.isfinite(value).all() for value in run.params.values())
-
-
-def test_states_that_are_not_finite_are_not_saved_if_training_goes_back_to_an_earlier_state(tmp_path, caplog):
-    x, y = blobs()
-    x[20] = np.nan
-    options: dict[str, Any] = {"data": (x, y), "checkpoint_every": 1, "steps_per_call": 1, "num_epoch": 1, "shuffle": False}
-    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, "jfit"):
-        warnings.simplefilter("ignore")
-        run = train(**options, nan="stop", checkpoint=tmp_path)
-    newest = jfit.Run.load(tmp_path)
-    assert newest.position["step"] == run.position["step"] == 2 and "step 3 is not saved: it is not finite" in caplog.text
-    assert all(np.isfinite(value).all() for value in newest.params.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from typing import Any
@@ -206,41 +205,6 @@ def test_digests_do_not_depend_on_the_process_and_see_what_is_closed_over():
     loop: list[Any] = []
     loop.append(loop)
     assert len(fingerprint.digest(loop)) == 12
-
-
-def read_globals(source, **values):
-    names = {"__name__": "user", **values}
-    exec(source, names)
-    return fingerprint.digest(names["f"])
-
-
-class Hashed:
-    """Caches what differs between processes, or is there only after the first use."""
-
-    def __init__(self, hashed):
-        self._hash = hashed
-
-    @functools.cached_property
-    def double(self):
-        return 2
-
-
-class Slots:
-    __slots__ = ("__weakref__", "rate")
-
-    def __init__(self, rate):
-        self.rate = rate
-
-
-def test_digests_see_what_functions_and_objects_read_and_nothing_else():
-    inner = "def f(x):\n    def g(y):\n        return y * k\n    return g(x)"
-    for source in ("def f(x): return x * k", inner):
-        assert read_globals(source, k=2.0) == read_globals(source, k=2.0) != read_globals(source, k=3.0)
-        assert read_globals(source, k=np.ones(3)) == read_globals(source, k=np.ones(3)) != read_globals(source, k=np.zeros(3))
-    assert read_globals("def f(x): return x.step", step=1) == read_globals("def f(x): return x.step", step=2)
-    assert fingerprint.digest(Slots(1)) == fingerprint.digest(Slots(1)) != fingerprint.digest(Slots(2))
-    used = Hashed(1)
-    assert used.double == 2 and fingerprint.digest(used) == fingerprint.digest(Hashed(7))
 
 
 def test_large_arrays_are_sampled(monkeypatch):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fit_support import bits, blobs, mlp, same, train
+from fit_support import Killed, bits, blobs, dies, mlp, same, train
 
 import jfit
 from jfit import optim
@@ -27,18 +27,6 @@ HARD = {
 def hard(**given) -> jfit.Run:
     """Dropout, shuffling, a schedule, momentum and a ragged tail: everything that remembers."""
     return train(mlp(dropout=0.5), **(HARD | given))
-
-
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(at_step: int) -> Callback:
-    def on(event):
-        if event.step == at_step:
-            raise Killed
-
-    return lambda_callback(every=at_step, step=on)
 
 
 @pytest.mark.repetitions(1)
@@ -137,75 +125,6 @@ def test_a_new_run_moves_the_checkpoints_of_an_earlier_one_aside(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ loaders with a position
-class Shuffled:
-    """A loader like grain's: every pass draws a new order from the loader's generator, and the iterator keeps the position."""
-
-    def __init__(self, seed: int) -> None:
-        self.draws = np.random.default_rng(seed)
-
-    def __iter__(self):
-        return Pass(self.draws)
-
-
-class Pass:
-    def __init__(self, draws: np.random.Generator) -> None:
-        self.draws = draws
-        self.start(draws.bit_generator.state, 0)
-
-    def start(self, drawn: dict, at: int) -> None:
-        self.draws.bit_generator.state = self.drawn = drawn
-        self.order, self.at = self.draws.permutation(50), at
-
-    def get_state(self) -> dict:
-        return {"drawn": self.drawn, "at": self.at}
-
-    def set_state(self, state: dict) -> None:
-        self.start(**state)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == 7:
-            raise StopIteration
-        rows = self.order[self.at * 8 : self.at * 8 + 8]
-        self.at += 1
-        return tuple(a[rows] for a in blobs())
-
-
-class Stateful(Shuffled):
-    """One like torchdata's StatefulDataLoader: the loader keeps the position, and the next pass begins there."""
-
-    current: Pass | None = None
-    given: dict | None = None
-
-    def __iter__(self):
-        self.current = super().__iter__()
-        if self.given is not None:
-            self.current.set_state(self.given)
-            self.given = None
-        return map(tuple, self.current)
-
-    def state_dict(self) -> dict:
-        assert self.current is not None
-        over = self.current.at == 7  # then the next epoch begins here
-        return {"drawn": self.draws.bit_generator.state, "at": 0} if over else self.current.get_state()
-
-    def load_state_dict(self, state: dict) -> None:
-        self.given = state
-
-
-@pytest.mark.parametrize(("loader", "stop"), [(Stateful, 10), (Stateful, "epoch"), (Shuffled, 10)])
-def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, loader, stop):
-    given = {"num_epoch": 3, "checkpoint": tmp_path, "checkpoint_every": stop}
-    straight = train(data=loader(5), num_epoch=3)
-    with pytest.raises(Killed):
-        train(data=loader(5), callbacks=[dies(15 if stop == "epoch" else 12)], **given)
-    newest = jfit.checkpoint.load_meta(tmp_path)["position"]
-    assert newest == ({"epoch": 2, "batch": 0, "step": 14} if stop == "epoch" else {"epoch": 1, "batch": 3, "step": 10})
-    assert same(train(data=loader(6), resume=True, **given), straight)  # its own generator would draw other orders
-
-
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("kind", ["MapDataset", "IterDataset", "DataLoader"])
 def test_grain_is_resumed_exactly_in_the_middle_of_an_epoch(tmp_path, kind):

@@ -104,9 +104,6 @@ def test_what_is_wrong_is_named_before_training(given, match):
     fails(match, (ValueError, TypeError), **given)
 
 
-# ------------------------------------------------------------------------------------------------ names
-
-
 # ------------------------------------------------------------------------------------------------ shapes and dtypes
 def test_a_shape_mismatch_raises_with_the_node_and_both_shapes():
     conv = sym.Convolution(sym.Variable("data"), kernel=(3, 3), num_filter=2, name="conv1")
@@ -115,33 +112,9 @@ def test_a_shape_mismatch_raises_with_the_node_and_both_shapes():
     assert "(8, 4)" in message
 
 
-def test_labels_of_another_shape_raise_before_training():
-    message = fails("softmax", data=(X, np.zeros((20, 5), np.float32)))
-    assert "5" in message
-
-
 def test_integer_inputs_are_cast_where_floats_are_needed():
     run = train(data=((X * 10).astype(np.int64), Y.astype(np.int64)), num_epoch=1, optimizer_params={"learning_rate": 1e-3})
     assert np.isfinite(run.history.column("loss")).all()
-
-
-# ------------------------------------------------------------------------------------------------ labels
-
-
-# ------------------------------------------------------------------------------------------------ how much data
-
-
-def test_a_batch_larger_than_the_data_works():
-    run = train(data=(X, Y), batch_size=64, num_epoch=3)
-    assert run.position["step"] == 3
-    exact = train(data=(X, Y), batch_size=20, num_epoch=3)
-    for name, value in exact.params.items():
-        np.testing.assert_allclose(run.params[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_an_evaluation_batch_of_another_size_works():
-    run = train(eval_data=(X, Y), eval_batch_size=7, num_epoch=1)
-    assert run.history.column("val_loss")[0] == pytest.approx(run.score((X, Y), batch_size=20)["loss"], rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ names of things
@@ -149,14 +122,11 @@ def test_unknown_names_raise_with_the_nearest_names():
     fails(r"amad.*adam", optimizer="amad")
     fails(r"acuracy.*accuracy", eval_metric="acuracy")
     fails(r"cosin.*cosine", schedule="cosin")
-    fails(r"frozen='fc9\*' matches no parameter", frozen=["fc9*"])
+    fails(r"frozen='fc9\*' matches no parameter; the names are 'fc1_weight'", frozen=["fc9*"])
     with pytest.raises((AttributeError, ValueError), match=r"FullyConected.*FullyConnected"):
         sym.FullyConected(sym.Variable("data"), num_hidden=2)
     with pytest.raises(ValueError, match=r"num_hiden.*num_hidden"):
         sym.FullyConnected(sym.Variable("data"), num_hiden=2)
-
-
-# ------------------------------------------------------------------------------------------------ kinds of things
 
 
 @pytest.mark.parametrize(
@@ -190,13 +160,6 @@ def test_a_rate_and_a_decay_of_0_are_allowed():
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
 def test_limits_of_gradients_must_be_above_0(name, value):
     fails(rf"{name} is {value!r}; expected a number above 0, or None for no limit", **{name: value})
-
-
-def test_a_metric_on_the_host_needs_whole_batches():
-    def bias(label, output):
-        return float(output.mean())
-
-    fails(r"metric 'bias' runs on the host.*micro_batches=2 they are not kept", eval_metric=bias, micro_batches=2)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +196,6 @@ def test_score_and_predict_do_not_ignore_a_batch_size_of_0():
 def test_evaluation_data_of_another_shape_names_the_node_before_training():
     message = fails("fc1", eval_data=(X[:, :3], Y))
     assert "data float32[8, 3], weight float32[8, 4]" in message
-
-
-def test_errors_about_evaluation_data_mention_it():
-    with pytest.raises(ValueError) as caught:
-        train(eval_data=(X, NINES))
-    assert any("eval_data" in note for note in caught.value.__notes__)
 
 
 def test_a_loaded_run_cannot_train(tmp_path):

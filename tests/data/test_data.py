@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +63,6 @@ def test_padding_keeps_row_weights_and_device_arrays():
     assert pad_rows(batch, 3) is batch
 
 
-def test_an_input_without_rows_is_not_padded():
-    batch = Batch({"table": X, "data": X[:2]})
-    assert pad_rows(batch, 4, axes={"table": None}).inputs["table"] is X
-    assert rows(batch, axes={"table": None}) == 2
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -78,7 +71,6 @@ def test_an_input_without_rows_is_not_padded():
         (lambda: rows(Batch({})), "has no rows"),
         (lambda: rows(Batch({"data": np.float32(1)})), "input 'data' has shape (), but its batch axis is axis 0"),
         (lambda: check_batch(Batch({})), "must be a non-empty dict, input name -> array"),
-        (lambda: check_batch(Batch({"data": X, "label": Y[:2]})), "'data' has 10 rows, input 'label' has 2"),
         (lambda: check_batch(Batch({"data": X}, np.ones(3))), "weight has shape (3,), the batch has 10 rows"),
         (lambda: check_batch(Batch({"data": X}, None, np.ones((10, 1)))), "metric_weight has shape (10, 1)"),
     ],
@@ -150,29 +142,6 @@ def test_x_and_y_may_be_arrays_lists_dicts_and_arrays_of_other_libraries():
     assert data((X, Y, Y)).weight.tolist() == Y.tolist()
 
 
-def test_lists_match_the_inputs_in_order():
-    found = data(([X, X * 2], [Y, Y * 3]), inputs=("a", "b"), labels=("l", "m")).arrays
-    assert (found["b"] == X * 2).all() and (found["m"] == Y * 3).all()
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        (X, ValueError, "input 'label' is missing"),
-        ((X, [Y], X, Y), ValueError, "data is a tuple of length 4, expected (x, y) or (x, y, weight)"),
-        (None, TypeError, "data is None (NoneType)"),
-    ],
-)
-def test_invalid_data_raises_with_the_expected_form(source, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        data(source)
-
-
-def test_a_wrong_number_of_arrays_raises_with_the_input_names():
-    with pytest.raises(ValueError, match="y has 1 array, the graph has 0 label inputs"):
-        data((X, Y), labels=())
-
-
 # -------------------------------------------------------------------------------------------------------------- streams
 
 
@@ -190,18 +159,6 @@ def test_every_form_of_a_batch_is_accepted(form):
     assert labels_of(stream) == labels_of(stream, epoch=1) == [Y[:4].tolist(), Y[4:8].tolist(), Y[8:].tolist()]
     if form == "weighted":
         assert [b.weight.tolist() for b in stream.batches(0)][2] == [8, 9]
-
-
-def test_flat_elements_match_several_inputs():
-    stream = data([(X, X * 2, Y)], inputs=("a", "b"))
-    (batch,) = stream.batches(0)
-    assert (batch.inputs["b"] == X * 2).all() and (batch.inputs["label"] == Y).all()
-
-
-def test_device_arrays_of_a_stream_stay_on_their_device():
-    x = jnp.asarray(X)
-    (batch,) = data([(x, jnp.asarray(Y))]).batches(0)
-    assert batch.inputs["data"] is x
 
 
 def test_a_list_of_pairs_is_a_stream_that_can_start_late():
@@ -275,15 +232,6 @@ def test_torch_loaders_are_read_every_epoch():
     assert loose.num_batches() is None and labels_of(loose) == [Y[:5].tolist(), Y[5:].tolist()]
 
 
-def test_grain_data_sets_are_read():
-    grain = pytest.importorskip("grain")
-    rows_ = grain.MapDataset.source([{"data": x, "label": y} for x, y in zip(X, Y, strict=True)])
-    stream = data(rows_.batch(4))
-    assert stream.num_batches() == 3 and labels_of(stream)[2] == [8, 9]
-    walk = data(rows_.to_iter_dataset().batch(4))
-    assert labels_of(walk, start=1) == [Y[4:8].tolist(), [8, 9]]
-
-
 def test_tensorflow_data_sets_are_read_as_numpy():
     class Dataset:  # the part of tf.data.Dataset that is used
         def __iter__(self):
@@ -312,39 +260,6 @@ def test_mxnet_iterators_are_reset_and_their_padding_rows_have_metric_weight_zer
     assert last.weight is None and last.metric_weight.tolist() == [1, 1, 0, 0]
     assert list(data(source, train_pad=False).batches(0))[-1].weight.tolist() == [1, 1, 0, 0]
     assert stream.num_batches() == 3
-
-
-def test_an_mxnet_iterator_in_the_middle_of_an_epoch_is_reset():
-    stream = data(NDArrayIter(X, Y, batch_size=4, label_name="label"))
-    walk = stream.batches(0)
-    next(walk)
-    walk.close()
-    assert labels_of(stream)[0] == Y[:4].tolist()
-
-
-def test_rows_that_rolled_over_are_included_in_metrics():
-    stream = data(NDArrayIter(X, Y, batch_size=4, label_name="label", last_batch_handle="roll_over"))
-    assert len(labels_of(stream)) == 2
-    first = next(stream.batches(1))
-    assert first.inputs["label"].tolist() == [8, 9, 0, 1] and first.metric_weight is None
-
-
-def test_iterators_with_next_only_are_read():
-    class Old:
-        provide_data, provide_label = [("data", (5, 2))], [("label", (5,))]
-        at = 0
-
-        def next(self):
-            if self.at >= 10:
-                raise StopIteration
-            self.at += 5
-            return DataBatch([X[self.at - 5 : self.at]], [Y[self.at - 5 : self.at]])
-
-        def reset(self):
-            self.at = 0
-
-    stream = data(Old())
-    assert labels_of(stream) == labels_of(stream, 1) == [Y[:5].tolist(), Y[5:].tolist()]
 
 
 def test_an_iterator_with_another_label_name_raises_with_both_names():
@@ -388,21 +303,6 @@ def test_ndarrayiter_shuffles_in_the_order_of_mxnet_under_one_global_seed():
         it.reset()
 
 
-def test_ndarrayiter_hard_reset_drops_rows_that_rolled_over():
-    it = NDArrayIter(X, Y, 4, last_batch_handle="roll_over")
-    list(it)
-    it.hard_reset()
-    assert it.next().label[0].tolist() == Y[:4].tolist()
-
-
-def test_data_far_smaller_than_a_batch_rolls_over_until_a_batch_is_full():
-    it, counts = NDArrayIter(Y[:1], batch_size=3, last_batch_handle="roll_over"), []
-    for _ in range(6):
-        counts.append(len(list(it)))
-        it.reset()
-    assert counts == [0, 0, 1, 0, 0, 1]
-
-
 def test_ndarrayiter_casts_everything_except_device_arrays_to_float32():
     assert NDArrayIter(np.arange(4)).provide_data[0].dtype == np.float32
     assert NDArrayIter(jnp.arange(4)).provide_data[0].dtype == np.int32
@@ -437,11 +337,6 @@ def test_descriptions_and_batches_print_as_in_mxnet():
 # --------------------------------------------------------------------------------------------------------------- labels
 
 
-def test_a_label_out_of_range_raises_with_its_row_and_position():
-    with pytest.raises(ValueError, match=re.escape("label 'y': row 1, position (1,) is 9, expected classes 0..4")):
-        check_labels(np.array([[0, 1], [2, 9]]), 5, "y")
-
-
 def test_the_ignored_label_is_allowed():
     check_labels([0, -1, 4.0], 5, "y", ignore_label=-1)
     with pytest.raises(ValueError, match=re.escape("0..4 and -1 (ignored)")):
@@ -457,21 +352,6 @@ def threads():
 
 def test_prefetch_keeps_order_and_leaves_no_thread():
     assert list(prefetch(range(50), size=3, transform=lambda k: k + 1)) == list(range(1, 51))
-    assert not threads()
-
-
-def test_prefetch_is_bounded():
-    taken = []
-
-    def source():
-        for k in range(100):
-            taken.append(k)
-            yield k
-
-    with prefetch(source(), size=2) as ahead:
-        assert next(ahead) == 0
-        time.sleep(0.05)
-        assert len(taken) <= 4  # one given, two waiting, one in hand
     assert not threads()
 
 
@@ -515,27 +395,6 @@ def test_prefetch_dropped_without_close_leaves_no_thread():
     assert not threads()
 
 
-def test_prefetch_survives_an_interrupt_of_the_reader(monkeypatch):
-    ahead = prefetch(range(3))
-    channel, real = ahead._channel, ahead._channel.get
-    monkeypatch.setattr(channel, "get", lambda *waiting: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        next(ahead)
-    monkeypatch.setattr(channel, "get", real)
-    assert list(ahead) == [0, 1, 2] and not threads()
-
-
-def test_prefetch_size_must_be_positive():
-    with pytest.raises(ValueError, match="size is 0; expected an integer of at least 1"):
-        prefetch([], size=0)
-
-
-def test_weights_on_a_device_are_not_read_back_to_the_host(monkeypatch):
-    monkeypatch.setattr(np, "isfinite", None)
-    batch = Batch({"data": X}, jnp.ones(10))
-    assert check_batch(batch) is batch
-
-
 def test_a_batch_after_a_resumed_position_is_named_by_its_number_in_the_epoch():
     batches = [(X, Y), (X, Y), (X, Y, -Y)]
     stream = data(batches)
@@ -571,37 +430,6 @@ def test_positions_hold_bytes_and_the_tensors_of_torchs_generators(monkeypatch):
         decode({"__bytes__": "?"})
 
 
-def test_a_loader_whose_position_is_the_end_of_an_epoch_begins_the_next_one():
-    class Loader:
-        at = 0
-
-        def __iter__(self):
-            at, self.at = self.at, 0
-            return iter([(X, Y)][at:])
-
-        def state_dict(self):
-            return {"at": 1}
-
-        def load_state_dict(self, state):
-            self.at = state["at"]
-
-    stream = data(Loader())
-    stream.start_epoch(1, {"at": 1})
-    assert len(list(stream.batches(1))) == 1
-
-
-def test_a_loader_without_a_position_is_still_read():
-    class Loader(list):
-        def state_dict(self):
-            raise RuntimeError("the workers cannot tell")
-
-        def load_state_dict(self, state):
-            raise AssertionError("never told")
-
-    stream = data(Loader([(X, Y)]))
-    assert len(list(stream.batches(0))) == 1 and stream.epoch_start(0) is None
-
-
 SIZES = st.integers(1, 60)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 QUICK = settings(max_examples=40, deadline=None)
@@ -626,29 +454,3 @@ def test_an_epoch_contains_every_row_once(n, batch_size, seed, epoch, shuffle):
 def test_an_epoch_resumed_at_a_batch_goes_on_identically(n, batch_size, seed, cut):
     arrays = ArrayData({"data": np.arange(n)}, seed=seed)
     assert epoch_rows(arrays, 2, batch_size, start=cut) == epoch_rows(arrays, 2, batch_size)[cut:]
-
-
-@QUICK
-@given(n=st.integers(1, 20), more=st.integers(0, 50), weighted=st.booleans(), seed=st.integers(0, 99))
-def test_padding_never_changes_weighted_sums(n, more, weighted, seed):
-    rng = np.random.default_rng(seed)
-    x, w = rng.normal(size=(n, 3)).astype(np.float32), rng.uniform(size=n).astype(np.float32)
-    batch = pad_rows(Batch({"data": x}, w if weighted else None), n + more)
-    weight = np.ones(n, np.float32) if batch.weight is None else batch.weight
-    before = (x * (w if weighted else np.ones_like(w))[:, None]).sum(0)
-    np.testing.assert_allclose((batch.inputs["data"] * weight[:, None]).sum(0), before, rtol=1e-5, atol=1e-5)
-    assert rows(batch) == n + more
-    assert {tuple(r) for r in batch.inputs["data"].tolist()} == {tuple(r) for r in x.tolist()}
-
-
-@QUICK
-@given(n=SIZES, batch_size=st.integers(1, 20), seed=st.integers(0, 99))
-def test_rows_that_roll_over_are_never_lost_or_repeated(n, batch_size, seed):
-    it = NDArrayIter(np.arange(n), batch_size=batch_size, shuffle=True, last_batch_handle="roll_over", seed=seed)
-    seen = []
-    for _ in range(4):
-        seen += [int(v) for b in it for v in b.data[0]]
-        it.reset()
-    counts = np.bincount(seen, minlength=n)
-    left = 4 * n - len(seen)
-    assert left < batch_size and counts.sum() == len(seen) and counts.max(initial=0) <= 4

@@ -12,12 +12,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from cases import iterators
-from fit_support import blobs, same, train
+from fit_support import Killed, blobs, dies, same, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import CSVIter, LibSVMIter, MNISTIter, NDArrayIter, PrefetchingIter, ResizeIter
 from jfit.data.csr import pick_rows
 from jfit.data.files import text
@@ -107,23 +106,6 @@ def test_a_restored_position_continues_with_the_same_batches(kind, size, epochs,
     assert rest_and_next(fresh) == rest_and_next(it)
 
 
-def test_a_position_in_the_middle_of_many_blocks(folder, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK", 50)
-    monkeypatch.setattr(text, "CACHE", 200)  # some of the blocks
-    small = makers(folder, 7)
-    for kind in ("csv", "csv kept", "libsvm"):
-        monkeypatch.setattr(text, "BLOCK", 8 << 20)
-        whole = [contents(b) for b in small[kind]()]
-        monkeypatch.setattr(text, "BLOCK", 50)
-        it = small[kind]()
-        assert [contents(b) for b in it] == whole
-        it.reset()
-        assert [contents(it.next()) for _ in range(3)] == whole[:3]
-        fresh = small[kind]()
-        fresh.load_state_dict(it.state_dict())
-        assert [contents(b) for b in fresh] == whole[3:]
-
-
 def test_bucketed_sentences_continue_from_a_saved_position():
     rng = np.random.RandomState(0)
     sentences = [list(rng.randint(1, 9, rng.randint(1, 8))) for _ in range(60)]
@@ -186,14 +168,6 @@ def test_damaged_positions_raise(damaged):
 
 
 # ------------------------------------------------------------------------------------------------ through fit
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(event):
-    raise Killed
-
-
 slowly = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]  # noqa: E731
 RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resized on", "csv kept", "resized file")]
 
@@ -203,9 +177,8 @@ RESUMED = ["csv", *slowly("roll_over", "ahead", "libsvm", "mnist", "pad", "resiz
 def test_a_killed_training_resumes_with_the_next_batches(kind, folder, tmp_path):
     make = makers(folder)[kind]
     straight = train(data=make(), num_epoch=3)
-    stop = lambda_callback(every=9, step=dies)
     with pytest.raises(Killed):
-        train(data=make(), num_epoch=3, checkpoint=tmp_path, checkpoint_every=4, callbacks=[stop])
+        train(data=make(), num_epoch=3, checkpoint=tmp_path, checkpoint_every=4, callbacks=[dies(9)])
     again = train(data=make(), num_epoch=3, checkpoint=tmp_path, resume=True)
     assert same(again, straight)
 
@@ -249,17 +222,6 @@ def test_threads_of_several_iterators_end(folder):
     while new() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not new()
-
-
-def test_a_file_error_in_a_reader_thread_raises_with_the_line(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK", 40)
-    lines = (folder / "x40.csv").read_text().splitlines()
-    lines[30] = "1,2,oops,4"
-    (tmp_path / "bad.csv").write_text("\n".join(lines))
-    it = PrefetchingIter(CSVIter(tmp_path / "bad.csv", (4,), batch_size=4))
-    with pytest.raises(FormatError, match=r"bad\.csv: line 31: column 3 is 'oops', expected a number"):
-        list(it)
-    it.close()
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -417,12 +379,6 @@ def test_parts_contain_every_line_once_for_any_number_of_parts(tmp_path_factory,
 
 
 # ------------------------------------------------------------------------------------------------ MNIST's format
-def test_compressed_images_are_the_same(folder):
-    one, other = (MNISTIter(folder / name, folder / "labels", 50).next() for name in ("images", "images.gz"))
-    np.testing.assert_array_equal(one.data[0], other.data[0])
-    assert one.data[0].max() <= 255 / 256 and one.data[0].dtype == np.float32
-
-
 def test_the_order_is_a_permutation_and_fixed():
     assert sorted(mnist_order(1000, 9).tolist()) == list(range(1000))
     assert mnist_order(5, 2**32 + 2).tolist() == mnist_order(5, 2).tolist() == [3, 0, 1, 2, 4]  # never change it
@@ -475,13 +431,3 @@ def test_datasets_of_h5py_are_read_batch_by_batch(tmp_path):
             held = NDArrayIter(file["x"][:], file["y"][:], *args, seed=3)
             assert rest_and_next(lazy) == rest_and_next(held)
             assert not lazy.in_memory and held.in_memory and lazy.provide_data == held.provide_data
-
-
-def test_sparse_rows_of_scipy_are_shuffled_with_their_labels():
-    sparse = pytest.importorskip("scipy.sparse")
-    matrix = sparse.random(11, 5, 0.4, "csr", dtype="float64", random_state=0)
-    it = NDArrayIter(matrix, np.arange(11), 4, shuffle=True, seed=1)
-    for batch in it:
-        rows = batch.label[0].astype(int)
-        assert batch.data[0].dtype == np.float32
-        np.testing.assert_allclose(batch.data[0].todense(), matrix.toarray()[rows], rtol=1e-6)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from fit_support import Killed, dies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from jfit.data import ArrayData, Rows
 from jfit.data import arrays as arrays_module
 from jfit.data import as_data as any_data
 from jfit.data.arrays import block_permutation, permutation
-from jfit.data.weights import ClassWeights
 from jfit.feed.batches import DeviceBatches
 from jfit.lowering.function import from_function
 
@@ -139,19 +139,6 @@ def test_a_run_remembers_its_columns_and_their_order(trained, caplog):
     np.testing.assert_array_equal(jfit.predict(linear, FRAME, params=run.params, label="y"), run.predict(X))
 
 
-def test_columns_of_several_axes_are_the_dict_that_a_function_takes(trained):
-    def of_parts(params, parts):
-        return jnp.concatenate([parts["left"], parts["right"]], 1) @ params["w"] + params["b"]
-
-    options = {"loss": "cross_entropy", "params": PARAMS, "batch_size": 8, "num_epoch": 2, "progress": False}
-    run = jfit.fit(of_parts, {"left": X[:, :2], "right": X[:, 2:], "y": Y}, label="y", optimizer_params=RATE, **options)
-    np.testing.assert_allclose(run.params["w"], trained.params["w"], rtol=1e-5)
-
-
-def test_the_label_column_may_have_the_name_of_the_label(trained):
-    assert same(fit(FRAME.rename(columns={"y": "label"})), trained)
-
-
 def test_several_labels_and_several_inputs_are_columns():
     frame = as_data(FRAME, batch_size=4, input_names=["x"], label_names=["label"], label=["b", "y"])
     assert frame.arrays["label"].shape == (40, 2) and frame.arrays["x"].shape == (40, 2)
@@ -159,13 +146,6 @@ def test_several_labels_and_several_inputs_are_columns():
     assert {k: v.shape for k, v in each.arrays.items()} == dict.fromkeys(["a", "b", "l", "m"], (40,))
     with pytest.raises(ValueError, match=r"inputs 'a', 'q', but the data has no column 'q'"):
         as_data(FRAME, batch_size=4, input_names=["a", "q"], label_names=["l"], label="y")
-
-
-def test_feature_columns_become_one_float32_array():
-    frame = pd.DataFrame({"a": [1, 2], "b": [True, False], "c": [0.5, np.nan], "y": [0, 1]})
-    x = as_data(frame, batch_size=2, input_names=["x"], label_names=["y"]).arrays["x"]
-    assert x.dtype == np.float32
-    np.testing.assert_array_equal(x, np.array([[1, 1, 0.5], [2, 0, np.nan]], np.float32))
 
 
 @pytest.mark.parametrize(
@@ -272,14 +252,6 @@ def test_rows_and_batches_are_told_apart_by_type_or_by_a_scalar():
 def test_rows_that_make_no_batch_raise(rows, error, message):
     with pytest.raises(error, match=re.escape(message)):
         fit(rows)
-
-
-@pytest.mark.slow  # importing torch takes seconds
-def test_torch_data_sets_are_batched(trained):
-    torch = pytest.importorskip("torch")
-    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    assert same(fit(rows), trained)
-    assert same(fit(torch.utils.data.DataLoader(rows, batch_size=8), shuffle=False), fit((X, Y), shuffle=False))
 
 
 # -------------------------------------------------------------------------------------------------------- extra columns
@@ -476,6 +448,15 @@ def test_a_cut_pass_resumes_at_the_batches_of_the_uninterrupted_run(tmp_path, so
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("source", "every"), [(Stateful, 3), (Stateful, "epoch"), (lambda: Iterators(4), 3)])
+def test_a_loader_with_a_position_is_resumed_exactly(tmp_path, source, every):
+    part = functools.partial(fit, num_epoch=3, checkpoint=tmp_path, checkpoint_every=every)
+    with pytest.raises(Killed):
+        part(source(), callbacks=[dies(8 if every == 3 else 6)])
+    assert jfit.checkpoint.load_meta(tmp_path)["position"]["step"] == (6 if every == 3 else 4)  # of epochs of 4 batches
+    assert same(part(source(), resume=True), fit(source(), num_epoch=3))
+
+
 # --------------------------------------------------------------------------------------- validation_split and eval_every
 
 
@@ -602,18 +583,6 @@ def test_class_weights_and_options_do_not_change_data_that_the_user_passed():
                 ValueError, match=f"{name}= is passed with data of type {type(source).__name__}, which is converted"
             ):
                 fit(source, **{name: value})
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("labels", [Y + 1, Y + 0.5, np.full((40, 2), 0.5), np.eye(3)[Y + 1]])
-def test_class_weights_of_jax_labels_without_a_weight_are_infinite_and_their_labels_raise(labels):
-    weights = ClassWeights(WEIGHTS, "label")
-    labels = jnp.asarray(np.asarray(labels, "float32"))
-    bad = np.isinf(np.asarray(weights.of_rows(labels, None)))
-    assert bad.tolist() == (Y == 1).tolist() if labels.max() > 1.5 or labels.shape[-1] == 3 else bad.all()
-    if labels.shape == (40,):
-        with pytest.raises(ValueError, match=r"batch 0 of epoch 0: label 'label': row . is .*, expected classes 0..1"):
-            fit([(X, labels)], class_weight=WEIGHTS, num_epoch=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- resume

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases.images import FOLDER, pictures, png
+from fit_support import Killed, dies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfit
 import jfit.mx as mx
-from jfit.callbacks import lambda_callback
 from jfit.data import ImageRecords
 from jfit.data.images.pack import pack_list
 from jfit.data.images.pool import Pool
@@ -110,19 +110,6 @@ def test_a_saved_position_continues_in_a_new_iterator(batch_size, read, handle):
     again = images(batch_size=batch_size, last_batch_handle=handle)
     again.load_state_dict(first.state_dict())
     assert epochs(again, 2) == epochs(first, 2)
-
-
-def test_a_saved_position_continues_although_workers_had_read_ahead():
-    it = images(workers=2)
-    it.next()
-    state = it.state_dict()
-    wanted = [contents(it.next()), contents(it.next())]
-    it.load_state_dict(state)
-    assert [contents(it.next()), contents(it.next())] == wanted
-    other = images(batch_size=5)
-    with pytest.raises(ValueError, match="batch_size=4, these have 5"):
-        other.load_state_dict(state)
-    it.close()
 
 
 def test_labels_from_a_list_and_keys_from_an_index(tmp_path):
@@ -231,15 +218,6 @@ def trained(data, **given) -> jfit.Run:
     return jfit.fit(net(), data, **({"num_epoch": 3, "optimizer_params": {"learning_rate": 0.001}, "progress": False} | given))
 
 
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(event) -> None:
-    if event.step == 5:
-        raise Killed
-
-
 def image_iter() -> mx.image.ImageIter:
     augment = {"shuffle": True, "rand_crop": True, "rand_mirror": True, "brightness": 0.2}
     given = {"path_imgrec": str(TEN), "path_imgidx": str(FOLDER / "images.idx")}
@@ -249,19 +227,11 @@ def image_iter() -> mx.image.ImageIter:
 @pytest.mark.parametrize("make", [images, pytest.param(image_iter, marks=pytest.mark.slow)])
 def test_a_killed_training_continues_bit_for_bit(tmp_path, make):
     with pytest.raises(Killed):
-        trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[lambda_callback(every=5, step=dies)])
+        trained(make(), checkpoint=tmp_path, checkpoint_every=2, callbacks=[dies(5)])
     again = trained(make(), checkpoint=tmp_path, checkpoint_every=2, resume=True)
     straight = trained(make())
     for name, value in straight.params.items():
         assert np.array_equal(value, again.params[name])
-
-
-@pytest.mark.slow
-def test_padding_rows_have_no_effect_and_layouts_agree():
-    run = trained(images(), num_epoch=1)
-    assert run.score(images(shuffle=False)) == run.score(images(shuffle=False, workers=1))
-    first = images(shuffle=False, layout="NHWC").next().data[0]
-    assert np.array_equal(first.transpose(0, 3, 1, 2), images(shuffle=False).next().data[0])
 
 
 # ------------------------------------------------------------------------------------------------ MXNet's arguments
@@ -324,30 +294,6 @@ def test_a_user_augmenter_receives_ndarrays():
     it = mx.image.ImageIter(2, (3, 16, 16), path_imgrec=str(TEN), aug_list=[mx.image.CenterCropAug((16, 16)), Twice()])
     plain = mx.image.ImageIter(2, (3, 16, 16), path_imgrec=str(TEN))
     assert np.array_equal(it.next().data[0].asnumpy(), plain.next().data[0].asnumpy() * 2)
-
-
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("handle", ["pad", "discard", "roll_over"])
-def test_an_image_iter_continues_where_it_was_saved(handle, seed):
-    def make():
-        return mx.image.ImageIter(
-            4, (3, 16, 16), path_imgrec=str(TEN), shuffle=True, rand_crop=True, last_batch_handle=handle, seed=seed
-        )
-
-    def rest(it):
-        found = []
-        for _ in range(3):
-            found += [(batch.data[0].asnumpy().tobytes(), batch.label[0].asnumpy().tolist(), batch.pad) for batch in it]
-            it.reset()
-        return found
-
-    it = make()
-    it.next()
-    state = it.state_dict()
-    wanted = rest(it)
-    again = make()
-    again.load_state_dict(state)
-    assert rest(again) == wanted
 
 
 def test_image_iter_raises_for_invalid_arguments_and_images(folder, damaged):

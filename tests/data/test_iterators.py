@@ -18,7 +18,7 @@ from jfit.data.files.numbers import parse_libsvm, parse_table
 from jfit.data.images import decode, read_list
 from jfit.data.images.pool import Pool
 from jfit.formats import FormatError
-from jfit.formats.records import RecordReader, read_index
+from jfit.formats.records import read_index
 
 TEN = str(FOLDER / "images.rec")
 F32 = np.dtype("float32")
@@ -83,15 +83,6 @@ def test_a_pickled_copy_continues_at_the_iterators_position(kind, folder):
         getattr(one, "close", lambda: None)()
 
 
-def test_a_pickled_record_reader_keeps_its_position_and_closed_state():
-    with RecordReader(TEN) as file:
-        file.skip()
-        with pickle.loads(pickle.dumps(file)) as copy:
-            assert copy.read() == file.read()
-    with pytest.raises(ValueError, match="closed"):
-        pickle.loads(pickle.dumps(file)).read()
-
-
 def test_image_record_iter_supports_mxnets_iterator_protocol():
     texts = {"data_shape": "(3, 8, 8)", "batch_size": "4", "shuffle": "False", "preprocess_threads": "0", "scale": "0.5"}
     it = mx.io.ImageRecordIter(path_imgrec=TEN, **texts)
@@ -129,38 +120,6 @@ def test_started_workers_end_when_another_fails_to_start(monkeypatch):
     assert started[0].returncode is not None
 
 
-FORKED = """
-import os, sys, warnings
-warnings.simplefilter("ignore")  # JAX warns of forks, because it may have threads; none of its functions is called here
-from jfit.data.images.image_records import ImageRecords
-from jfit.formats.records import RecordReader
-it, file = ImageRecords(sys.argv[1], (3, 8, 8), 4, workers=1), RecordReader(sys.argv[1])
-it.next(), file.skip()
-child = os.fork()
-second, record = it.next().label[0].tolist(), file.read()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-    print(second, len(record))
-    assert it.next().pad == 2  # the workers are still there
-    assert file.read() is not None
-    it.close()
-elif (second, record) != ([float(k) for k in LABELS], RECORD):
-    raise SystemExit(f"{second}")
-"""
-
-
-@pytest.mark.slow
-def test_a_forked_process_reads_independently_and_does_not_end_the_workers():
-    with RecordReader(TEN) as file:
-        file.skip()
-        record = file.read()
-    labels = ImageRecords(TEN, (3, 8, 8), 4)
-    labels.next()
-    code = f"LABELS, RECORD = {labels.next().label[0].tolist()}, {record!r}\n{FORKED}"
-    found = subprocess.run([sys.executable, "-c", code, TEN], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, ""), found.stderr
-
-
 # ------------------------------------------------------------------------------------------------ numbers and files
 @pytest.mark.parametrize(
     ("line", "dtype", "message"),
@@ -193,13 +152,6 @@ def test_integers_of_64_bits_are_read_exactly(dtype):
     assert parse_table(b"3.0,3e2\n", 2, np.dtype(dtype)).tolist() == [[3, 300]]
     with pytest.raises(ValueError, match=f"column 2 is '{bounds.max + 1}', which {dtype} cannot hold"):
         parse_table(f"1,2\n1,{bounds.max + 1}\n".encode(), 2, np.dtype(dtype))
-
-
-def test_duplicate_entries_of_a_scipy_matrix_are_summed():
-    sparse = pytest.importorskip("scipy.sparse")
-    twice = sparse.csr_matrix((np.array([1.0, 2.0]), np.array([0, 0]), np.array([0, 2])), shape=(1, 2))
-    assert NDArrayIter(twice, batch_size=1).next().data[0].todense().tolist() == [[3.0, 0.0]]
-    assert twice.nnz == 2  # the user's own is as it was
 
 
 @pytest.mark.parametrize("place", ["-5", "9" * 25])

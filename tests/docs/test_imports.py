@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import pickle
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,36 +106,12 @@ assert "jfit.parallel" not in sys.modules
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 
-def test_every_package_has_its_modules_as_attributes():
-    """Those that no other test has imported yet are imported on demand."""
-    for file in sorted(ROOT.rglob("__init__.py")):
-        parts = file.parent.relative_to(ROOT).parts
-        if parts and parts[0] not in ("mx", "export", "callbacks", "checkpoint", "losses", "sym"):
-            package = importlib.import_module(".".join(["jfit", *parts]))
-            missing = [
-                m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_" and not hasattr(package, m.name)
-            ]
-            assert not missing, package
-
-
-def test_tab_completion_shows_names_and_modules():
-    assert {"mx", "loop", "graph", "fit", "programs"} <= set(dir(jfit))
-    assert {"files", "images", "arrays", "stream", "adapters", "weights", "NDArrayIter", "CSVIter"} <= set(dir(jfit.data))
-    assert {"lr_find", "cost"} <= set(dir(jfit.tools)) and {"csv_iter", "mnist_iter"} <= set(dir(jfit.data.files))
-    assert "_module" not in dir(jfit) and not hasattr(jfit, "a.b") and not hasattr(jfit.ops, "__nothing__")
-
-
 def test_missing_names_raise_attribute_errors():
     with pytest.raises(AttributeError, match="module 'jfit' has no attribute 'fitt'"):
         jfit.fitt  # noqa: B018
     with pytest.raises(AttributeError, match=r"mx.symm: jfit does not provide 'symm' here \(yet\); .*'sym'"):
         mx.symm  # noqa: B018
     assert not hasattr(jfit, "__path_of_nothing__") and not hasattr(mx, "__wrapped__")
-
-
-def test_classes_are_pickled_by_the_module_that_defines_them():
-    for value in (jfit.TrainState, jfit.Policy, jfit.fit, mx.nd.NDArray):
-        assert pickle.loads(pickle.dumps(value)) is value
 
 
 def test_lazy_packages_have_a_stub():

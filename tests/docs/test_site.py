@@ -46,20 +46,3 @@ def test_every_public_name_has_an_entry_in_the_site(pages):
     }
     assert len(expected) > 500
     assert not expected - anchors
-
-
-def test_notebooks_and_readme_become_pages_with_links_between_pages(pages):
-    copies = pages.copied_pages()
-    assert {"index.md", "tour.md", "contributing.md", "notebooks/01_fit.md"} <= set(copies)
-    assert "](notebooks/02_pure_step.md)" in copies["tour.md"] and "```python\nimport" in copies["notebooks/01_fit.md"]
-    assert ".ipynb" not in re.sub(r"\[[^\]]*\]|`[^`]*`", "", "".join(copies.values()))
-
-
-def test_examples_of_docstrings_are_fenced(pages):
-    text = "Add.\n\n    >>> 1 + 1\n    2\n\nEnd."
-    assert pages.fenced(text) == "Add.\n\n    ```pycon\n    >>> 1 + 1\n    2\n    ```\n\nEnd."
-
-
-def test_tables_have_headings():
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]:
-        assert not re.search(r"^\|[ |]*\|\n\|[-:| ]+\|$", path.read_text(encoding="utf-8"), re.M), path

@@ -160,20 +160,3 @@ def test_every_public_name_documents_parameters_and_result_with_an_example():
     names = public_names()
     missing = {name: sections for name, value in names.items() if (sections := missing_sections(value))}
     assert len(names) > 250 and not missing, "\n".join(f"{name}: {', '.join(parts)}" for name, parts in missing.items())
-
-
-def test_every_stage_can_be_imported_by_its_name():
-    for stage in STAGES:
-        assert importlib.import_module(f"jfit.{stage}").__doc__
-
-
-def test_scoring_and_prediction_do_not_need_the_training_loop():
-    imports = {s.path: {name for _, name in s.imports} for s in sources()}
-    seen, todo = set(), ["evaluate/scorer.py"]
-    while todo:
-        path = todo.pop()
-        seen.add(path)
-        modules = {"/".join(name.split(".")[1:k]) + ".py" for name in imports[path] for k in (3, 4)}
-        todo += [m for m in modules if m in imports and m not in seen]
-    assert "feed/batches.py" in seen
-    assert not seen & {"fit.py", "loop/loop.py", "run.py"}

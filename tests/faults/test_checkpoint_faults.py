@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fit_support import blobs, same, train
+from fit_support import Killed, blobs, dies, same, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,18 +197,6 @@ def test_a_reader_gets_state_and_meta_of_one_checkpoint_while_another_thread_rep
 
 
 # ------------------------------------------------------------------------------------------------ what travels with a run
-class Killed(Exception):
-    """Stands for a process that dies."""
-
-
-def dies(at_step: int):
-    def on(event):
-        if event.step == at_step:
-            raise Killed
-
-    return jfit.callbacks.lambda_callback(every=at_step, step=on)
-
-
 def both(tmp_path, at_step: int, callbacks: Any = list, **options):
     """(uninterrupted run, run that died and was resumed)."""
     with pytest.raises(Killed):

@@ -1,9 +1,6 @@
 """`devices="auto"`: which devices are chosen, and when they are fewer than there are."""
 
 import logging
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -112,19 +109,3 @@ def test_fit_score_and_predict_choose_devices_and_pad(four_cores, net, shape, co
 def test_auto_needs_a_model():
     with pytest.raises(ValueError, match=r"devices='auto' depends on the model, and is supported by jfit.fit"):
         jfit.parallel.resolve("auto")
-
-
-@pytest.mark.slow  # another process
-@pytest.mark.parametrize("flags", ["", "--xla_force_host_platform_device_count=2"])
-def test_devices_are_those_configured_before_jax_starts(flags):
-    script = """
-import logging, jax, jfit, sys
-from jfit.feed import auto_devices as auto
-logging.basicConfig(stream=sys.stdout)
-auto.cores = lambda: 2
-print(len(auto.auto_devices(True)))
-"""
-    env = {**os.environ, "XLA_FLAGS": flags}
-    printed = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines()[-1] == ("2" if flags else "1")
-    assert ("one CPU device" in printed) == (not flags)

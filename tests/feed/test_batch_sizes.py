@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from fit_support import bits, blobs, mlp, rowmixer, train
 from hypothesis import given, settings
@@ -90,32 +89,6 @@ def test_padding_to_few_sizes_changes_neither_random_numbers_nor_batch_statistic
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     for name in ("loss", "accuracy", "cross-entropy"):
         np.testing.assert_allclose(few.history.epochs[-1][name], one.history.epochs[-1][name], rtol=2e-5)
-
-
-@pytest.mark.slow
-def test_a_function_with_dropout_trains_like_a_hand_written_loop_over_unpadded_batches():
-    def apply(params, x, key=None, train=False):
-        keep = jax.random.bernoulli(key, 0.5, x.shape) if key is not None and train else jnp.full(x.shape, 0.5)
-        return (x * keep) @ params["w"]
-
-    def loss(output, label):
-        return (output - label) ** 2
-
-    params = {"w": jnp.full(4, 0.3)}
-    data = [{"x": x, "label": y} for x, y in batches(SIZES[:10])]
-    optimizer = optax.sgd(0.02)
-    run = jfit.fit(apply, data, loss=loss, params=params, optimizer=optimizer, num_epoch=2, seed=3, progress=False)
-
-    @jax.jit
-    def step(params, state, key, x, y):
-        gradients = jax.grad(lambda p: loss(apply(p, x, key, True), y).mean())(params)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    state, key = optimizer.init(params), jax.random.split(jax.random.key(3))[1]
-    for number, batch in enumerate(data + data):
-        params, state = step(params, state, jax.random.fold_in(jax.random.fold_in(key, number), 0), batch["x"], batch["label"])
-    np.testing.assert_allclose(run.params["w"], params["w"], rtol=2e-5)
 
 
 @pytest.mark.parametrize("step", [1, 11])  # after step 1, batches of other sizes have been prepared ahead

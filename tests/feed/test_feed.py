@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fit_support import bits, blobs, convnet, mlp, rowmixer, same, train
 
 import jfit
 from jfit import counters
-from jfit.data import ArrayData
-from jfit.feed.batches import DeviceBatches, data_of
-from jfit.feed.host_batches import HostBatches
 from jfit.loop.dispatch import auto_steps_per_call
-from jfit.parallel import Window, resolve
 
 IMAGES = blobs(26, (1, 8, 8))
 NETS = {
@@ -71,22 +64,6 @@ def test_on_cpu_small_dense_nets_run_many_steps_per_dispatch_and_convolutional_n
 
 
 # ------------------------------------------------------------------------------------------------ tails and padding
-
-
-@pytest.mark.slow
-def test_a_last_batch_that_cannot_be_padded_runs_in_its_own_shape():
-    x, y = blobs(20)
-    run = train(rowmixer(), (x, y), num_epoch=1, shuffle=False)
-    own_batches = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in (0, 8, 16)]
-    model = run.model
-    step = jax.jit(jfit.train_step(model, jfit.optim.get("sgd", learning_rate=0.1, momentum=0.9)))
-    state = jfit.init_state(model, jfit.optim.get("sgd", learning_rate=0.1, momentum=0.9), own_batches[0])
-    for batch in own_batches:
-        state, _ = step(state, batch)
-    for name, value in state.params.items():
-        np.testing.assert_allclose(run.params[name], value, rtol=1e-4, atol=1e-6)
-    assert run.score((x, y), batch_size=20)["loss"] > 0
-    assert run.predict(x, batch_size=20).shape == (20, 3)
 
 
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stream"])
@@ -180,44 +157,3 @@ def test_the_training_loop_reads_from_devices_only_through_the_counters(monkeypa
     train(data=blobs(200), eval_data=blobs(21), batch_size=4, callbacks=[watched], steps_per_call=1)
     assert forbidden == []
     assert float(jax.numpy.zeros(())) == 0 and forbidden == ["__float__"]  # the spy does see what it is there for
-
-
-def test_at_most_sixteen_calls_are_in_flight():
-    window, waited = Window(), 0
-    for call in range(1, 200):
-        fence = window.push(call)
-        if fence is not None:
-            assert fence == call - 8
-            waited = fence
-        assert call - waited <= 16
-
-
-@pytest.mark.slow
-def test_no_thread_is_left_after_streaming():
-    def raising(epoch):
-        x, y = blobs(16)
-        yield x[:8], y[:8]
-        raise OSError("the disk is gone")
-
-    before = set(threading.enumerate())
-    train(data_on_device=False)
-    stop = jfit.callbacks.lambda_callback(every=2, step=lambda e: e.run.stop())
-    train(data_on_device=False, callbacks=[stop])
-    with pytest.raises(OSError, match="the disk is gone"):
-        train(data=raising)
-    assert [t for t in threading.enumerate() if t not in before and t.is_alive() and "jfit" in t.name] == []
-
-
-def test_a_padded_batch_of_weighted_rows_includes_no_row_twice():
-    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
-    data = ArrayData({"x": np.arange(3.0), "label": np.ones(3)}, shuffle=False, weight=[1.0, 2.0, 3.0])
-    source = DeviceBatches(model, data, resolve(1), batch_size=2)
-    assert source.layout.batch(source.epoch_data(data.order(0)), 1, None, tail=True).weight.tolist() == [3, 0]
-
-
-def test_padding_rows_are_not_predicted():
-    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(())})
-    rows = jfit.NDArrayIter(np.arange(5.0), np.ones(5), batch_size=2, data_name="x", label_name="label")
-    data = data_of(model, rows, 2, labels=False)
-    with HostBatches(model, data, 1, 2, weights=False).read() as batches:
-        assert [count for _, count in batches] == [2, 2, 1]

@@ -84,16 +84,6 @@ def test_a_resumed_run_has_the_same_average_and_run_load_reads_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_devices_micro_batches_and_frozen_parameters_work_with_an_average():
-    expected = train(ema=0.9, frozen=["fc1_*"])
-    run = train(ema=0.9, frozen=["fc1_*"], devices=2, micro_batches=2)
-    for name, value in run.params.items():
-        np.testing.assert_allclose(value, expected.params[name], rtol=1e-5, atol=1e-6)
-    assert bits(run.params["fc1_weight"]) == bits(run.raw_params["fc1_weight"])
-    assert set(run.state.opt_state.ema_params) == {"fc2_weight", "fc2_bias"}
-
-
-@pytest.mark.slow
 def test_the_average_of_a_function_has_its_tree_with_optax_and_in_half_precision():
     start = {"layers": [{"w": np.full(4, 0.5, "float16")}, {"b": np.zeros((), "float16")}]}
     apply = lambda p, x: x @ p["layers"][0]["w"] + p["layers"][1]["b"]  # noqa: E731
@@ -279,28 +269,11 @@ def test_fit_keeps_the_best_checkpoint_by_name_and_refuses_what_it_cannot_monito
         jfit.callbacks.checkpointing("a", keep_best=-1)
 
 
-def test_the_loss_of_an_output_is_minimized_whatever_the_name_of_the_output(tmp_path):
+def test_the_loss_of_an_output_is_minimized_whatever_the_name_of_the_output():
     for name in ("acc_loss", "val_acc_loss", "auc_mse", "r2_rmse", "val_f1_perplexity", "acc_cross-entropy", "recall_nll-loss"):
         assert not is_score(name)
     for name in ("acc", "val_accuracy", "loss_accuracy", "a_top_k_accuracy_3", "mse_roc_auc", "acc_r2", "err_f1"):
         assert is_score(name)
-    keep = jfit.callbacks.checkpointing(tmp_path, keep_best=1, monitor="val_acc_loss")
-
-    def replay(event: Any) -> None:
-        event.logs["val_acc_loss"] = [0.5, 0.3, 0.9][event.epoch]
-
-    train(data=blobs(8), num_epoch=3, callbacks=[replay, keep])
-    assert jfit.checkpoint.best(tmp_path).name == "step-00000002"
-
-
-def test_a_checkpoint_of_run_save_does_not_hide_the_best_one(tmp_path):
-    settings: dict[str, Any] = {"data": blobs(8), "num_epoch": 2, "checkpoint": tmp_path / "a", "checkpoint_best": "val_loss"}
-    run = train(callbacks=[Replayed([0.3, 0.5])], **settings)
-    run.save(tmp_path / "a")
-    run.save(tmp_path / "b")
-    assert jfit.Run.load(tmp_path / "a", which="best").position["step"] == 1
-    with pytest.raises(FileNotFoundError, match=r"does not exist: .* run.save wrote the newest one into another folder"):
-        jfit.Run.load(tmp_path / "b", which="best")
 
 
 def test_a_run_resumed_into_another_folder_copies_the_best_checkpoints(tmp_path, caplog, monkeypatch):
@@ -410,14 +383,6 @@ def test_profile_traces_whole_dispatches_of_the_steps_and_changes_nothing(tmp_pa
             with pytest.raises(RuntimeError, match="disk"):
                 train(profile=(0, stop), directory=tmp_path, callbacks=[callback])
         assert [kind for kind, _ in calls] == ["start", "stop"]
-
-
-def test_a_profile_of_steps_that_training_does_not_have_is_logged(tmp_path, caplog):
-    sentence = "no trace was written: training had none of these steps, and ended after 2 updates"
-    train(data=blobs(8), profile=(1000, 1010), directory=tmp_path)
-    assert [sentence in record.message for record in caplog.records] == [True] and "profile=(1000, 1010)" in caplog.text
-    train(data=blobs(8), profile=(0, 1), directory=tmp_path)
-    assert len(caplog.records) == 1
 
 
 def test_a_profile_is_written_to_the_directory_of_the_run(tmp_path):

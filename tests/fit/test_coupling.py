@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jfit
-from jfit.lowering.coupling import rows_are_independent
 from jfit.lowering.dependence import Mixed, batch_rows, row_layouts
 from jfit.lowering.model import specs_of
 from jfit.ops.rows import RowLayout
@@ -388,15 +387,6 @@ def test_unequal_slices_of_rows_that_affect_each_other_raise(recwarn):
         parallel(parallel.place(jfit.init_state(model, "sgd", batch)), batch)
 
 
-@pytest.mark.slow
-def test_data_parallel_tests_a_model_before_it_pads():
-    model = jfit.Model.from_function(mlp, loss=indexed, params=P)
-    batch = {"x": FLAT[:5], "label": LABELS[:5]}
-    parallel = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
-    _, out = parallel(parallel.place(jfit.init_state(model, "sgd", batch, learning_rate=0.1)), batch)
-    np.testing.assert_allclose(out.loss, indexed(mlp(P, FLAT[:5]), LABELS[:5]).mean(), rtol=1e-5)
-
-
 def normalized(p, x, *, aux, axis_name):
     h = x @ p["a"]
     mean = h.mean(0, keepdims=True)
@@ -438,23 +428,6 @@ def test_synchronized_statistics_do_not_hide_that_the_loss_combines_rows(loss, g
         assert not warnings
 
 
-def test_incomplete_batches_on_several_devices_are_traced_once():
-    calls = []
-
-    def apply(p, x):
-        calls.append(x.shape)
-        return x @ p["w"]
-
-    model = jfit.Model.from_function(apply, loss=optax.l2_loss, params={"w": np.ones(6, "float32")})
-    batch = {"x": FLAT[:7], "label": np.ones(7, "float32")}
-    parallel = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
-    state = parallel.place(jfit.init_state(model, "sgd", batch))
-    state, _ = parallel(state, batch)
-    count = len(calls)
-    parallel(state, batch)
-    assert len(calls) == count
-
-
 def counting(p, x, *, aux, key):
     key = jax.random.fold_in(key, 1)
     many = aux["many"] + (x > 0).sum().astype(jnp.int32)
@@ -474,45 +447,7 @@ def test_integer_states_and_keys_are_equal_on_all_devices():
     assert int(state.aux["many"]) == (FLAT[:4] > 0).sum()
 
 
-@pytest.mark.slow
-def test_integer_states_are_unchanged_by_a_step_without_weighted_rows():
-    aux = {"many": jnp.int32(5), "key": jax.random.key(3), "any": jnp.bool_(True)}
-    model = jfit.Model.from_function(counting, loss=optax.l2_loss, params={"w": np.ones(6, "float32")}, aux=aux)
-    step, key = jfit.step.gradient_step(model, ["w"]), jax.random.key_data(jax.random.key(0))
-    zero = np.zeros((2, 4), "float32")
-    halves = jfit.Batch({"x": FLAT[:8].reshape(2, 4, 6), "label": np.ones((2, 4), "float32")}, zero, zero)
-    params = {"w": np.ones(6, "float32")}
-    new = jax.vmap(lambda b: step(params, aux, b, key, 0, 0, axis_name="d")[2], axis_name="d")(halves)
-    assert new["many"].tolist() == [5, 5] and new["any"].all()
-    np.testing.assert_array_equal(jax.random.key_data(new["key"])[1], jax.random.key_data(aux["key"]))
-
-
-def test_evaluation_uses_the_row_layouts_of_evaluation_mode():
-    def apply(p, x, *, train):
-        h = x @ p["a"]
-        return h.reshape(-1, 1) if train else h
-
-    def squares(o, y):
-        return ((o.reshape(y.shape) - y) ** 2).sum(1)
-
-    model, metrics = jfit.Model.from_function(apply, loss=squares, params=P), jfit.metrics.get("mse")
-    label, weight = FLAT[:4, :1] * np.ones(8, "float32"), np.array([1, 1, 0, 0], "float32")
-    batch = jfit.Batch({"x": FLAT[:4], "label": label}, weight, weight)
-    totals = jfit.eval_step(model, metrics=metrics)(P, {}, jfit.totals.zero_totals(metrics), batch)
-    expected = ((FLAT[:2] @ P["a"] - label[:2]) ** 2).mean()
-    assert jfit.totals.values(metrics, totals)["mse"] == pytest.approx(float(expected), rel=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ the experiment
-def test_the_experiment_finds_rows_that_affect_each_other():
-    batch = {"x": FLAT[:8], "label": np.arange(8)}  # with one largest label
-    assert rows_are_independent(lambda d: (d["x"] * d["label"][:, None], ()), batch)
-    assert not rows_are_independent(lambda d: (d["x"] + d["label"].max(), ()), batch)  # integers too
-    assert not rows_are_independent(lambda d: (d["x"], {"mean": d["x"].mean(0)}), batch)
-    assert not rows_are_independent(lambda d: (d["x"] / len(d["x"]), ()), batch)  # depends on their number
-    assert not rows_are_independent(lambda d: (d["x"], ()), {"x": FLAT[:1]})  # one row tells nothing
-
-
 def test_a_model_with_a_key_in_its_aux_is_tested():
     def apply(p, x, *, aux, train):
         key, drop = jax.random.split(aux["key"])
@@ -523,26 +458,6 @@ def test_a_model_with_a_key_in_its_aux_is_tested():
     model.verify(P, aux, {"x": FLAT, "label": LABELS})
     plan = model.plan(specs_of({"x": FLAT, "label": LABELS}))
     assert plan.paddable and plan.in_evaluation.paddable
-
-
-@pytest.mark.slow
-def test_row_weights_scale_losses_of_rows_that_affect_each_other():
-    weight = np.linspace(0.5, 2, ROWS).astype("float32")
-    run = fitted(centred, cross_entropy, FLAT, 40, num_epoch=1)
-    data = jfit.data.ArrayData({"x": FLAT, "label": LABELS}, weight=weight)
-    options = {"num_epoch": 1, "batch_size": 40, "eval_metric": None, "progress": False}
-    weighted = jfit.fit(centred, data, loss=cross_entropy, params=P, **options)
-    assert weighted.history.column("loss") != run.history.column("loss")
-    losses = cross_entropy(centred(P, FLAT), LABELS)
-    np.testing.assert_allclose(weighted.history.column("loss")[0], (losses * weight).sum() / weight.sum(), rtol=1e-5)
-
-
-def test_a_batch_of_one_row_is_padded_like_others():
-    losses = optax.softmax_cross_entropy_with_integer_labels  # gathers the logit of the label
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=losses, params={"w": np.ones((3, 2), "float32")})
-    step = jfit.data_parallel(jfit.train_step(model, "sgd"), 2)
-    _, out = step(jfit.init_state(model, "sgd"), {"x": np.ones((1, 3), "float32"), "label": np.zeros(1, "int32")})
-    assert float(out.loss) == pytest.approx(np.log(2))
 
 
 def test_rows_of_a_batch_of_one_row_that_would_affect_each_other_are_found():

@@ -103,15 +103,6 @@ def test_predictions_keep_the_row_order_for_any_batch_size_and_form_of_data(run)
         np.testing.assert_allclose(run.predict(data, batch_size=size), whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
-def test_predictions_and_scores_are_equal_on_any_number_of_devices(run, devices):
-    params = {k: np.asarray(v) for k, v in run.params.items()}
-    np.testing.assert_allclose(
-        jfit.predict(mlp(), X, params=params, devices=devices, batch_size=12), run.predict(X), rtol=1e-5, atol=1e-6
-    )
-    assert jfit.score(mlp(), EVAL, params=params, devices=devices, batch_size=12) == pytest.approx(run.score(EVAL), rel=1e-5)
-
-
 def test_several_outputs_come_as_a_tuple():
     body = sym.FullyConnected(sym.Variable("data"), num_hidden=4, name="fc")
     net = sym.Group([sym.SoftmaxOutput(body, name="softmax"), sym.BlockGrad(body, name="body")])
@@ -205,9 +196,6 @@ def test_functions_with_row_ids_drop_the_same_values_in_micro_batches(devices):
     np.testing.assert_allclose(parts.params["layer"]["w"], whole.params["layer"]["w"], rtol=1e-4, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------ settings
-
-
 def test_initializers_and_initial_values_reach_the_parameters():
     run = train(initializer="zeros", num_epoch=1, optimizer_params={"learning_rate": 0.0})
     assert not any(np.asarray(v).any() for v in run.params.values())
@@ -231,8 +219,6 @@ def test_multipliers_on_variables_reach_the_optimizer():
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
-
-
 def test_data_that_exceeds_the_free_device_memory_is_streamed():
     data = jfit.data.ArrayData({"data": X})
     devices = jax.devices()[:1]

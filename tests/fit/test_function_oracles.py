@@ -189,11 +189,11 @@ def test_a_loop_of_training_steps_computes_what_fit_does(name):
     """Batches of their true size, in a loop of the user around the jitted step."""
     one = CASES[name].build()
     optimizer = jfit.optim.get(one.fit.get("optimizer", one.optimizer), **one.fit.get("optimizer_params", {}))
-    options = {k: v for k, v in one.fit.items() if k in ("schedule", "frozen", "clip_norm", "micro_batches")}
+    options = {k: v for k, v in one.fit.items() if k in ("schedule", "clip_norm")}
     scalar = one.fit.get("loss_per_batch", False)
     model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params, aux=one.aux, loss_per_batch=scalar)
     arrays = {**one.inputs, **({"label": one.label} if one.labelled else {})}
-    state = jfit.init_state(model, optimizer, arrays, frozen=options.get("frozen", ()))
+    state = jfit.init_state(model, optimizer, arrays)
     step, losses = jax.jit(jfit.train_step(model, optimizer, **options)), []
     for low in [*range(0, one.rows, BATCH)] * EPOCHS:
         rows = slice(low, low + BATCH)

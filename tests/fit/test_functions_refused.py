@@ -234,13 +234,6 @@ def test_metrics_of_regressions_by_name_are_over_all_rows(metric):
             assert results[name] == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_a_mean_over_batches_is_still_chosen_by_its_parameter():
-    target = RNG.normal(size=(24, 3)).astype("float32")
-    run = fit(target, loss="mse", optimizer=optax.sgd(0.0), eval_metric=jfit.metrics.get("mse", average="macro"), batch_size=16)
-    d = (X @ START["w"] - target) ** 2
-    assert run.history.epochs[-1]["mse"] == pytest.approx((d[:16].mean() + d[16:].mean()) / 2, rel=1e-5)
-
-
 def logits_and_other(p, x):
     return {"logits": x @ p["w"], "other": x[:, None, :]}
 

@@ -93,16 +93,6 @@ def test_an_argument_with_a_default_is_passed_if_the_data_has_it(name):
     np.testing.assert_allclose(run.score((X, Y))["loss"], ((X @ weights(run) - Y) ** 2).mean(), rtol=1e-5)
 
 
-BATCHES = [{"x": X[rows], "mask": M[rows], "label": Y[rows]} for rows in (slice(0, 6), slice(6, 12))]
-FORMS = {"list": ([X, M], Y), "tuple": ((X, M), Y), "dict": ({"x": X, "mask": M}, Y), "stream": BATCHES}
-
-
-@pytest.mark.parametrize("data", FORMS.values(), ids=FORMS)
-def test_an_argument_with_a_default_is_passed_by_position_and_by_name(data):
-    run = jfit.fit(function, data, params={"w": W}, **OPTIONS)
-    np.testing.assert_allclose(weights(run), by_hand(M), rtol=1e-5, atol=1e-6)
-
-
 def test_a_keyword_only_argument_without_default_is_an_input():
     def scaled(p, x, *, scale):
         return x @ p["w"] * scale
@@ -230,26 +220,6 @@ def test_classes_and_layers_are_refused():
         jfit.fit(nnx.Linear, (X, Y), **OPTIONS)
     with pytest.raises(TypeError, match=r"Keras layer \(Dense\); .* keras.Sequential"):
         jfit.fit(keras.layers.Dense(2), (X, Y), **OPTIONS)
-
-
-def test_a_keras_model_that_cannot_be_copied_is_not_written_to():
-    import keras
-
-    class Sized(keras.Model):
-        def __init__(self, size):
-            super().__init__()
-            self.dense = keras.layers.Dense(size, use_bias=False)
-
-        def call(self, x):
-            return self.dense(x)
-
-    net = Sized(2)
-    net(X)
-    before = np.asarray(net.dense.kernel)
-    run = jfit.fit(net, (X, Y), **OPTIONS)
-    with pytest.raises(TypeError, match=r"Keras cannot copy the model Sized, .* define get_config"):
-        _ = run.model
-    np.testing.assert_array_equal(before, np.asarray(net.dense.kernel))
 
 
 def test_evaluation_data_that_does_not_divide_over_devices_is_refused_before_training():

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit.data.trees import named_arrays
-from jfit.lowering.model import plan_of
 
 R = np.random.default_rng(0)
 ROWS, BATCH, RATE = 20, 8, 0.1  # batches of 8, 8 and 4 rows
@@ -260,22 +259,6 @@ def contrastive(output, label):
     return -jnp.diagonal(jax.nn.log_softmax(scores))
 
 
-@pytest.mark.slow
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("form", ["by name", "of the batch"])
-def test_joint_losses_that_combine_rows_are_not_padded(form):
-    loss = {"a": contrastive, "b": squared} if form == "by name" else lambda o, batch: contrastive(o["a"], batch["label"]["a"])
-    labels = {"a": X[:, :3], "b": Y["b"]}
-
-    def mean(params, batch):
-        output, y = two_heads(params, batch[0]), batch[1]
-        b = squared(output["b"], y["b"]).mean() if form == "by name" else 0.0
-        return contrastive(output["a"], y["a"]).mean() + b, {}
-
-    run = fit(two_heads, (X, labels), (X, labels), loss=loss, eval_metric=None)
-    agree(run, by_hand(mean, slices(X, labels)))
-
-
 # ------------------------------------------------------------------------------------------------ inputs
 class Words(NamedTuple):
     ids: Any
@@ -504,33 +487,6 @@ def test_gathered_losses_are_those_of_one_device(form, devices, recwarn):
     for found, expected in zip(many.history.epochs, one.history.epochs, strict=True):
         names = {n for n in expected if n not in ("time", "compile_time", "samples_per_second")}
         assert {n: found[n] for n in names} == pytest.approx({n: expected[n] for n in names}, rel=1e-5)
-
-
-def test_gathered_losses_with_a_device_whose_rows_have_no_weight_are_those_of_one_device():
-    weight, params = np.repeat([1, 0], 4).astype("float32"), {"w": W["w"]}
-    batch = jfit.Batch({"x": X[:8], "label": X[:8, :3]}, weight, weight)
-    loss = lambda o, y: contrastive(o, o + y)  # noqa: E731
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=loss, gather_outputs=True, params=params)
-    step, mean = jfit.train_step(model, "sgd"), jfit.gradients.mean_gradients(model)
-    state = jfit.init_state(model, "sgd", batch.inputs, learning_rate=0.5)
-    halves = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
-
-    def both(batch, axis_name=None):
-        return step(state, batch, axis_name=axis_name)[0].params, mean(params, {}, batch, axis_name=axis_name)
-
-    one, many = jax.jit(both)(batch), jax.jit(jax.vmap(lambda b: both(b, "devices"), axis_name="devices"))(halves)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.stack([b, b]), 1e-5, 1e-6), many, one)
-
-
-def test_labels_that_no_loss_needs_do_not_change_the_plan_of_later_batches():
-    def centred(params, x, train=False):
-        h = x @ params["v"]
-        return {"a": h - h.mean(0, keepdims=True) if train else h, "b": h}
-
-    model = jfit.Model.from_function(centred, loss={"a": squared}, params=W)
-    labelled = {"x": X[:8], "label/a": Y["b"][:8]}
-    for batch in (labelled | {"label/b": Y["b"][:8]}, labelled):
-        assert not plan_of(model.bound(batch), batch).paddable
 
 
 @pytest.mark.slow

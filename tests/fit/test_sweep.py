@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from fit_support import blobs, convnet, mlp
+from fit_support import blobs, mlp
 from sklearn.model_selection import KFold
 
 import jfit
 from jfit import counters
 from jfit.history.table import History
-from jfit.tools.sweep import problem, rules, settings, spaces, training
+from jfit.tools.sweep import spaces, training
 from jfit.tools.sweep.result import Member
 
 HIDDEN = {"time", "compile_time", "samples_per_second"}
@@ -110,14 +110,6 @@ def test_members_of_a_function_are_their_own_fits(mode):
 
 
 @pytest.mark.slow
-def test_a_batch_norm_and_row_weights(mode):
-    weight = np.random.default_rng(0).uniform(0.1, 2, len(X)).astype("float32")
-    net, over = mlp(batch_norm=True), {"learning_rate": [0.05, 0.1]}
-    for member in swept(net, (X, Y, weight), over=over):
-        assert_same(member, own_fit(net, member, (X, Y, weight)))
-
-
-@pytest.mark.slow
 def test_folds_are_fits_of_their_rows(mode):
     pairs = list(KFold(3).split(X))
     result = swept(eval_data=None, over={"learning_rate": [0.1, 0.2]}, folds=pairs, monitor="val_accuracy")
@@ -196,13 +188,6 @@ def test_halving_drops_the_worst_members_and_the_others_train_on_as_if_alone():
     assert_same(result.best, own_fit(mlp(), result.best, num_epoch=5))
     early = next(m for m in result if len(m.history) == 2)
     assert_same(early, own_fit(mlp(), early, num_epoch=2))
-
-
-@pytest.mark.slow
-def test_convolutions_on_cpu_train_one_after_the_other_and_chunks_give_the_same():
-    x, y = blobs(20, (1, 8, 8))
-    for member in swept(convnet(), (x, y), (x, y), over={"learning_rate": [0.01, 0.02]}, num_epoch=1):
-        assert_same(member, own_fit(convnet(), member, (x, y), (x, y), num_epoch=1))
 
 
 @pytest.mark.slow
@@ -342,20 +327,6 @@ def test_a_sweep_is_not_pickled_but_its_table_is():
         with pytest.raises(TypeError, match=r"cannot be pickled .* pickle result.table, .* member.run.save"):
             call(value)
     assert pickle.loads(pickle.dumps(result.table)) == result.table and copy.copy(result)[0] is result[0]
-
-
-def test_numbers_of_numpy_are_numbers_and_others_raise_a_sentence():
-    assert rules.halving_of(("loss", np.float32(2), np.int64(3))).first == 3
-    assert problem.listed_folds(np.int64(2)) == (2, 2)
-    for folds in ([], 0.5, "abc", {}):
-        with pytest.raises(ValueError, match="expected a number of folds, or a list of"):
-            problem.listed_folds(folds)
-    values = {"wd": 0.1, "beta2": 0.5, "seed": 1, "learning_rate": 0.3, "epsilon": 0.1, "beta1": 0.2}
-    (given,) = settings.member_settings(mlp(), [values], {"optimizer": "adam"}, 0)
-    assert list(given.options.optimizer_params or ()) == [name for name in values if name != "seed"]  # in this order
-    for over in ({1: [2]}, [{1: 2}]):
-        with pytest.raises(TypeError, match="over has the name 1; expected names of settings"):
-            spaces.combinations(over, None, 0)
 
 
 def test_iterables_of_batches_raise_a_sentence():

@@ -15,11 +15,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import jfit
-from jfit.optim.structure import in_structure
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(32, 3)).astype("float32"), RNG.normal(size=(32, 3)).astype("float32")
@@ -197,17 +194,6 @@ def test_train_step_and_data_parallel_pass_the_tree_to_optax(model, devices):
     )
 
 
-def test_an_update_step_passes_the_tree_to_optax():
-    apply, params = twelve_layers()
-    optimizer = optax.masked(optax.sgd(1.0), matrices(params))
-    model = jfit.Model.from_function(apply, loss=squared, params=params)
-    state = jfit.init_state(model, optimizer)
-    gradients = {name: jnp.ones_like(w) for name, w in state.params.items()}
-    state = jfit.step.update_step(optimizer, model=model)(state, gradients)
-    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
-    assert_same(model.structure.params.unflatten(state.params), optax.apply_updates(params, updates))
-
-
 @pytest.mark.slow
 @pytest.mark.repetitions(slow=4)
 @pytest.mark.parametrize("kind", ["decay of matrices, by a tree", "labels by a tree", "jfit's nadam"])
@@ -274,18 +260,6 @@ def test_multipliers_and_frozen_patterns_match_names_in_the_tree():
     assert moved == {f"{i}/{name}" for i in (0, 2, 3, 4, 5, 6, 7, 8, 9) for name in "wb"} - {"3/w"}
 
 
-def test_the_tree_of_an_init_function_is_known_after_loading(tmp_path):
-    apply, params = twelve_layers()
-    model = lambda: jfit.Model.from_function(apply, loss=squared, init=lambda key, x: params)  # noqa: E731
-    run = jfit.fit(model(), (X, Y), batch_size=BATCH, num_epoch=1, progress=False, eval_metric=None)
-    assert jax.tree.structure(run.params) == jax.tree.structure(params)
-    run.save(tmp_path)
-    loaded = jfit.Run.load(tmp_path, model())
-    assert loaded.named_params.keys() == run.named_params.keys()
-    np.testing.assert_array_equal(loaded.predict(X), run.predict(X))
-    assert_same(loaded.params, run.params, 0, 0)
-
-
 def test_a_leaf_that_is_no_array_is_named():
     with pytest.raises(TypeError, match=r"params: 'activation' is a .*, expected an array or a number; .*equinox.partition"):
         fit(lambda p, x: p["activation"](x * p["w"]), {"w": jnp.ones((1, 3)), "activation": jnp.tanh}, "sgd")
@@ -343,50 +317,3 @@ def test_typed_keys_are_state_that_is_not_trained(optimizer, devices, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X), whole.predict(X))
     again = jfit.fit(loaded, (X, Y), batch_size=BATCH, num_epoch=1, progress=False, eval_metric=None)
     assert_same(data_of(again.params["key"]), data_of(params["key"]), 0, 0)
-
-
-@pytest.mark.slow
-def test_typed_keys_survive_padding_micro_batches_and_early_stopping():
-    apply, params, aux = with_keys()
-    stop = jfit.callbacks.early_stopping("loss", patience=1)
-    run = fit(apply, params, "adam", aux=aux, batch_size=12, micro_batches=2, callbacks=[stop], eval_data=(X, Y))
-    np.testing.assert_array_equal(jax.random.key_data(run.params["key"]), jax.random.key_data(params["key"]))
-    assert int(run.aux["count"]) == EPOCHS * 3 * 2
-
-
-# ------------------------------------------------------------------------------------------------ any tree
-def nested(leaves):
-    names = st.sampled_from(["a", "b", "w", "10", "2"])
-    return st.recursive(
-        leaves,
-        lambda part: st.one_of(
-            st.lists(part, max_size=12),
-            st.dictionaries(names, part, max_size=3),
-            st.tuples(part, part),
-            st.builds(Affine, part, part),
-            st.builds(Scaled, part, part),
-            st.none(),
-        ),
-        max_leaves=20,
-    )
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(tree=nested(st.floats(-1, 1, width=32)).filter(jax.tree.leaves), data=st.data())
-def test_any_tree_comes_back(tree, data):
-    tree = jax.tree.map(lambda v: np.full((1, 2), v, np.float32), tree)
-    model = jfit.Model.from_function(lambda p, x: x, loss=squared, params=tree)
-    structure = model.structure.params
-    flat = structure.flatten(tree)
-    assert_same(structure.unflatten(dict(data.draw(st.permutations(sorted(flat.items()))))), tree, 0, 0)
-    np.testing.assert_array_equal(list(flat.values()), jax.tree.leaves(tree))
-    # the state of an optimizer by name, and what the optimizer sees
-    optimizer = optax.adam(0.1)
-    wrapped = in_structure(jfit.optim.get(optimizer), model.structure)
-    state = wrapped.init(flat)
-    if not isinstance(tree, np.ndarray):  # the only leaf of a tree without containers cannot be recognized
-        assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(flat))
-    updates, state = wrapped.update(flat, state, flat)
-    expected, _ = optimizer.update(tree, optimizer.init(tree), tree)
-    assert_same(structure.unflatten(updates), expected, 0, 0)

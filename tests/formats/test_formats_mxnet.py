@@ -183,22 +183,6 @@ def test_sparse_states_and_the_oldest_pickle_protocol_are_read():
     assert load_states(GOLDEN / "protocol0.states").states[0][0].tolist() == [1, 1]
 
 
-def test_states_round_trip_with_their_update_counts(tmp_path):
-    states = {
-        0: (jnp.ones(2), np.ones((2, 1), "float16")),
-        "w": None,
-        7: [MutableArray(np.ones(1)), 1.5, (None, True, -(2**40))],
-    }
-    data = dump_states(states, {0: 3, "w": np.int64(2)}, 3, optimizer={"name": "adam", "lr": np.float32(0.5), "raw": b"\0"})
-    (tmp_path / "a.states").write_bytes(data)
-    for read in (load_states(data), load_states(tmp_path / "a.states"), load_states(bytearray(data))):
-        assert list(read.states) == [0, "w", 7] and read.states["w"] is None
-        assert read.states[0][1].dtype == np.float16 and read.states[7][1:] == [1.5, (None, True, -(2**40))]
-        assert read.counts == {0: 3, "w": 2} and read.num_update == 3
-        assert read.optimizer == {"name": "adam", "lr": 0.5, "raw": b"\0"}
-    assert load_states(dump_states(states))[1:] == (None, None, None)
-
-
 class StandIn:
     """What an unpickler without MXNet puts in the place of NDArray: its call and its state."""
 

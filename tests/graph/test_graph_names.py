@@ -118,23 +118,6 @@ def dropout_net():
     return sym.SoftmaxOutput(sym.FullyConnected(hidden, num_hidden=3), name="softmax")
 
 
-X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
-Y = (np.arange(24) % 3).astype("float32")
-
-
-def fit(**options):
-    return jfit.fit(dropout_net(), (X, Y), **{"num_epoch": 2, "batch_size": 8, "seed": 3, **options})
-
-
-def test_a_cell_run_again_trains_to_the_same_bits_and_can_resume(tmp_path):
-    first = fit()
-    sym.Dropout(dropout_net())  # something else in between
-    jax.tree.map(np.testing.assert_array_equal, first.params, fit().params)
-    fit(num_epoch=1, checkpoint=tmp_path)
-    resumed = fit(resume=tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, first.params, resumed.params)
-
-
 def test_joining_networks_after_models_were_made_of_them_warns():
     def layer():
         return sym.FullyConnected(sym.Variable("data"), num_hidden=2)

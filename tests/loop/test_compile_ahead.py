@@ -1,7 +1,6 @@
 """Programs that other threads compile before they are needed: results, counts, errors and the end of the threads."""
 
 import threading
-import types
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -110,21 +109,6 @@ def test_an_error_of_a_callback_ends_the_threads_and_a_later_run_trains(threads)
     assert fit().position["epoch"] == 2
 
 
-@pytest.mark.slow
-def test_under_settings_of_the_calling_thread_the_call_compiles(threads, monkeypatch):
-    compiled_on: list[str] = []
-    compile_ = jax.stages.Lowered.compile
-
-    def spy(self, *args, **kwargs):
-        compiled_on.append(threading.current_thread().name)
-        return compile_(self, *args, **kwargs)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
-    with jax.default_matmul_precision("highest"), counters.counted() as counts:
-        fit()
-    assert counts["traces:train"] == 1 and len(threads) == 3 and compiled_on == []
-
-
 def test_a_prepared_program_is_traced_once_and_its_arguments_are_not_donated():
     def build(fn, more=0):
         return jax.jit(fn, donate_argnums=0)
@@ -136,28 +120,3 @@ def test_a_prepared_program_is_traced_once_and_its_arguments_are_not_donated():
         assert np.asarray(start).tolist() == [0, 1, 2]
         assert np.asarray(program(start)).tolist() == [1, 3.5, 6]
     assert counts["traces:ahead"] == counts["compiles"] == 1
-
-
-def trusted(values: list[float], during: float | None = None) -> Program:
-    """A program of a function of jfit, whose key has `values`; a trace of it sets them to `during`."""
-
-    def fn(x):
-        if during is not None:
-            values[0] = during
-        return values[0] * x
-
-    return Program(types.FunctionType(fn.__code__, {"__name__": "jfit"}, "fn", None, fn.__closure__), jax.jit, name="ahead")
-
-
-def test_a_prepared_program_serves_only_programs_with_the_same_values():
-    values, one = [2.0], np.ones(1, np.float32)
-    program = trusted(values)
-    with ThreadPoolExecutor(1) as pool:
-        program.prepare(one, submit=pool.submit)
-        with counters.counted() as counts:
-            assert float(trusted([2.0])(one)[0]) == 2  # an equal program, which was not prepared itself
-        assert counts["traces"] == 0
-        values[0] = 7.0
-        assert float(program(one)[0]) == 7
-        trusted([3.0], during=5.0).prepare(one, submit=pool.submit)
-        assert float(trusted([3.0])(one)[0]) == 3

@@ -40,14 +40,6 @@ def test_a_fast_compilation_is_not_mentioned(caplog):
     assert caplog.messages == []
 
 
-def test_a_compilation_within_another_one_is_part_of_it(slow_at_once, caplog):
-    before = counters.compile_seconds()
-    with caplog.at_level(logging.INFO, "jfit"), counters.compiling("train"), counters.compiling("eval"):
-        wait_for(lambda: len(caplog.messages) == 1)
-    assert counters.compile_seconds() > before
-    assert not any("evaluation" in message for message in caplog.messages)
-
-
 def test_a_compilation_that_fails_is_measured_and_not_said_to_be_done(slow_at_once, caplog):
     before = counters.compile_seconds()
     with caplog.at_level(logging.INFO, "jfit"), pytest.raises(ValueError, match="no"), counters.compiling("train"):
@@ -76,23 +68,6 @@ def test_seconds_in_which_several_threads_compile_count_once():
     assert 0 < counters.compile_seconds() - before <= time.perf_counter() - started
 
 
-def test_only_compilations_of_the_own_thread_are_watched(slow_at_once):
-    seen, inside, end = [], threading.Event(), threading.Event()
-
-    def compile_something():
-        with counters.compiling("train"):
-            inside.set()
-            end.wait()
-
-    other = threading.Thread(target=compile_something)
-    with counters.watching_compiles(lambda sentence, done: seen.append(sentence)):
-        other.start()
-        inside.wait()
-        end.set()
-        other.join()
-    assert seen == []
-
-
 def test_the_progress_bar_says_what_is_compiled(slow_at_once):
     file = io.StringIO()
     callback = progress(file=file, force=True)
@@ -107,10 +82,6 @@ def test_the_progress_bar_says_what_is_compiled(slow_at_once):
         pass
     assert file.getvalue() == text
     assert not counters._compiling.watchers
-
-
-def test_lines_of_jax_for_debugging_stay_out_of_the_log():
-    assert not logging.getLogger("jax._src.dispatch").isEnabledFor(logging.INFO)
 
 
 def test_an_epoch_has_its_compile_time_apart_from_its_time():
@@ -131,15 +102,6 @@ def small_run() -> jfit.Run:
     return jfit.fit(net, (x, [0, 1, 0, 1]), batch_size=2, num_epoch=2, progress=False)
 
 
-def test_waits_and_reads_are_counted():
-    with counters.counted() as seen:
-        waited = counters.wait({"a": jnp.ones(2)})
-        read = counters.read({"a": jnp.ones(2), "b": 1.0})
-    assert seen["host_syncs"] == 2
-    assert isinstance(waited["a"], jax.Array)
-    assert isinstance(read["a"], np.ndarray) and isinstance(read["b"], np.ndarray)
-
-
 def test_backend_compiles_are_counted_once():
     fn = jax.jit(lambda x: x * 3 + 1)
     x = jnp.ones(3)
@@ -148,23 +110,3 @@ def test_backend_compiles_are_counted_once():
     with counters.counted() as second:
         fn(x)
     assert first["compiles"] == 1 and second["compiles"] == 0
-
-
-def test_counter_blocks_count_only_their_own_events_and_can_be_nested():
-    with counters.counted() as outer:
-        counters.count_trace("a")
-        with counters.counted() as inner:
-            counters.count_trace("b")
-    assert dict(inner) == {"traces": 1, "traces:b": 1}
-    assert dict(outer) == {"traces": 2, "traces:a": 1, "traces:b": 1}
-
-
-def test_a_counter_block_that_raises_still_counts():
-    seen = None
-    try:
-        with counters.counted() as seen:
-            counters.count_trace("a")
-            raise KeyError
-    except KeyError:
-        pass
-    assert seen is not None and seen["traces"] == 1

@@ -63,12 +63,6 @@ def test_a_second_process_compiles_nothing_and_computes_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_that_start_together_share_a_folder(tmp_path):
-    first, second = start(tmp_path), start(tmp_path)
-    assert result(first)[3] == result(second)[3]
-
-
-@pytest.mark.slow
 def test_a_file_that_was_cut_off_is_compiled_again(tmp_path):
     _, _, folder, weight = result(start(tmp_path))
     for file in Path(folder).glob("*-cache"):
@@ -144,14 +138,6 @@ def test_files_that_are_no_programs_are_never_deleted(tmp_path, restored):
 def test_what_is_no_folder_is_refused(folder, restored):
     with pytest.raises(TypeError, match="expected True, False or the path of a folder"):
         jfit.compile_cache(folder)
-
-
-def test_without_a_home_there_is_no_cache(monkeypatch, tmp_path, restored):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert jfit.compile_cache() is None
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("choice", "folder"), [("1", "jfit/xla"), ("on", "jfit/xla"), ("{}/chosen", "chosen")])

@@ -26,21 +26,6 @@ def test_a_third_interrupt_of_a_deferred_block_raises_at_once():
     assert reached == [0, 1]
 
 
-def test_a_deferred_interrupt_is_chained_to_the_exception_of_the_block():
-    with pytest.raises(KeyboardInterrupt) as caught, defer_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        raise OSError("the disk is full")
-    assert isinstance(caught.value.__context__, OSError)
-
-
-def test_a_deferred_interrupt_sets_the_flag_of_the_outer_block():
-    with StopFlag().watching() as flag:
-        with defer_interrupts():
-            signal.raise_signal(signal.SIGINT)
-            assert not flag.set
-        assert flag.set
-
-
 def test_without_a_settable_handler_signals_are_left_alone(monkeypatch):
     entered = []
 

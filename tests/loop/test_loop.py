@@ -58,12 +58,6 @@ def test_log_points_have_loss_metrics_learning_rate_and_speed(monkeypatch):
     assert [e.step for e in seen] == [16 + 8 * i for i in range(len(seen))]
 
 
-def test_checkpoints_contain_the_states_of_all_callbacks_after_the_same_event(tmp_path):
-    count = Callback(on=lambda event, state: state + 1, init=lambda: 0, events=("epoch_end",), name="count")
-    train(num_epoch=3, callbacks=[jfit.callbacks.checkpointing(tmp_path), count])
-    assert ["count", 3] in jfit.checkpoint.load_meta(tmp_path)["callbacks"]
-
-
 # ------------------------------------------------------------------------------------------------ errors on the way
 def test_a_callback_that_raises_keeps_the_last_state_and_the_note_names_it():
     def fail(event):
@@ -210,15 +204,6 @@ def test_setting_the_rate_never_compiles_and_is_logged():
     run = train(num_epoch=4, callbacks=[lambda_callback(epoch_end=halve)])
     assert run.history.column("lr") == pytest.approx([0.1, 0.05, 0.025, 0.0125])
     assert counts[0] == counts[-1]
-
-
-def test_setting_the_learning_rate_of_an_optax_instance_raises():
-    import optax
-
-    run = train(optimizer=optax.sgd(0.1), optimizer_params=None, num_epoch=1)
-    assert run.base_lr is run.lr is None and run.history.epochs[0].get("lr") is None
-    with pytest.raises(ValueError, match="optax instance and has its own learning rate"):
-        run.set_base_lr(0.1)
 
 
 # ------------------------------------------------------------------------------------------------ no numbers

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ import jfit.loop.dispatch
 import jfit.programs.tables
 from jfit import interrupts
 from jfit.callbacks import lambda_callback
-from jfit.data import DataTimeout, prefetch
+from jfit.data import DataTimeout
 from jfit.data.prefetch import Patience
 from jfit.interrupts import StopFlag
 
@@ -138,20 +137,6 @@ def test_a_signal_that_the_process_ignores_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.slow  # forks a process with jax
-@pytest.mark.filterwarnings("ignore")
-def test_a_forked_worker_ends_at_sigterm():
-    with jfit.graceful_stop() as stop:
-        child = os.fork()
-        if not child:
-            time.sleep(20)
-            os._exit(0)
-        time.sleep(0.1)
-        os.kill(child, signal.SIGTERM)
-        assert os.waitpid(child, 0)[1] == signal.SIGTERM and not stop
-
-
 # ------------------------------------------------------------------------------------------------ waits
 def later(seconds, *numbers):
     def send():
@@ -237,10 +222,6 @@ def test_long_waits_are_logged_more_and_more_rarely(caplog):
     ]
 
 
-def test_an_item_that_is_late_is_no_error():
-    assert list(prefetch((time.sleep(0.15) or i for i in range(3)), patience=Patience(str, 5.0))) == [0, 1, 2]
-
-
 def test_ctrl_c_ends_the_wait_for_the_compiler_and_the_result_is_used_later(monkeypatch):
     gate, compile_ = threading.Event(), jfit.programs.tables._compile
 
@@ -297,13 +278,6 @@ def test_two_ctrl_c_during_a_dispatch_lose_no_state(monkeypatch):
     run = jfit.last_run()
     assert run is not None and run.position["step"] == int(run.state.step) == 3
     assert bits(run.train(2)) == bits(train())
-
-
-def test_a_wait_for_a_future_that_was_cancelled_ends():
-    future: Future = Future()
-    future.cancel()
-    interrupts.wait_for(future)
-    assert future.cancelled()
 
 
 def test_ctrl_c_in_a_module_that_waits_for_its_iterator():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -201,38 +199,3 @@ def test_training_and_prediction_in_a_forked_process_raise_instead_of_waiting_fo
         assert message.startswith("RuntimeError: ") and "multiprocessing.get_context('spawn')" in message, (name, message)
     assert "Run.train: process" in messages["train"] and "jfit.fit: process" in messages["fit"]
     assert same(run.train(1), train())  # the parent is as before
-
-
-CHILD = """
-import multiprocessing, os, numpy as np, jfit
-def fit(queue):
-    net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
-    run = jfit.fit(net, (np.eye(8, 4, dtype="float32"), np.zeros(8)), num_epoch=1, progress=False)
-    queue.put(run.position["step"])
-def child(queue):
-    try:
-        fit(queue)
-    except RuntimeError as error:
-        queue.put(str(error))
-if __name__ == "__main__":
-    for method in ("fork", "FORK", "spawn"):
-        if method == "FORK":
-            fit(multiprocessing.get_context("spawn").SimpleQueue())
-        context = multiprocessing.get_context(method.lower())
-        queue = context.SimpleQueue()
-        process = context.Process(target=child, args=(queue,))
-        process.start()
-        print(queue.get())
-        process.join(60)
-"""
-
-
-@needs_fork
-@pytest.mark.slow  # starts processes that import jax
-def test_a_process_that_forks_before_jax_runs_trains_and_one_that_spawns_too(tmp_path):
-    (tmp_path / "child.py").write_text(CHILD)
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "child.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    lines = result.stdout.splitlines()
-    assert lines[0] == lines[2] == "1" and "was forked" in lines[1], result.stderr

@@ -12,15 +12,6 @@ from jfit.step import Shared, totals
 BOTH = jfit.metrics.get(["acc", "ce"])
 
 
-def folded(losses, counts, first=0):
-    """Totals after one fold per (sum of losses, count)."""
-    fold = jax.jit(lambda t, s, c, n: totals.fold((), t, Shared((s, c), ()), n, s / jnp.maximum(c, 1)))
-    found = totals.zero_totals()
-    for number, (loss, count) in enumerate(zip(losses, counts, strict=True)):
-        found = fold(found, jnp.float32(loss), jnp.float32(count), jnp.int32(first + number))
-    return found
-
-
 def test_a_million_losses_are_added_without_drift():
     value = np.float32(0.1)
 
@@ -37,14 +28,3 @@ def test_a_million_losses_are_added_without_drift():
 def test_an_empty_epoch_has_no_loss_and_its_metrics_are_nan():
     found = totals.values(BOTH, counters.read(totals.zero_totals(BOTH)))
     assert set(found) == {"accuracy", "cross-entropy"} and all(np.isnan(v) for v in found.values())
-
-
-def test_values_are_python_numbers():
-    found = totals.values((), counters.read(folded([2.0, 4.0], [1, 2])))
-    assert found == {"loss": 2.0} and type(found["loss"]) is float
-
-
-def test_the_first_non_finite_step_is_kept():
-    assert int(folded([1.0, 1.0], [1, 1]).first_bad_step) == -1
-    assert int(folded([1.0, np.inf, np.nan, 1.0], [1] * 4, first=5).first_bad_step) == 6
-    assert int(folded([np.nan], [0]).first_bad_step) == -1, "no row counted"

@@ -354,6 +354,7 @@ def test_losses_by_name_are_recognized(name, form):
     assert score(x, y, name)["accuracy"] == pytest.approx(correct.mean(), rel=1e-6)
 
 
+@pytest.mark.repetitions(2)
 @pytest.mark.parametrize("name", ["mse", "mae", "huber", "l2", "log_cosh"])
 def test_losses_of_values_by_name_choose_mse(name):
     y = RNG.normal(size=ROWS).astype("float32")

@@ -13,6 +13,7 @@ import sklearn.metrics as oracle
 from cases import metric_updates as recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import jfit
 import jfit.mx as mx
@@ -283,25 +284,19 @@ def test_half_precision_outputs_are_summed_in_float32(dtype):
         assert got == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: metrics.pcc().init(), "metric pcc: the number of classes is unknown"),
-        (lambda: metrics.mcc("weighted"), "metric mcc: average is 'weighted'"),
-        (lambda: metrics.pearsonr("weighted"), "metric pearsonr: average is 'weighted'"),
-        (lambda: metrics.precision("binary", 3), "average='binary' needs two classes, but there are 3"),
-        (lambda: metrics.recall("samples"), "metric recall: average is 'samples'"),
-        (lambda: metrics.confusion_matrix(1), "num_classes is 1; it must be a whole number"),
-        (lambda: metrics.confusion_matrix(2, "rows"), "normalize is 'rows'"),
-        (lambda: metrics.roc_auc(bins=1), "bins is 1; it must be a whole number"),
-        (lambda: metrics.roc_auc(average="micro"), "metric roc_auc: average is 'micro'"),
-        (lambda: one(metrics.roc_auc(3), np.zeros(4), np.ones((4, 2), "float32")), r"expected \(rows, 3\)"),
-        (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, but num_classes is 2"),
-    ],
+test_errors_describe_the_problem = refused(
+    (lambda: metrics.pcc().init(), "metric pcc: the number of classes is unknown"),
+    (lambda: metrics.mcc("weighted"), "metric mcc: average is 'weighted'"),
+    (lambda: metrics.pearsonr("weighted"), "metric pearsonr: average is 'weighted'"),
+    (lambda: metrics.precision("binary", 3), "average='binary' needs two classes, but there are 3"),
+    (lambda: metrics.recall("samples"), "metric recall: average is 'samples'"),
+    (lambda: metrics.confusion_matrix(1), "num_classes is 1; it must be a whole number"),
+    (lambda: metrics.confusion_matrix(2, "rows"), "normalize is 'rows'"),
+    (lambda: metrics.roc_auc(bins=1), "bins is 1; it must be a whole number"),
+    (lambda: metrics.roc_auc(average="micro"), "metric roc_auc: average is 'micro'"),
+    (lambda: one(metrics.roc_auc(3), np.zeros(4), np.ones((4, 2), "float32")), r"expected \(rows, 3\)"),
+    (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, but num_classes is 2"),
 )
-def test_errors_describe_the_problem(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # ------------------------------------------------------------------------------------------------ in a run

@@ -132,7 +132,7 @@ def test_rows_are_pulled_in_any_order_and_the_others_are_zero():
         (lambda s: s.push(3, full(1, (5,))), MXNetError, r"has shape \(2, 3\), but the pushed value has shape \(5,\)"),
         (lambda s: s.push([3], [full(1), full(1)]), ValueError, "got 1 keys and 2 values"),
         (lambda s: s.push(1.5, full(1)), TypeError, "is a float; expected int or str"),
-        (lambda s: s.is_capable("magic"), ValueError, "capability 'magic' is unknown"),
+        (lambda s: s.is_capable("magic"), ValueError, "capability is 'magic'"),
         (lambda s: s.save_optimizer_states("x"), AssertionError, "it has no optimizer"),
         (lambda s: s.load_optimizer_states("x"), AssertionError, "it has no optimizer"),
     ],

@@ -52,34 +52,16 @@ def equal(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
-def stepped(groups):
-    """Four updates of a network with BatchNorm; counts of the last two."""
-    mx.random.seed(2)
-    module = mx.mod.Module(dense(norm=True), context=TWO, group2ctxs=groups)
-    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+@pytest.mark.slow
+def test_twenty_updates_have_the_numbers_of_the_contexts_without_groups_and_later_ones_compile_nothing():
+    module = fitted(perceptron, PAIRS, TWO)
+    equal(results(module), results(fitted(perceptron, None, TWO)))
     batch = mx.io.DataBatch(*([mx.nd.array(v)] for v in data(8)))
     for _ in range(2):
         with counters.counted() as counts:
-            for _ in range(2):
-                module.forward_backward(batch)
-                module.update()
-    return module, counts
-
-
-@pytest.mark.slow
-def test_updates_on_two_contexts_are_those_without_groups_and_compile_nothing_after_the_first():
-    (plain, _), (module, counts) = stepped(None), stepped(ONE_FOR_ALL)
-    equal(numbers(plain), numbers(module))
+            module.forward_backward(batch)
+            module.update()
     assert counts["traces"] == counts["compiles"] == 0
-    on = {n: v.devices() for n, v in module.state.params.items()}
-    assert on["fc1_weight"] == {jax.devices()[1]} and on["fc2_weight"] == {jax.devices()[0]}
-
-
-@pytest.mark.slow
-def test_twenty_updates_have_the_numbers_of_the_contexts_without_groups():
-    equal(results(fitted(perceptron, PAIRS, TWO)), results(fitted(perceptron, None, TWO)))
 
 
 @pytest.mark.repetitions(slow=3)

@@ -137,11 +137,3 @@ def test_an_ordered_step_has_no_program_to_lower():
     parallel = jfit.data_parallel(jfit.train_step(mlp()), 2, reduce="ordered")
     with pytest.raises(ValueError, match="consists of several programs of one device each, so there is no program to lower"):
         collectives(parallel, jfit.init_state(mlp(), "sgd", batch_of(8)), batch_of(8))
-
-
-def test_groups_may_be_axes_of_a_mesh():
-    line = "  ROOT %y = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add"
-    text = "HloModule m, num_partitions=8\n\nENTRY %main () -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n" + line + "\n}\n"
-    assert read_hlo(text).all_reduce == Traffic(1, 32, 2 * 3 / 4 * 32)
-    ordered = text.replace("] {'b'}", "], device_ids=([2,4]T(1,0)) {'a'}")
-    assert ordered != text and read_hlo(ordered).all_reduce == Traffic(1, 32, 2 * 1 / 2 * 32)

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases.fixed_gammas import (
     CASES,
     FIXED,
     ROWS,
-    STEPS,
     arrays,
     batch,
     fed_forward,
@@ -23,7 +21,6 @@ from cases.fixed_gammas import (
     step,
     trained,
     trainers,
-    value,
 )
 
 import jfit
@@ -102,68 +99,8 @@ def test_parameters_frozen_by_the_user_do_not_advance_the_shared_scalars():
     assert module._optimizer.m_schedule == pytest.approx(schedule_after([1] * 3))
 
 
-def test_names_without_an_update_advance_the_shared_scalars_in_the_given_order():
-    ones = {name: jnp.ones(()) for name in ("a_weight", "b_weight")}
-    fixed = optim.nadam(0.1, order=["x", "b_weight", "y", "a_weight"], fixed=["x", "y", "z", "a_weight"])
-    updates, state = fixed.update(ones, fixed.init(ones), ones)
-    assert float(state.shared["m_schedule"]) == pytest.approx(schedule_after([1] * 5))
-    alone = optim.nadam(0.1)
-    moved = {}
-    for turn in range(1, 5):
-        start = alone.init({"w": ones["a_weight"]})
-        start = start._replace(shared={"m_schedule": jnp.float32(schedule_after([1] * (turn - 1)))})
-        moved[turn] = alone.update({"w": jnp.ones(())}, start, {"w": jnp.ones(())})[0]["w"]
-    assert float(updates["b_weight"]) == pytest.approx(float(moved[2]), rel=1e-6)
-    assert float(updates["a_weight"]) == pytest.approx(float(moved[4]), rel=1e-6)
-
-
-def test_a_fixed_gamma_was_updated_as_often_as_the_beta_after_it():
-    ones = {name: jnp.ones(()) for name in ("a_weight", "b_beta", "c_weight")}
-    named, unnamed = ["a_weight", "b_gamma", "b_beta", "c_weight"], ["c_weight", "b_beta", "a_weight"]
-    # a name that no order has comes last, and as often as the one before it
-    for order, counts in ((named, [6, 2, 2, 3]), (unnamed, [3, 2, 6, 6])):
-        fixed = optim.nadam(0.1, schedule_decay=5.0, order=order, fixed=["b_gamma"])
-        state = fixed.init(ones)._replace(count=jnp.array([5, 1, 2], jnp.int32))
-        _, state = fixed.update(ones, state, ones)
-        assert float(state.shared["m_schedule"]) == pytest.approx(schedule_after(counts, 5.0), rel=1e-5)
-
-
 def test_a_user_optimizer_class_receives_fixed_gammas_and_cannot_change_them():
     close(own_rule(mx), GOLDEN["own"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["nadam_store", "lbsgd"])
-def test_a_training_resumed_from_its_states_continues_bit_for_bit(name, tmp_path):
-    case, path = CASES[name], str(tmp_path / "x.states")
-    first = module_of(mx, case, first_values())
-    for t in range(2):
-        step(mx, first, t)
-    first.save_optimizer_states(path)
-    second = module_of(mx, case, params_of(first))
-    second.set_params(*first.get_params())
-    second.load_optimizer_states(path)
-    assert second._optimizer.counts() == first._optimizer.counts()
-    for t in range(2, STEPS):
-        step(mx, first, t)
-        step(mx, second, t)
-    np.testing.assert_array_equal(raveled(params_of(second)), raveled(params_of(first)))
-
-
-@pytest.mark.slow
-def test_a_bucket_updates_only_its_own_fixed_gammas_with_their_own_counts():
-    module = mx.mod.BucketingModule(lambda key: (two_norms(key), ("data",), ("softmax_label",)), default_bucket_key=2)
-    module.bind([("data", (4, 3))], [("softmax_label", (4,))])
-    module.init_params()
-    module.init_optimizer(optimizer="nadam", optimizer_params={"learning_rate": 0.05, "schedule_decay": 2.0})
-    counts, data = [], value(0, (4, 3))
-    for key, updates in ((2, [1, 1, 1, 1]), (1, [2, 2]), (2, [3, 3, 2, 2])):
-        given = {"provide_data": [("data", (4, 3))], "provide_label": [("softmax_label", (4,))], "bucket_key": key}
-        module.forward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array([0, 1, 2, 0])], **given))
-        module.backward()
-        module.update()
-        counts += updates
-        assert module._curr_module._optimizer.m_schedule == pytest.approx(schedule_after(counts, 2.0), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -8,17 +8,12 @@ import numpy as np
 import optax
 import pytest
 from fit_support import blobs, mlp, train
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jfit
 from jfit import counters, sym
-from jfit.lowering.function import from_function
 from jfit.parallel import collectives
-from jfit.parallel.mesh import MeshDevices, mesh_devices, mesh_of
-from jfit.programs import clear_programs
 
 SHARD = {"fc*_weight": ("model", None)}
 MESH = {"data": 2, "model": 2}
@@ -97,20 +92,6 @@ def test_evaluation_and_incomplete_batches_have_the_numbers_of_one_device():
 
 
 @pytest.mark.slow
-def test_a_stream_and_metrics_on_the_host_have_the_numbers_of_one_device():
-    x, y = blobs(24, classes=4)
-    stream = [{"data": x[i : i + 8], "softmax_label": y[i : i + 8]} for i in range(0, 24, 8)]
-
-    def host_metric(label, output):
-        return float(np.mean(label == output.argmax(1)))
-
-    options = {**ADAM, "eval_metric": [host_metric, "acc"], "steps_per_epoch": 3, "eval_data": stream, "log_every": 1}
-    runs = [train(net(), stream, **options, **more) for more in ({}, {"shard": SHARD, "mesh": MESH})]
-    same_numbers(*runs)
-    close([row["loss"] for row in runs[1].history.steps], [row["loss"] for row in runs[0].history.steps])
-
-
-@pytest.mark.slow
 def test_checkpoints_are_whole_and_resume_without_a_mesh_and_on_another(tmp_path):
     data, options = blobs(40, classes=4), {**ADAM, "shuffle": True, "num_epoch": 3}
     expected = train(net(), data, **options)
@@ -172,17 +153,6 @@ def test_the_rows_of_an_embedding_table_are_split_and_never_gathered(sparse):
     traffic, part = collectives(program, *args), 1000 * 8 * 4  # bytes of the rows of one device
     assert traffic.all_gather.operand_bytes < 1000  # row indices only
     assert traffic.total.operand_bytes < (part if sparse else 2 * part)  # a dense gradient is summed over the axis "data"
-
-
-@pytest.mark.slow
-def test_an_interrupted_and_an_early_stopped_run_keep_their_split_state():
-    stopping = jfit.callbacks.early_stopping("val_loss", patience=1, restore_best=True)
-    options = {**ADAM, "eval_data": blobs(16, classes=4, seed=1), "num_epoch": 3}
-    run = train(net(), blobs(32, classes=4), shard=SHARD, mesh=MESH, callbacks=[stopping], **options)
-    run.set_base_lr(0.001)
-    run.train(1)
-    assert run.state.params["fc1_weight"].sharding.spec == P("model", None)
-    assert run.base_lr == pytest.approx(0.001)
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -275,14 +245,6 @@ def test_all_devices_are_one_axis_without_a_mesh_and_parameters_may_be_split_ove
         close(run.params, one.params, 1e-4, 1e-5)
 
 
-def test_a_model_of_one_array_splits_its_state_too():
-    run = jfit.fit(
-        lambda w, x: x @ w, (np.ones((8, 4), "float32"), np.ones((8, 6), "float32")), params=np.ones((4, 6), "float32"),
-        loss="mse", optimizer=optax.adam(0.1), shard={"*": (None, "m")}, mesh={"m": 2}, num_epoch=1, progress=False,
-    )  # fmt: skip
-    assert {x.sharding.spec for x in jax.tree.leaves(run.state.opt_state) if x.ndim} == {P(None, "m")}
-
-
 # ------------------------------------------------------------------------------------------------ errors
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -337,36 +299,3 @@ def test_a_mesh_has_its_devices_and_parameters_stay_there():
     assert run.params["fc1_weight"].devices() == set(jax.devices()[2:4])
     with pytest.raises(ValueError, match=r"params\['fc1_weight'\] is sharded over 2 devices"):
         train(net(), params=run.params)
-
-
-@pytest.mark.slow
-def test_programs_of_other_meshes_are_not_shared():
-    clear_programs()
-    for mesh in ({"data": 2}, {"data": 4}):
-        with counters.counted() as counts:
-            train(mesh=mesh)
-        assert counts["traces:train"] == 1
-
-
-SIZES = st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=1, max_size=3)
-DIMS = st.lists(st.sampled_from([None, "a", "b", ("a", "b"), ("b", "a")]), max_size=4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(SIZES, DIMS)
-def test_a_split_is_accepted_if_and_only_if_jax_can_place_it(shape, dims):
-    mesh, value = mesh_of({"a": 2, "b": 4}), np.zeros(shape, "float32")
-    model = from_function(lambda p, x: x, loss=jnp.subtract, params={"w": value})
-    state = jfit.init_state(model, "adam")._replace(params={"w": value})
-    try:
-        jax.device_put(value, NamedSharding(mesh, P(*dims)))
-        valid = {n for d in dims for n in ((d,) if isinstance(d, str) else d or ())} == {"a", "b"}
-    except Exception:  # jax has several types for it
-        valid = False
-    try:
-        devices = mesh_devices(mesh, {"w": tuple(dims)}, state, {})
-    except ValueError:
-        assert not valid
-    else:
-        assert valid and isinstance(devices, MeshDevices)
-        assert devices.state.opt_state.slots["mean"]["w"] == devices.state.params["w"] == NamedSharding(mesh, P(*dims))

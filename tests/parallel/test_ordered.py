@@ -87,20 +87,6 @@ def test_uneven_devices_and_padded_batches_have_the_same_bits():
 
 
 @pytest.mark.slow
-def test_equals_the_sum_of_eight_devices_up_to_rounding():
-    net, shape = resnet()
-    model, data = jfit.lower(net), batches(shape, 4)
-    results = []
-    for rule in ("ordered", "psum"):
-        step = jfit.data_parallel(jfit.train_step(model, "sgd", outputs=True), 8, reduce=rule)
-        state = step.place(jfit.init_state(model, "sgd", data[0]))
-        for batch in data:
-            state, out = step(state, batch)
-        results.append((state.params, state.aux, out.loss, out.outputs))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *results)
-
-
-@pytest.mark.slow
 def test_fit_and_steps_have_the_same_bits():
     net, shape = mlp()
     rows = batches(shape, 3)
@@ -126,23 +112,6 @@ def test_a_run_resumed_on_other_devices_has_the_same_bits(tmp_path):
     assert digest(straight.state) == digest(resumed.state)
 
 
-@pytest.mark.slow
-def test_metrics_of_host_and_devices_agree():
-    def right(label, output):
-        return float((output.argmax(1) == label).mean())
-
-    net, shape = mlp()
-    whole = batches(shape, 1, 48)[0]
-    metrics = ["acc", right]
-    run = jfit.fit(net, whole, batch_size=16, num_epoch=1, devices=2, reduce="ordered", eval_metric=metrics, progress=False)
-    logs = run.history.epochs[-1]
-    assert logs["accuracy"] == pytest.approx(logs["right"])
-
-
-def weights(state):
-    return np.asarray(state.params["w"]).tobytes()
-
-
 def linear():
     x = np.random.default_rng(0).normal(size=(8, 8, 3)).astype("float32")
     net = sym.FullyConnected(sym.mean(sym.Variable("data"), axis=0), num_hidden=2, no_bias=True, name="f")
@@ -156,18 +125,6 @@ def test_batch_axes_of_data_parallel_are_those_of_the_slices():
         state = step.place(jfit.init_state(jfit.lower(net), "sgd", batch))
         results.append(step(state, batch)[0].params["f_weight"])
     np.testing.assert_allclose(*results, rtol=1e-5)
-
-
-def test_a_state_from_a_step_with_the_same_devices_in_another_order():
-    def make(devices):
-        return jfit.data_parallel(jfit.train_step(model, "sgd"), devices, reduce=ordered(2))
-
-    model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=lambda z, label: (z - label) ** 2, params={"w": np.ones(3)})
-    batch, (first, second) = {"x": np.eye(4, 3, dtype="float32"), "label": np.zeros(4, "float32")}, jax.devices()[:2]
-    expected, _ = make(1)(jfit.init_state(model, "sgd"), batch)
-    state = make([first, second]).place(jfit.init_state(model, "sgd"))
-    state, _ = make([second, first])(state, batch)
-    assert weights(state) == weights(expected)
 
 
 @pytest.mark.parametrize("rule", ["sharded", "sharded_parameters"])

@@ -10,8 +10,7 @@ from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, ml
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
-from jfit.parallel.devices import merge_outputs, place, split_batch, split_rows
-from jfit.parallel.spmd import AXIS, compile_spmd
+from jfit.parallel.devices import place
 from jfit.step import StepOut
 from jfit.step.totals import values
 
@@ -64,16 +63,6 @@ def test_dropout_and_adam_agree_on_1_2_and_8_devices(rows):
         assert_replicas_equal(state)
 
 
-def test_time_major_batches_are_split_along_the_batch_axis():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 5, 2)).astype(np.float32)  # (time, batch, features)
-    cut = split_batch(Batch({"data": x}), 2, {"data": 1})
-    assert cut.inputs["data"].shape == (2, 3, 3, 2)
-    assert_equal(cut.inputs["data"][0], x[:, :3])
-    assert_equal(cut.inputs["data"][1], np.stack([x[:, 3], x[:, 4], x[:, 0]], axis=1))
-    assert cut.weight.tolist() == [[1, 1, 1], [1, 1, 0]]
-
-
 # ------------------------------------------------------------------------------------------ batch statistics
 def slices(rows: int, devices: int) -> list[np.ndarray]:
     per_device = -(-rows // devices)
@@ -120,24 +109,6 @@ def test_synchronized_statistics_are_those_of_the_whole_batch(rows):
     assert_close(state.aux, wanted.aux, 1e-5)
     assert_close(out.loss, told.loss, 1e-5)
     assert_replicas_equal(state)
-
-
-def test_auxiliary_counters_stay_integers():
-    def counting(p, x, *, aux):
-        return x @ p["w"], {"calls": aux["calls"] + 1, "mean": jnp.mean(x)}
-
-    model = jfit.Model.from_function(
-        counting, loss=optax.l2_loss, params={"w": jnp.ones(2)}, aux={"calls": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
-    )
-    x = np.arange(8, dtype=np.float32).reshape(4, 2)
-    batch = {"x": x, "label": np.ones(4, np.float32)}
-    parallel = jfit.data_parallel(jfit.train_step(model), 2)
-    state = parallel.place(jfit.init_state(model, "sgd", batch))
-    with pytest.warns(UserWarning, match="reduce_sum over the batch axis in counting"):
-        state, _ = parallel(state, batch)
-    state, _ = parallel(state, batch)
-    assert state.aux["calls"].dtype == jnp.int32 and int(state.aux["calls"]) == 2
-    assert float(state.aux["mean"]) == x.mean()
 
 
 # ------------------------------------------------------------------------------------------ buffers and compiles
@@ -202,40 +173,6 @@ def test_devices_do_not_read_the_arrays_of_the_caller(rows, monkeypatch):
     assert not any(np.shares_memory(x, y) for x in arrays for y in (*batch.values(), weight))
 
 
-def test_arrays_on_a_device_are_split_without_a_wait():
-    batch = {k: jnp.asarray(v) for k, v in batch_of(8).items()}
-    cut = split_batch(Batch(batch), 2)
-    assert isinstance(cut.inputs["data"], jax.Array) and cut.inputs["data"].shape == (2, 4, 4)
-    assert_equal(cut.inputs["data"].reshape(8, 4), batch["data"])
-    data = np.zeros((8, 3))
-    assert np.shares_memory(split_rows(data, 4), data)
-
-
-def test_per_device_state_keeps_its_leading_axis():
-    def step(state, batch, *, axis_name=None):
-        index = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-        local = {"residual": state.local["residual"] + index.astype(jnp.float32)}
-        zero = jnp.zeros(())
-        return state._replace(step=state.step + 1, local=local), StepOut(zero, zero, None, jnp.int32(-1))
-
-    parallel = jfit.data_parallel(step, 4)
-    state = jfit.init_state(mlp(), "sgd", batch_of(4))._replace(local={"residual": np.zeros((4, 2), np.float32)})
-    state = parallel.place(state)
-    for _ in range(2):
-        state, _ = parallel(state, batch_of(4))
-    assert_equal(state.local["residual"], np.repeat(np.float32([0, 2, 4, 6]), 2).reshape(4, 2))
-    assert not state.local["residual"].sharding.is_fully_replicated
-    with pytest.raises(ValueError, match=r"state.local\['residual'\] has shape \(3, 2\), expected \(4, ...\)"):
-        parallel.place(state._replace(local={"residual": np.zeros((3, 2))}))
-
-
-def test_one_device_keeps_the_layout_of_per_device_state():
-    state = jfit.init_state(mlp(), "sgd", batch_of(4))._replace(local={"residual": np.ones((1, 2), np.float32)})
-    parallel = jfit.data_parallel(jfit.train_step(mlp()), 1)
-    state, _ = parallel(parallel.place(state), batch_of(4))
-    assert_equal(state.local, {"residual": np.ones((1, 2))})
-
-
 # ------------------------------------------------------------------------------------------ the twin
 def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
     batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
@@ -255,19 +192,6 @@ def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
     assert_close(state._replace(local=None), wanted, 1e-6)
     assert_close(out, told, 1e-6)
     assert_replicas_equal(state._replace(local=None))
-
-
-def test_programs_without_a_step_run_on_one_device_and_on_several():
-    def total(x, scale, *, axis_name):
-        found = jnp.sum(x) * scale
-        return found if axis_name is None else jax.lax.psum(found, axis_name)
-
-    x = np.arange(8, dtype=np.float32)
-    one = compile_spmd(total, jax.devices()[:1], (0, None), None, name="total")
-    four = compile_spmd(total, jax.devices()[:4], (0, None), None, name="total")
-    with counters.counted() as seen:
-        assert float(one(x, np.float32(2))) == float(four(x.reshape(4, 2), np.float32(2))) == 56.0
-    assert seen["traces:total"] == 2 and AXIS == "devices"
 
 
 # ------------------------------------------------------------------------------------------ outputs
@@ -291,19 +215,6 @@ def test_outputs_of_any_layout_are_merged_and_unpadded():
             parallel = jfit.data_parallel(jfit.train_step(net, outputs=True), devices)
             found.append(parallel(parallel.place(jfit.init_state(net, "sgd", batch)), batch)[1].outputs)
         assert_close(found[1], found[0], 1e-6)
-
-
-def test_repeated_batches_are_merged_repeat_by_repeat():
-    whole = np.arange(8).reshape(2, 4)  # 2 repeats of 4 rows
-    split = whole.reshape(2, 2, 2).swapaxes(0, 1).reshape(2, 4)  # (devices, repeats * rows of a device)
-    where = jfit.ops.rows.RowLayout(axis=0, before=2, size=2, after=1)
-    (found,) = merge_outputs((jnp.asarray(split),), (where,), 3)
-    assert_equal(found, whole[:, :3].reshape(-1))
-    (constant,) = merge_outputs((jnp.ones((2, 3)),), (None,), 3)
-    assert constant.shape == (3,)
-
-
-# ------------------------------------------------------------------------------------------ bad input
 
 
 # ------------------------------------------------------------------------------------------ calls in flight
@@ -334,12 +245,3 @@ def test_a_custom_loop_cannot_dispatch_far_ahead_of_the_devices(kind, monkeypatc
     assert seen["host_syncs"] == len(waited) == 4  # at calls 16, 24, 32 and 40: never more than 16 in flight
     for value, at in zip(waited, (7, 15, 23, 31), strict=True):
         assert value is fences[at] if fences[at] is not None else int(value) == at + 1  # the call 8 back
-
-
-def test_a_fence_that_the_caller_donates_is_not_waited_for():
-    parallel = jfit.data_parallel(jfit.train_step(mlp()), 1)
-    state, batch = parallel.place(jfit.init_state(mlp(), "sgd", batch_of(4))), batch_of(4)
-    for _ in range(17):
-        state, out = parallel(state, batch)
-        out.fence.delete()
-    assert int(state.step) == 17

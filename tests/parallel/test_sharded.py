@@ -68,10 +68,6 @@ def test_optimizers_have_the_numbers_of_psum(name):
     compare(optim.get(name, **({"momentum": 0.9} if name in ("sgd", "nag", "lars", "lbsgd") else {})))
 
 
-def test_random_numbers_of_an_update_are_those_of_psum():
-    assert_close(*[trained("sgld", rule)[0].params for rule in ("psum", "sharded")])
-
-
 OTHERS = {
     "optax": (optax.adam(0.01), {}),
     "mask": (optax.adamw(0.01, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)), {}),
@@ -147,22 +143,6 @@ def test_padded_empty_and_bad_batches_are_those_of_psum(rule):
         (a, out), (b, other) = (trained("adam", each, data=[*full, last]) for each in ("psum", rule))
         assert_close(a, b)
         assert_close(out.loss, other.loss)
-
-
-@pytest.mark.slow
-def test_half_precision_parameters_have_split_master_copies():
-    params = {"w": jnp.ones((6, 5), jnp.bfloat16), "v": jnp.ones((5, 3), jnp.float32)}
-    x, y = np.eye(8, 6, dtype="float32"), np.ones((8, 3), "float32")
-
-    def run(rule):
-        return jfit.fit(
-            lambda p, x: x.astype("bfloat16") @ p["w"] @ p["v"], (x, y), loss="mse", params=params, num_epoch=3, batch_size=8,
-            optimizer=optim.adam(0.1, multi_precision=True), devices=4, reduce=rule, progress=False,
-        )  # fmt: skip
-
-    psum, sharded = run("psum").snapshot(), run("sharded").snapshot()
-    assert sharded.opt_state.slots["master"]["w"].shape == (6, 5)
-    assert_close(psum, sharded, rtol=1e-2)
 
 
 def program_of(rule, devices=4):
@@ -261,42 +241,6 @@ def test_states_of_another_rule_are_placed_by_the_first_call():
     for _ in range(6):
         expected, _ = steps[0](expected, batch)
     assert_close(state, expected)
-
-
-def rare_function(params, x, ids, key):
-    """Uses of parameters that are no product with a batch: casts, loops, equal weights, lookups, jit, remat, random numbers."""
-    h = jnp.take(params["table"], ids, axis=0) + 0 * jax.random.normal(key, (1, 6))
-    h = jnp.tanh(h @ params["tied"].T.astype("bfloat16").astype("float32")) @ params["tied"]
-    h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, params["stacked"])
-    for _ in range(3):
-        h = jax.jit(lambda w, h: jax.nn.relu(h @ w) * 2.0)(params["often"], h)
-    h = jax.checkpoint(lambda w, h: jnp.sin(h @ w))(params["saved"], h)
-    scale = jnp.linalg.norm(params["normed"], axis=0, keepdims=True)
-    return params["scale"] * (x @ (params["normed"] / scale)) + h
-
-
-@pytest.mark.slow
-def test_rare_uses_of_parameters_have_the_numbers_of_psum():
-    rng, shapes = np.random.default_rng(2), dict.fromkeys(("tied", "often", "saved", "normed", "unused"), (6, 6))
-    shapes |= {"table": (9, 6), "stacked": (2, 6, 6)}
-    params = {k: rng.normal(size=s).astype("float32") / 2 for k, s in shapes.items()} | {"scale": np.float32(1.5)}
-    data = {
-        "x": rng.normal(size=(14, 6)).astype("float32"),
-        "ids": rng.integers(0, 9, 14),
-        "label": np.ones((14, 6), "float32"),
-    }
-
-    def loss(out, y, params):
-        return jnp.sum((out - y) ** 2, axis=-1) + 0.1 * jnp.sum(params["saved"] ** 2)
-
-    def run(rule):
-        return jfit.fit(
-            rare_function, data, loss=loss, params=params, batch_size=8, num_epoch=2,
-            optimizer="adam", devices=4, reduce=rule, progress=False, micro_batches=2,
-            regularizers={"often": jfit.regularizers.l2(0.1)},
-        )  # fmt: skip
-
-    assert_close(run("sharded_parameters").params, run("psum").params, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_each_device_are_those_of_psum():

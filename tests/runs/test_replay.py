@@ -182,20 +182,6 @@ def test_a_division_by_zero_in_a_function_is_named_with_its_line():
 
 
 @pytest.mark.slow
-def test_the_warning_of_nan_names_the_node():
-    x = X + 3
-    x[18] = 0
-    with pytest.warns(NonFiniteLoss) as caught:
-        jfit.fit(log_net(), (x, Y), batch_size=8, shuffle=False, num_epoch=1, nan="skip", progress=False)
-    message = str(caught[0].message)
-    expected = (
-        "step 2 (epoch 0) changed nothing, because it is not finite: node 'logarithm' (log) is the first that is not finite"
-    )
-    assert message.startswith(f"{expected}: 3 infinite of 24 values, in row 2 of the batch (row 18 of the data); its input: ")
-    assert "'positive' 0 to " in message and message.endswith("; training continues")
-
-
-@pytest.mark.slow
 def test_rows_are_those_of_the_whole_batch_on_devices_and_in_micro_batches():
     x = X + 3
     x[[18, 22]] = 0

@@ -1,8 +1,6 @@
 """One update as a pure function: value, accepted arguments, row weights, learning rates, micro-batches, freezing; for any rows,
 weights and number of devices it equals that of one device on the unpadded batch."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +8,9 @@ import optax
 import optax.contrib
 import pytest
 from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, mlp, on_host, weighted
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import jfit
 from jfit import counters, sym
-from jfit.data import Batch
-from jfit.data.batch import pad_rows
-from jfit.parallel import split_batch
-from jfit.step.state import frozen_names
 from jfit.step.totals import values
 
 RATE = 0.1
@@ -81,19 +73,6 @@ def test_rescale_replaces_the_mean_by_a_factor():
     assert_close(mean.params, half.params)
 
 
-@pytest.mark.slow
-def test_a_step_may_be_mapped_over_seeds_and_learning_rates():
-    batch, seeds, rates = batch_of(8), jnp.arange(3), jnp.array([0.01, 0.1, 1.0])
-    step = jfit.train_step(mlp(), "adam")
-    states = jax.vmap(lambda seed, rate: jfit.init_state(mlp(), "adam", batch, seed=seed, learning_rate=rate))(seeds, rates)
-    states, out = jax.jit(jax.vmap(step, in_axes=(0, None)))(states, batch)
-    assert out.loss.shape == (3,)
-    for i in range(3):
-        single = jfit.init_state(mlp(), "adam", batch, seed=i, learning_rate=float(rates[i]))
-        _, alone, _ = stepped(mlp(), batch, "adam", start=single)
-        assert_close(jax.tree.map(lambda x, i=i: x[i], states.params), alone.params, 1e-5)
-
-
 def test_metrics_and_loss_are_added_to_the_running_sums_of_the_state():
     batch, metrics = batch_of(8), ACC
     _, state, out = stepped(mlp(), batch, metrics=metrics, steps=2, learning_rate=0.0, outputs=True)
@@ -151,13 +130,6 @@ def test_rescaling_keeps_the_precision_of_a_16_bit_gradient():
     step = jfit.step.update_step(optimizer, rescale=1 / 3)
     state = step(jfit.init_state(model, optimizer), {"w": jnp.ones(1, jnp.bfloat16)})
     assert state.opt_state.slots["master"]["w"][0] == -np.float32(1 / 3)
-
-
-def test_without_an_exchange_gradients_stay_per_device_and_running_sums_are_added():
-    rule = jfit.step.reduce.unreduced()
-    both = jax.vmap(lambda g, count: rule.apply({"w": g}, count, None, "devices")[:2], axis_name="devices")
-    gradients, counts = both(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
-    assert gradients["w"].tolist() == [1, 2] and counts.tolist() == [7, 7]
 
 
 def test_multi_steps_updates_every_second_call():
@@ -255,8 +227,6 @@ def test_statistics_of_frozen_layers_are_still_updated():
 def test_a_freeze_pattern_without_a_match_raises_with_the_nearest_names():
     with pytest.raises(ValueError, match=r"frozen='fc1_wieght' matches no parameter; did you mean 'fc1_weight'"):
         stepped(mlp(), batch_of(4), frozen=["fc1_wieght"])
-    with pytest.raises(ValueError, match=r"frozen='\*\*no' matches no parameter; the names are 'a'"):
-        frozen_names(mlp(), ["a"], ["**no"])
 
 
 def test_integer_parameters_are_not_trained():
@@ -303,14 +273,6 @@ def test_rows_may_be_trained_on_without_metric_weight():
     assert int(state.metrics.metrics[0][1]) == 2
 
 
-def test_rows_may_have_metric_weight_without_being_trained_on():
-    metrics = jfit.metrics.get("mse")
-    model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=optax.l2_loss, params={"w": jnp.ones(())})
-    rows = {"x": jnp.array([1.0, 2.0]), "label": jnp.array([1.0, 4.0])}
-    _, state, _ = stepped(model, Batch(rows, jnp.array([1.0, 0.0]), jnp.ones(2)), metrics=metrics)
-    assert float(state.params["w"]) == 1 and values(metrics, on_host(state.metrics))["mse"] == 2
-
-
 def test_row_weights_must_have_one_number_per_row():
     with pytest.raises(ValueError, match=r"weight has shape \(3,\), but the batch has 4 rows; expected shape \(4,\)"):
         stepped(mlp(), weighted(batch_of(4), [1, 1, 1]))
@@ -352,13 +314,6 @@ def test_initial_parameters_are_copied_and_tied_ones_get_separate_buffers():
     assert not own.is_deleted() and state.params["fc1_weight"].is_deleted()
 
 
-def test_invalid_parameters_raise_with_their_name():
-    with pytest.raises(ValueError, match=r"params has 'fc1_wight', which the model does not have; did you mean 'fc1_weight'"):
-        jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_wight": np.ones((5, 4))})
-    with pytest.raises(ValueError, match=r"params\['fc1_weight'\] has shape \(2, 4\), but the model needs \(5, 4\)"):
-        jfit.init_state(mlp(), "sgd", batch_of(4), params={"fc1_weight": np.ones((2, 4))})
-
-
 def test_seeds_may_be_integers_or_keys():
     batch = batch_of(4)
     wanted = jfit.init_state(mlp(), "sgd", batch, seed=3)
@@ -385,55 +340,4 @@ def test_prediction_needs_no_labels():
     assert_close(found, stepped(mlp(), batch, start=state, outputs=True)[2].outputs[0])
 
 
-SIZES = (3, 13)  # few, so that few programs are compiled
-OPTIMIZER = jfit.optim.sgd(0.1, momentum=0.9)
 ACC = jfit.metrics.get("acc")
-relaxed = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-some_weights = st.sampled_from(SIZES).flatmap(lambda n: st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=n, max_size=n))
-
-
-@functools.cache
-def program(devices: int) -> jfit.parallel.DataParallel:
-    return jfit.data_parallel(jfit.train_step(mlp(0.5), OPTIMIZER, metrics=ACC), devices)
-
-
-@functools.cache
-def first_state():
-    return on_host(jfit.init_state(mlp(0.5), OPTIMIZER, batch_of(SIZES[0]), metrics=ACC))
-
-
-def updated(devices: int, batch):
-    state, out = program(devices)(program(devices).place(first_state()), batch)
-    return on_host((state.params, state.opt_state, state.metrics, out.loss))
-
-
-@pytest.mark.slow
-@relaxed
-@given(weight=some_weights, devices=st.sampled_from([2, 8]), seed=st.integers(0, 100))
-def test_the_update_does_not_depend_on_the_number_of_devices(weight, devices, seed):
-    batch = weighted(batch_of(len(weight), seed=seed), weight)
-    assert_close(updated(devices, batch), updated(1, batch), 1e-5)
-
-
-@pytest.mark.slow
-@relaxed
-@given(weight=some_weights, devices=st.sampled_from([1, 2, 8]), junk=st.sampled_from([np.nan, np.inf, -1e30, 5.0]))
-def test_padding_rows_have_no_effect_for_any_values(weight, devices, junk):
-    batch = weighted(batch_of(len(weight)), weight, weight)
-    padded = pad_rows(batch, 16)
-    for name, fill in (("data", junk), ("softmax_label", -1)):
-        values = np.array(padded.inputs[name])
-        values[padded.weight == 0] = fill
-        padded.inputs[name] = values
-    assert_close(updated(devices, padded), updated(1, batch), 1e-5)
-
-
-@relaxed
-@given(rows=st.integers(1, 40), devices=st.sampled_from([1, 2, 4, 8]), multiple=st.sampled_from([1, 2, 3]))
-def test_a_split_contains_every_row_once_and_padding_has_weight_zero(rows, devices, multiple):
-    numbers = np.arange(rows, dtype=np.float32)
-    cut = split_batch(weighted({"data": numbers}, np.ones(rows)), devices, multiple=multiple)
-    data, weight = np.reshape(cut.inputs["data"], -1), np.reshape(cut.weight, -1)
-    assert cut.inputs["data"].shape[-1] % multiple == 0 and len(data) < rows + devices * multiple
-    assert_equal(data[weight > 0], numbers)
-    assert set(data) <= set(numbers) and weight.sum() == rows

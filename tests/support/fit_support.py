@@ -50,6 +50,20 @@ def train(net: Any = None, data: Any = None, **given: Any) -> jfit.Run:
     return jfit.fit(mlp() if net is None else net, blobs() if data is None else data, **settings)
 
 
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies(at_step: int) -> jfit.callbacks.Callback:
+    """A callback with which training dies after so many steps."""
+
+    def on(event: Any) -> None:
+        if event.step == at_step:
+            raise Killed
+
+    return jfit.callbacks.lambda_callback(every=at_step, step=on)
+
+
 def bits(tree: Any) -> dict[str, bytes]:
     """Every leaf's bytes by path: equal means the same bits."""
     is_key = lambda x: isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731

@@ -701,11 +701,6 @@ def _(rng):
     return trained_only(rng, optimizer=by_hand, fit=fit)
 
 
-@case("micro-batches")
-def _(rng):
-    return trained_only(rng, optimizer=optax.lion(0.01), fit={"optimizer": optax.lion(0.01), "micro_batches": 2})
-
-
 # ------------------------------------------------------------------------------------------------ modules as functions
 class NnxNet(nnx.Module):
     def __init__(self, rngs):

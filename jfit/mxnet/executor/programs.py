@@ -16,6 +16,7 @@ from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.groups import with_groups
 from jfit.lowering.model import Model
+from jfit.mxnet.module.binding import undeclared_labels
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
 from jfit.programs import Program, kept, settings
@@ -110,14 +111,7 @@ class Programs:
     @functools.cached_property
     def label_arguments(self) -> frozenset[str]:
         """Arguments used only as labels of output heads, whose gradient arrays MXNet leaves unchanged."""
-        labels, others = set(), set()
-        for node in self.symbol.nodes():
-            if node.op is None:
-                continue
-            for at, entry in enumerate(node.inputs):
-                is_label = node.op.kind == "head" and at == node.label_at
-                (labels if is_label else others).add(entry.node.name)
-        return frozenset(labels - others)
+        return frozenset(undeclared_labels(self.symbol, ()))
 
 
 _programs = kept(128)

@@ -63,7 +63,7 @@ class EpochRunner:
     def _drop(self, _: Any) -> None:
         self.arrays = {}
 
-    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag) -> int:
+    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag | None) -> int:
         """Train on all full batches of the epoch and add the metric sums to `leaves`.
 
         Args:

@@ -9,10 +9,9 @@ from typing import Any
 from jax import lax
 
 from jfit.lowering.model import Model
-from jfit.mxnet.module.grouped import update_by_device
+from jfit.mxnet.module.groups import Replicas, update_by_device
 from jfit.mxnet.module.ordered import ordered_program
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.module.replicas import Replicas
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
 from jfit.programs import Made
@@ -91,9 +90,6 @@ class Programs:
 
         key, raw: name and function of the program.  heads: number of its last arguments, 0 or 1.
         """
-        replicas = self.replicas
-        if replicas is not None and self.parameters.grouped:
-            return self._once(key, lambda: replicas.captured(raw, self.parameters.split))
         return self._pass(key, lambda: raw, 0, "monitor", heads)
 
     def step(self) -> Program:

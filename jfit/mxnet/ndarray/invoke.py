@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit import checks
 from jfit.graph.description import is_own
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host
-from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
+from jfit.ops import Attrs, Ctx, Op, lookup, record_for
 from jfit.ops.elementwise import BINARY_TABLE, SCALAR_TABLE
 from jfit.ops.rules import reason
 from jfit.programs import Program
@@ -218,7 +219,6 @@ def _order_inputs(op: Op, arrays: list[Any], named: dict[str, Any], attrs: dict[
     inputs = dict(zip(names, arrays, strict=False))
     for key, value in named.items():
         if key not in names:
-            near = nearest(key, names)
-            raise MXNetError(f"{op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}"))
+            raise MXNetError(f"{op.name} has no input {key!r}; {checks.name_hint(key, names)}")
         inputs[key] = value
     return [inputs[n] for n in names if n in inputs]
