@@ -376,10 +376,7 @@ def _fields(x: Any) -> list[Any]:
     if isinstance(x, (Constants, ByIdentity)):
         return [x.values if isinstance(x, Constants) else x.value]
     if own is not None:
-        try:
-            return [x.program_key]  # without the base learning rate
-        except Exception:
-            pass  # it has none, because it reads objects of the user
+        return [x.program_key]  # without the base learning rate
     if isinstance(x, (list, tuple)):
         return list(x)
     if dataclasses.is_dataclass(x):

@@ -99,11 +99,6 @@ class Scorer:
         model = on_mesh(self.model, self.devices) if isinstance(self.devices, MeshDevices) else self.model
         return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers, **options)
 
-    @property
-    def program_key(self) -> Any:
-        """The part of this object on which the programs of a `ResidentScorer` depend, see `jfit.programs.key_of`."""
-        return self.step
-
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Compute loss and metrics over all rows.
 
@@ -158,22 +153,22 @@ class Scorer:
     def _program(self, valid: Any) -> Any:
         """The program for a batch.  With `valid`, it also looks for invalid values, with an additional argument and result."""
         if valid not in self._programs:
-            step: Any = self._step_with_outputs() if self.host else self.step
+            step: Any = self.step
+            if self.host:
+                step = functools.partial(_with_outputs, self.model, self._make_step(outputs=True))
             axes, out = (None, None, None, 0, None), (None, GATHERED) if self.host else None
             if valid is not None:
                 step, axes, out = functools.partial(_checked, step, valid), (*axes, None), (out, None)
             self._programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
         return self._programs[valid]
 
-    def _step_with_outputs(self) -> Callable[..., Any]:
-        """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
-        evaluate = self._make_step(outputs=True)
 
-        def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
-            totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
-            return totals, metric_inputs(self.model, outputs, batch, axis_name)
-
-        return step
+def _with_outputs(
+    model: Model, evaluate: Any, params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: Any
+) -> Any:
+    """Run an evaluation step with outputs=True: (running sums, arguments of the metrics that run on the host)."""
+    totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
+    return totals, metric_inputs(model, outputs, batch, axis_name)
 
 
 def _checked(
@@ -201,7 +196,7 @@ class ResidentScorer:
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
         self._one_per_call = unrolls(scorer.model)
         # Not a method: JAX's cache keeps compiled functions alive, and a method would keep `self` and its data alive, too.
-        program = functools.partial(_add_batches, scorer, batches.layout, self._one_per_call)
+        program = functools.partial(_add_batches, scorer.step, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
@@ -228,7 +223,7 @@ class ResidentScorer:
 
 
 def _add_batches(
-    scorer: Scorer,
+    step: Any,
     layout: BatchLayout,
     one_per_call: bool,
     params: Any,
@@ -242,7 +237,7 @@ def _add_batches(
     """Add batches `first`, ..., `first + count - 1` of data on the devices to the running sums `totals`.
 
     Args:
-        scorer: has the evaluation step.
+        step: the evaluation step.
         layout: sizes of the batches.
         one_per_call: whether `count` is always 1; the loop over batches is then left out.
         params: parameters by name.
@@ -256,7 +251,7 @@ def _add_batches(
 
     def add_batch(j: Any, totals: Totals) -> Totals:
         batch = layout.batch(epoch_data, first + j, axis_name, tail=None)
-        return scorer.step(params, aux, totals, batch, first + j, axis_name=axis_name)
+        return step(params, aux, totals, batch, first + j, axis_name=axis_name)
 
     return add_batch(0, totals) if one_per_call else lax.fori_loop(0, count, add_batch, totals)
 

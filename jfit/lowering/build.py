@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs,
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
-from jfit.programs import ByIdentity, Recent, assign_key, kept, settings
+from jfit.programs import ByIdentity, Made, Recent, kept, settings
 
 MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 
@@ -86,8 +86,9 @@ def lower(
     model = _models.get(key)
     # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
     if model is None or description_of(model.symbol) != description:
-        model = _models[key] = _lowered(symbol, names, capture, batch_axes, roll)
-        assign_key(model.apply, ByIdentity(object()))  # programs of this model have it in their key
+        model = _lowered(symbol, names, capture, batch_axes, roll)
+        # programs of equal graphs have this object in their key, which is compared at once
+        model = _models[key] = model._replace(apply=cast(Any, Made(model.apply, ByIdentity(object()))))
     # The symbol and the dicts are the caller's own: a network that is composed of `model.symbol` shares the nodes of `symbol`.
     return model._replace(symbol=symbol, batch_axes=dict(model.batch_axes), tables=dict(model.tables))
 

@@ -100,7 +100,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         return ema(inner.for_graph(names, fixed), decay, debias=debias)
 
     by_graph = None if inner.for_graph is None else for_graph
-    return Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
+    averaged = Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
+    return averaged.keyed(ema, inner, decay, debias)
 
 
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:

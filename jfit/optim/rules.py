@@ -984,12 +984,12 @@ def lbsgd(
     if batch_scale < 1 or batch_scale != int(batch_scale):
         raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
     clip = clipper(common.get("clip_gradient"))
-    has_momentum, numbers = bool(momentum), Constants(momentum=momentum)
+    has_momentum, numbers = bool(momentum), Constants(momentum=momentum, scale=grad_scale**2)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
 
     def factor(number: Any, g: Array, w: Array, ctx: RuleContext) -> Any:
         if warmup_strategy == "lars":
-            size, slope = jnp.sum(w * w), jnp.sum(g * g) / grad_scale**2
+            size, slope = jnp.sum(w * w), jnp.sum(g * g) / numbers.scale
             return jnp.clip(jnp.sqrt(size / (decayed(slope, ctx.wd, size) + 1e-18)), 0.01, 100.0)
         return _warm(warmup_strategy, number, length, float(batch_scale))
 

@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import at_least_0, name_hint, one_of
+from jfit.programs import keyed
 
 Rate = float | Array
 Length = Any  # number of updates or `Span`; inside the factories below always a number of updates
@@ -139,9 +140,15 @@ def _in_any_unit(make: Make) -> Make:
         bound = signature.bind(*args, **params).arguments
         warmup = bound.pop("warmup", {})
         arguments = measured({**bound, **warmup}, unit)
-        return _pending(name, make, arguments) if has_spans(arguments) else make(**arguments)
+        return _pending(name, make, arguments) if has_spans(arguments) else _made(make, arguments)
 
     return cast(Make, wrapped)
+
+
+def _made(make: Callable[..., Schedule], arguments: Mapping[str, Any]) -> Schedule:
+    """Make a schedule whose rule has a key; it gets the base learning rate as an argument."""
+    schedule = make(**arguments)
+    return replace(schedule, rule=keyed(schedule.rule, make, {k: v for k, v in arguments.items() if k != "base_lr"}))
 
 
 def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]) -> Schedule:
@@ -155,7 +162,7 @@ def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
         try:
-            return make(**in_updates(arguments, updates, updates_per_epoch))
+            return _made(make, in_updates(arguments, updates, updates_per_epoch))
         except ValueError as error:
             lengths = ", ".join(f"{k}={v!r}" for k, v in arguments.items() if has_spans({k: v}))
             where = f"{name} with {lengths}; updates: {updates}, updates per epoch: {updates_per_epoch}"

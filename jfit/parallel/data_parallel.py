@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from jfit.parallel.whole import host_state, is_spread, with_whole_params
 from jfit.step import Step, StepOut
 from jfit.step.reduce import Reduce, all_reduce, with_local
 from jfit.step.state import TrainState, split_params
-from jfit.step.train import with_reduce
+from jfit.step.train import TrainStep
 
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
@@ -56,7 +57,9 @@ class DataParallel:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
         check_same_devices(self.devices, "jfit.data_parallel")
-        step = step if reduce is None else with_reduce(step, reduce)
+        if reduce is not None and not isinstance(step, TrainStep):
+            raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
+        step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
         self.devices = split_devices(self.devices, step)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)

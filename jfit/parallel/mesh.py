@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jfit.checks import matching, positive_integer
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import Device, resolve
-from jfit.programs import assign_key, assigned_key
+from jfit.programs import Made
 from jfit.step.layout import like_params
 from jfit.step.reduce import all_reduce
 from jfit.step.reduce import get as get_reduce
@@ -192,11 +192,9 @@ def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
     def apply_split(params: Any, aux: Any, inputs: Any, **options: Any) -> Any:
         return apply(devices.split_params(params), aux, devices.split_rows(inputs, axes), **options)
 
-    if assigned_key(apply) is not None:
-        assign_key(apply_split, ("mesh", assigned_key(apply), devices))
     # a model of a function gets its apply when the names of its outputs are known
     bound = None if bind is None else lambda _, specs: on_mesh(bind(model, specs), devices)
-    return model._replace(apply=apply_split, bind=bound)
+    return model._replace(apply=cast(Any, Made(apply_split, "mesh", apply, devices, axes)), bind=bound)
 
 
 # ------------------------------------------------------------------------------------------------ arguments of fit

@@ -71,15 +71,6 @@ def compile_spmd(
     else:
         out_axes = jax.tree.map(lambda a: 0 if a == GATHERED else a, out_axes, is_leaf=is_leaf)
 
-    def program(*args: Any) -> Any:
-        # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
-        if axis is not None and (size := jax.lax.axis_size(axis)) != count:
-            raise _wrong_axis(size, count)
-        result = fn(*args, axis_name=axis)
-        if gathered is None:
-            return result
-        return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)
-
     def build(traced: Callable[..., Any], more: int) -> Any:
         if mesh is not None:
             return mesh.jit(traced, (*in_axes, *(None,) * more), out_axes, donate)
@@ -102,9 +93,21 @@ def compile_spmd(
             jitted = mesh_jit(whole, everywhere, axes, out_axes, donate)
         return _Joined(run, jitted, axes, count)
 
-    where = tuple(devices) if mesh is None else mesh.program_key
-    static = split is not None, where, donate, _hashable(in_axes), _hashable(out_axes), gathered and _hashable(gathered)
+    static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
+    program = functools.partial(_on_device, fn, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
+
+
+def _on_device(fn: Callable[..., Any], count: int, gathered: Any, *args: Any) -> Any:
+    """Call a function on one of `count` devices; `gathered`: see `GATHERED`, None without it."""
+    axis = AXIS if count > 1 else None
+    # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
+    if axis is not None and (size := jax.lax.axis_size(axis)) != count:
+        raise _wrong_axis(size, count)
+    result = fn(*args, axis_name=axis)
+    if gathered is None:
+        return result
+    return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)
 
 
 _running = activity.Doing(activity.DEVICES, "running a program")
@@ -168,9 +171,6 @@ def _wrong_axis(size: int, devices: int) -> ValueError:
     return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
 
 
-def _hashable(axes: Any) -> Any:
-    leaves, tree = jax.tree.flatten(axes, is_leaf=lambda a: a is None)
-    return tree, tuple(leaves)
 
 
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:

@@ -25,6 +25,7 @@ from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
+from jfit.programs import made
 from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
 from jfit.step.state import TrainState
 
@@ -52,6 +53,7 @@ class Reduce(NamedTuple):
 
 
 @functools.cache  # always return the same object, because compiled programs are cached by it
+@made
 def all_reduce() -> Reduce:
     """Sum the gradients over devices in one all-reduce; `SparseRows` gradients are gathered from all devices instead.
 
@@ -76,6 +78,7 @@ def all_reduce() -> Reduce:
 
 
 @functools.cache
+@made
 def unreduced() -> Reduce:
     """No reduction: each device uses its own gradient, so the parameters of the devices diverge.
 
@@ -96,6 +99,7 @@ def unreduced() -> Reduce:
 
 
 @functools.cache
+@made
 def bfloat16() -> Reduce:
     """Sum of gradients that are rounded to bfloat16 on each device and added in float32: half the bytes of `all_reduce`.
 
@@ -125,6 +129,7 @@ def bfloat16() -> Reduce:
 
 
 @functools.cache
+@made
 def two_bit(threshold: float = 0.5) -> Reduce:
     """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
 
@@ -173,6 +178,7 @@ def two_bit(threshold: float = 0.5) -> Reduce:
 
 
 @functools.cache
+@made
 def one_bit() -> Reduce:
     """For gradient g of each device: r ← r + g;  q = mean(|r|) · sign(r);  r ← r − q;  result: Σ_devices q, with sign(0) = 1.
 
@@ -247,6 +253,7 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
 
 
 @functools.cache
+@made
 def ordered(slices: int = 8) -> Reduce:
     """Sum the gradients of a fixed number of slices of the batch in a fixed order, so that bits do not depend on the devices.
 
@@ -279,6 +286,7 @@ def ordered(slices: int = 8) -> Reduce:
 
 
 @functools.cache
+@made
 def sharded() -> Reduce:
     """Split update and optimizer state over the devices (ZeRO-1): reduce-scatter of gradients, all-gather of parameters.
 
@@ -305,6 +313,7 @@ def sharded() -> Reduce:
 
 
 @functools.cache
+@made
 def sharded_parameters() -> Reduce:
     """As `sharded`, and the parameters are split between two steps, too (FSDP).
 

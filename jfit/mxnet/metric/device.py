@@ -13,6 +13,7 @@ import numpy as np
 from jfit import counters
 from jfit.metrics import METRICS, Metric
 from jfit.mxnet.metric.base import EvalMetric, register
+from jfit.programs import made
 
 
 class _Assigned(NamedTuple):
@@ -192,6 +193,7 @@ def _constructor(arguments: Mapping[str, Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
+@made
 def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
     """Create the pure metric; cached, because compiled programs are cached by the identity of the metric object."""
     return make(**dict(settings))

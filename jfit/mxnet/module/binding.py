@@ -22,7 +22,7 @@ from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
-from jfit.programs import assign_key, assigned_key
+from jfit.programs import Made
 
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
@@ -566,7 +566,5 @@ def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
         outputs, new_aux = model.apply(params, aux, inputs, **options)
         return outputs, {**new_aux, **{n: aux[n] for n in fixed if n in new_aux}}
 
-    key = assigned_key(model.apply)
-    if key is not None:  # equal models with equal fixed states share programs, see `jfit.programs.key_of`
-        assign_key(apply, (key, "fixed", tuple(fixed)))
-    return model._replace(apply=apply)
+    # equal models with equal fixed states share programs
+    return model._replace(apply=Made(apply, "fixed", model.apply, fixed))

@@ -14,6 +14,7 @@ from jfit.mxnet.module.ordered import ordered_program
 from jfit.mxnet.module.parameters import Parameters
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
+from jfit.programs import Made
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
 from jfit.step.reduce import Reduce
 from jfit.step.state import TrainState
@@ -103,7 +104,7 @@ class Programs:
                 return train(rescale=rescale)(state, batch, axis_name=axis_name)
 
             axes = self.axes()[1]
-            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+            return Made(fn, "step", train), (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
@@ -144,7 +145,8 @@ class Programs:
 
             axes = self.axes()[1]
             split: Any = (None, 0) if several else None  # pmap needs an argument with a device axis
-            return fn, (axes, split if summed else 0, None), axes
+            keyed = Made(fn, "update", optimizer, "summed" if summed else reduce, table_names, several)
+            return keyed, (axes, split if summed else 0, None), axes
 
         key = ("update", summed, self.setting())
         if self.parameters.grouped:

@@ -24,7 +24,7 @@ from jfit.mxnet.mutable import MutableArray, as_array, host
 from jfit.ops import Attrs, Ctx, Op, lookup, record_for
 from jfit.ops.elementwise import BINARY_TABLE, SCALAR_TABLE
 from jfit.ops.rules import reason
-from jfit.programs import Jitted
+from jfit.programs import Program
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
 
@@ -100,7 +100,8 @@ def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
 
     # keep_unused: zeros_like does not read its input, but its output must be on the input's device
-    return (jax.jit if is_own(op) else Jitted)(run, keep_unused=True)
+    build = functools.partial(jax.jit, keep_unused=True)
+    return build(run) if is_own(op) else Program(run, build, name=op.name)
 
 
 def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
