@@ -59,7 +59,7 @@ class Loss:
         ignored = label == self.ignore_index
         losses = self.function(output, jnp.where(ignored, 0, label), **dict(self.options))
         if losses.shape != label.shape:
-            raise ValueError(f"loss {self.name!r} with ignore_index= needs class indices {losses.shape}, not {label.shape}")
+            raise ValueError(f"{self.name!r} with ignore_index= needs class indices {losses.shape}, not labels {label.shape}")
         return jnp.where(ignored, 0, losses)
 
 
