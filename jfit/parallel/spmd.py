@@ -171,8 +171,6 @@ def _wrong_axis(size: int, devices: int) -> ValueError:
     return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
 
 
-
-
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:
     """Map `fn(leaf, axis)` over a pytree; `axes` is a pytree prefix of axes (0 or None), as for pmap."""
     is_none = lambda a: a is None  # noqa: E731
