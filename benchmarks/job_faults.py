@@ -55,7 +55,7 @@ class Event(NamedTuple):
 _LOST, _SILENT = "was lost", "gave no sign of life"
 EVENTS = [
     Event("`kill -9` of rank 1, whose loader workers live on", "kill-with-child", 1, _LOST, (-9, 1), 3),
-    Event("`kill -9` of rank 0, which has the hub and JAX's coordinator", "kill", 0, _LOST, (-9, 1), 3),
+    Event("`kill -9` of rank 0, which has JAX's coordinator", "kill", 0, _LOST, (-9, 1), 3),
     Event("`kill -STOP` of rank 1", "stop", 1, _SILENT, (-9, 1), 10),
     Event("`kill -STOP` of rank 0", "stop", 0, _SILENT, (-9, 1), 10),
     Event("rank 1: a callback raises", "raise", 1, "failed: ValueError: of a callback", (1, 1), 3),

@@ -561,9 +561,9 @@ class Run:
 
     def _evaluated(self) -> contextlib.AbstractContextManager[TrainState]:
         """Context manager whose value is the state for scores and predictions, which no other thread deletes in the block."""
-        if self._loop is None:
-            return contextlib.nullcontext(self.state)
         loop, devices = self._loop, self.settings.devices
+        if loop is None:
+            return contextlib.nullcontext(evaluated_state(self.state, devices))
         return loop.thread.reading(lambda: evaluated_state(loop.state, devices)._replace(opt_state=(), metrics=(), local=None))
 
     def replay(self, step: int) -> Replay:

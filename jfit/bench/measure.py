@@ -145,10 +145,8 @@ def _digest_of_all(trainer: Trainer) -> str:
     digests = distributed.exchange(digest(trainer.state, trainer.devices), "digests of the benchmark")
     if len(set(digests)) > 1:
         by_rank = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(digests))
-        raise RuntimeError(
-            f"the processes have different parameters after {DIGEST_STEPS} steps ({by_rank}), although each step adds the "
-            "gradients of all; check that all have the same versions of jax and jfit, and the same kind of device"
-        )
+        problem = f"the processes have different parameters after {DIGEST_STEPS} steps ({by_rank})"
+        raise RuntimeError(f"{problem}; check that all have the same versions of jax and jfit, and the same kind of device")
     return digests[0]
 
 

@@ -179,10 +179,10 @@ def main(arguments: Sequence[str]) -> int:
         if joined is None or distributed.is_main():
             _check_writable(options)
         todo, before = requests(options, joined), _rows_of(options.before)
+        return _started(options, todo, before) if joined is None else _joined(options, todo, before)
     except ValueError as error:
         print(f"jfit.bench: {error}", file=sys.stderr)
         return 2
-    return _started(options, todo, before) if joined is None else _joined(options, todo, before)
 
 
 def _check_writable(options: argparse.Namespace) -> None:
@@ -217,19 +217,12 @@ def _started(options: argparse.Namespace, todo: list[dict[str, Any]], before: li
     backend, present = json.loads(probe.stdout.splitlines()[-1])
     most, most_processes = max(r["devices"] // (r["processes"] or 1) for r in todo), max(r["processes"] or 1 for r in todo)
     if backend == "cpu" and most > MOST_EMULATED:
-        print(
-            f"jfit.bench: --devices has {most}, but this machine has no accelerator, so that a process would emulate {most} "
-            f"devices with threads of its processor; pass at most {MOST_EMULATED}",
-            file=sys.stderr,
-        )
-        return 2
+        raise ValueError(f"--devices has {most}, which threads of the processor would emulate; pass at most {MOST_EMULATED}")
     if most_processes > MOST_PROCESSES:
-        print(
-            f"jfit.bench: --processes has {most_processes}, all of which would be started on this machine; pass at most "
-            f"{MOST_PROCESSES}, or start the benchmark on several hosts with torchrun, srun or mpirun",
-            file=sys.stderr,
+        problem = (
+            f"--processes has {most_processes}, all of which would be started on this machine; pass at most {MOST_PROCESSES}"
         )
-        return 2
+        raise ValueError(f"{problem}, or start the benchmark on several hosts with torchrun, srun or mpirun")
     results = []
     for number, request in enumerate(todo):
         _announce(number, len(todo), request)
@@ -269,11 +262,9 @@ def _joined(options: argparse.Namespace, todo: list[dict[str, Any]], before: lis
 
 
 def _announce(number: int, count: int, request: Mapping[str, Any]) -> None:
-    devices = (
-        f"{request['devices']} device(s)"
-        if request["processes"] is None
-        else (f"{request['processes']} process(es) x {request['devices'] // request['processes']} device(s)")
-    )
+    processes = request["processes"]
+    devices = f"{request['devices'] // (processes or 1)} device(s)"
+    devices = devices if processes is None else f"{processes} process(es) x {devices}"
     title = f"{request['model']}: {devices}, batch {request['batch']}"
     print(f"[{number + 1} of {count}] {title} ...", file=sys.stderr, flush=True)
 
@@ -312,12 +303,10 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]], where: di
     subject = options.model + (" over processes" if any("processes" in row for row in results) else "")
     title = f"{subject}, {options.mode} scaling, reduce={options.reduce}"
     text = report.markdown(title, results, where)
-    if options.json == "-":
-        print(json.dumps({"title": title, "machine": where, "results": results}, indent=1))
-    else:
-        print(text)
-        if options.json:
-            Path(options.json).write_text(json.dumps({"title": title, "machine": where, "results": results}, indent=1))
+    document = json.dumps({"title": title, "machine": where, "results": results}, indent=1)
+    print(document if options.json == "-" else text)
+    if options.json and options.json != "-":
+        Path(options.json).write_text(document)
     if options.markdown:
         options.markdown.write_text(text)
     if options.append:

@@ -44,7 +44,8 @@ def samples_per_second(request: Mapping[str, Any], timeout: float = 1800.0) -> f
         RuntimeError: a process failed, or did not end in time; the message has the end of its output.
     """
     job, own = current(), request["devices"] // distributed.num_processes()
-    host = "127.0.0.1" if job is None else job.settings.address[0]
+    hosts = ["127.0.0.1"] if job is None else [peer.host for peer in job.peers]
+    host = hosts[0] if len(set(hosts)) > 1 else "127.0.0.1"
     port = distributed.exchange(processes.free_port(), "the port of torch")[0]
     environments = []
     for rank in range(distributed.rank() * own, (distributed.rank() + 1) * own):

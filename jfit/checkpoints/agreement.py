@@ -16,7 +16,6 @@ from jfit.formats.tensors import load_tensors
 from jfit.history.plots import TIMES
 
 Result = TypeVar("Result")
-CHUNK = 32 << 20  # bytes of a checkpoint that are sent at a time
 
 
 def from_main(compute: Callable[[], Result], name: str) -> Result:
@@ -71,9 +70,7 @@ def find_checkpoint(directory: str | os.PathLike[str]) -> tuple[Saved, bool] | N
     def choose() -> Saved | None:
         if not folders_of(path) and not (present(path) / META).is_file():
             if not path.exists():
-                raise FileNotFoundError(
-                    f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint, or resume=True"
-                )
+                raise FileNotFoundError(f"resume: {str(path)!r} does not exist; pass a folder of checkpoints or a checkpoint")
             warn_of_traces(directory)
             return None
         found.append(newest_finite(directory))
@@ -129,11 +126,9 @@ def _same_checkpoint(saved: Saved | None, folder: str, record: dict[str, Any]) -
     from_main(read_files, "reading the checkpoint for other hosts")
     arrays = {}
     for name, expected in record["files"].items():
-        content = bytearray()
-        for at in range(0, expected["bytes"], CHUNK):
-            content += exchange(contents[name][at : at + CHUNK] if is_main() else b"", "the files of a checkpoint")[0]
+        content = exchange(contents[name] if is_main() else b"", "the files of a checkpoint")[0]
         if saved is None:
             file = Path(folder) / name
-            check_content(file, expected, bytes(content))
-            arrays[name] = load_tensors(file, bytes(content))[0]
+            check_content(file, expected, content)
+            arrays[name] = load_tensors(file, content)[0]
     return Saved(Path(folder), record, arrays) if saved is None else saved

@@ -114,9 +114,7 @@ def prepare(
     """Check the arguments of `save`, and return what it writes.  NumPy arrays are not copied.  Nothing on the disk is read."""
     check_name(directory, "checkpoint")
     if keep is not None and keep < 1:
-        raise ValueError(
-            f"checkpoint: keep is {keep}, expected at least 1 (the new checkpoint is always kept), or None to keep all."
-        )
+        raise ValueError(f"checkpoint: keep is {keep}, expected at least 1, or None to keep all.")
     number = _step_of(state) if step is None else int(step)
     trees = {"state": state, **(extra or {})}
     if "state" in (extra or {}):
@@ -378,8 +376,7 @@ def best(directory: str | os.PathLike[str]) -> Path:
     path = present(path_of(directory, checkpoints[0][1]))
     if not path.is_dir():
         raise FileNotFoundError(
-            f"checkpoint: {path}, the best checkpoint according to the newest one, does not exist: it was deleted, or "
-            "run.save wrote the newest one into another folder than checkpoint= of fit."
+            f"checkpoint: {path}, the best one, does not exist: run.save wrote the newest one into another folder"
         )
     return path
 
@@ -408,9 +405,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _step_of(state: Any) -> int:
     step = state.get("step") if isinstance(state, Mapping) else getattr(state, "step", None)
     if step is None:
-        raise ValueError(
-            f"checkpoint: the state ({type(state).__name__}) has no 'step'; pass step=, the number in the name of the folder."
-        )
+        raise ValueError(f"checkpoint: the state ({type(state).__name__}) has no 'step'; pass step=.")
     return int(step)
 
 
@@ -439,9 +434,7 @@ def arrays_of(state: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         array = np.asarray(leaf, order="C")
         if array.dtype.kind in "OUSV" and array.dtype.name != "bfloat16":
             if hasattr(leaf, "dtype"):
-                raise TypeError(
-                    f"checkpoint: {name} is an array of dtype {array.dtype}, which the files do not support; cast it."
-                )
+                raise TypeError(f"checkpoint: {name} is an array of dtype {array.dtype}, which the files lack; cast it")
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, expected an array or number; pass it in meta=.")
         arrays[name] = array
     return arrays, keys

@@ -110,19 +110,13 @@ class AtStart:
 
     def add(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> None:
         """Put the description of an argument into `values`, or the argument itself if it is not or cannot be described now."""
-        self.values[name] = self._description(name, value, how)
-
-    def _description(self, name: str, value: Any, how: Callable[[Any], Any] | None) -> Any:
-        how = describe if how is None else how
+        self.values[name], how = value, describe if how is None else how
         if not self._saved or value is None or isinstance(value, (str, bool, int, float)):
-            return value
-        try:
+            return
+        with contextlib.suppress(Exception):  # for example because it has an array that was deleted
             description = how(value)
-        except Exception:  # for example because it has an array that was deleted
-            return value
-        description = _first_descriptions.get((name, json.dumps(description))) or description
-        self._described.append((name, value, how, description))
-        return description
+            description = self.values[name] = _first_descriptions.get((name, json.dumps(description))) or description
+            self._described.append((name, value, how, description))
 
     def end(self) -> None:
         """Remember descriptions that have changed."""
@@ -382,10 +376,7 @@ def _fields(x: Any) -> list[Any]:
     if isinstance(x, (Constants, ByIdentity)):
         return [x.values if isinstance(x, Constants) else x.value]
     if own is not None:
-        try:
-            return [x.program_key]  # without the base learning rate
-        except Exception:
-            pass  # it has none, because it reads objects of the user
+        return [x.program_key]  # without the base learning rate
     if isinstance(x, (list, tuple)):
         return list(x)
     if dataclasses.is_dataclass(x):

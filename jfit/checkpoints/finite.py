@@ -61,12 +61,9 @@ def newest_finite(directory: str | os.PathLike[str]) -> tuple[Saved, bool]:
                 older = read(folder)
                 if not _bad_names(older):
                     step = older.record["step"]
-                    warnings.warn(
-                        f"{what}; the run continues from step {step}, the newest one without. With the same arguments it gets "
-                        "there again: lower the learning rate, or pass nan='skip', or resume_with='clip_norm' and clip_norm=. "
-                        f"To continue from step {saved.record['step']}, pass the folder of that checkpoint as resume=",
-                        stacklevel=6,
-                    )
+                    what = f"{what}; the run continues from step {step}, the newest one without"
+                    remedy = "lower the learning rate, or pass nan='skip', or resume_with='clip_norm' and clip_norm="
+                    warnings.warn(f"{what}. With the same arguments it gets there again: {remedy}", stacklevel=6)
                     return older, True
     warnings.warn(f"{what}, and no other one in this folder is finite; the run continues from it", stacklevel=6)
     return saved, False

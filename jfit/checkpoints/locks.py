@@ -85,8 +85,7 @@ def acquire(directory: str | os.PathLike[str], owner: Any) -> None:
                 new = _locks[path] = _Lock(path, _take(path), weakref.ref(owner, lambda _: _release(new)))
             elif lock.owner() is not owner:
                 raise FolderInUse(
-                    f"checkpoint: another run of this process is training and saves its checkpoints in {directory}, too; pass "
-                    "another folder as checkpoint=, because two runs in one folder would delete each other's checkpoints"
+                    f"checkpoint: another run of this process is training and saves in {directory}, too; pass another folder"
                 )
     except OSError as error:
         problem = f"files cannot be written in the folder {directory} ({error}), so no checkpoint could be saved"

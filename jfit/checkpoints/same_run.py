@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jfit.checkpoints.fingerprint import short
-from jfit.distributed import RanksDiffer, exchange, is_main, job, num_processes
+from jfit.distributed import RanksDiffer, exchange, is_main, job
 
 _MAY_DIFFER = ("cores", "devices", "processes")  # hosts may have other numbers of cores
 _LOGGED = ("numpy", "optax", "python")  # versions that can differ without other numbers
@@ -17,7 +17,7 @@ _MOST = 4  # differences of one process in a message
 
 
 def check_same(describe: Callable[[], dict[str, Any]], verb: str = "train") -> None:
-    """Compare what the processes of a job are about to do; do nothing without a job.
+    """Compare what the processes of a job are about to do.
 
     Args:
         describe: function that returns what must be equal, JSON-serializable.
@@ -26,16 +26,14 @@ def check_same(describe: Callable[[], dict[str, Any]], verb: str = "train") -> N
     Raises:
         RanksDiffer: in all processes, if two differ.
     """
-    if num_processes() == 1:
-        return
     descriptions = exchange(describe(), f"what the processes {verb}")
     problems, logged = differences(descriptions)
     if logged and is_main():
         logging.getLogger("jfit").warning("the processes of this job differ: %s", "; ".join(logged))
     if problems:
         raise RanksDiffer(
-            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. Start all of them with the same "
-            "script, arguments, data and versions"
+            f"the processes of this job would not {verb} the same: {'; '.join(problems)}. "
+            "Start all of them with the same script, arguments, data and versions"
         )
 
 

@@ -107,11 +107,8 @@ def warn_of_traces(directory: str | os.PathLike[str]) -> None:
     parts = [f"checkpoints that were not written completely ({', '.join(unfinished[:3])})"] if unfinished else []
     parts += [f"checkpoints of earlier runs in {', '.join(earlier[:3])}"] if earlier else []
     hint = f"; to continue an earlier run, pass resume={str(directory / earlier[-1])!r}" if earlier else ""
-    warnings.warn(
-        f"resume: {directory} has no checkpoint from which this run can continue, so it starts at step 0; an earlier run left "
-        f"{' and '.join(parts)}{hint}",
-        stacklevel=6,
-    )
+    what = f"resume: {directory} has no checkpoint from which this run can continue, so it starts at step 0"
+    warnings.warn(f"{what}; an earlier run left {' and '.join(parts)}{hint}", stacklevel=6)
 
 
 def newest(path: str | os.PathLike[str], read: Callable[[Path], Result]) -> Result:
@@ -126,9 +123,7 @@ def newest(path: str | os.PathLike[str], read: Callable[[Path], Result]) -> Resu
     for attempt in range(_ATTEMPTS):
         folders = [present(path)] if is_one else folders_of(path)
         if not folders:
-            raise FileNotFoundError(
-                f"checkpoint: no checkpoint (step-...) found in {path}; pass the directory in which checkpoints were saved."
-            )
+            raise FileNotFoundError(f"checkpoint: no checkpoint (step-...) found in {path}; pass the directory")
         problem: FormatError | None = None
         for folder in reversed(folders):
             before = _identity(folder)
@@ -148,7 +143,7 @@ def newest(path: str | os.PathLike[str], read: Callable[[Path], Result]) -> Resu
             return result
         else:
             raise FormatError(
-                path, "all checkpoints", f"each of {len(folders)} is damaged; the newest: {problem}", "train from the start."
+                path, "all checkpoints", f"each of {len(folders)} is damaged; the newest: {problem}", "train anew."
             )
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -200,9 +195,7 @@ def check(folder: Path) -> dict[str, Any]:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"checkpoint: {folder} is not a folder; pass the folder of a checkpoint, such as .../step-00000100."
-        )
+        raise FileNotFoundError(f"checkpoint: {folder} is not a folder; pass one such as .../step-00000100.")
 
 
 def record_of(folder: Path) -> dict[str, Any]:

@@ -85,18 +85,21 @@ def as_data(
             f"iterable of batches{_remedy(data)}."
         )
     if isinstance(data, (ArrayData, StreamData)):
-        explicit = None if isinstance(label, Columns) else label
-        _raise_on_options(data, label=explicit, sample_weight=sample_weight, steps_per_epoch=steps_per_epoch)
+        explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__
+        options = {"label": explicit, "sample_weight": sample_weight, "steps_per_epoch": steps_per_epoch}
+        if passed := [name for name, value in options.items() if value is not None]:
+            problem = f"{passed[0]}= is passed with data of type {kind}, which is converted already"
+            raise ValueError(f"{problem} and would ignore it; make the {kind} with this option.")
         return data
     names = Names.of(input_names, label_names, require_labels, axes)._replace(structure=structure)
     columns = None if label is None else Columns.of(label)
-    by_rows = True if not isinstance(data, tuple) and has_rows_by_type(data) else None
+    in_memory = isinstance(data, (tuple, np.ndarray))
+    by_rows = True if not in_memory and has_rows_by_type(data) else None
     data = data.source if isinstance(data, Rows) else data
-    if by_rows or _is_stream(data):
+    if by_rows or (not in_memory and _is_stream(data)):
         if sample_weight is not None:
             raise ValueError(
-                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; it must yield the "
-                "weights itself: (x, y, weight)."
+                f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
             )
         options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
         if _indexable_rows(data, by_rows, names, columns):
@@ -131,16 +134,6 @@ def _remedy(data: Any) -> str:
     return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
 
 
-def _raise_on_options(data: ArrayData | StreamData, **options: Any) -> None:
-    """Raise if an option is passed with data that is converted already, which would ignore it."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}= is passed with data of type {type(data).__name__}, which is converted already and would ignore it; "
-                f"pass the arrays or the iterable that it was made from, or make the {type(data).__name__} with this option."
-            )
-
-
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:
     """Whether data consists of rows that can be read by index, so that they can be shuffled."""
     if is_mxnet_iter(data) or hasattr(data, "seek_batch") or hasattr(data, "as_numpy_iterator") or not has_random_access(data):
@@ -166,7 +159,7 @@ def _used_keys(data: Any, names: Names, columns: Columns | None) -> list[str] | 
 
 
 def _is_stream(data: Any) -> bool:
-    if isinstance(data, (Mapping, tuple, str, bytes)):
+    if isinstance(data, (Mapping, str, bytes)):
         return False
     if is_mxnet_iter(data) or hasattr(data, "as_numpy_iterator"):
         return True
@@ -185,8 +178,8 @@ def _arrays(
         split = next((k for k, v in data.items() if has_rows_by_type(v)), None)
         if split is not None:
             raise TypeError(f"data is a dict of data sets; pass one of them, such as data[{split!r}].")
-    by_name = not isinstance(data, tuple) and is_frame(data) and (columns is not None or names.require_labels)
-    if isinstance(data, Mapping) or by_name:
+    may_be_frame = not isinstance(data, tuple) and (columns is not None or names.require_labels)
+    if isinstance(data, Mapping) or (may_be_frame and is_frame(data)):
         arrays, columns = select(data, names, columns)
         return arrays, None, columns
     if explicit:
@@ -194,13 +187,12 @@ def _arrays(
     if isinstance(data, Batch):
         weight = _shared_weight(data) if names.require_labels else None  # predict ignores weights
         return dict(data.inputs), weight, None
-    whole = not names.require_labels and is_argument(names.structure, data)
+    whole = names.structure is not None and not names.require_labels and is_argument(names.structure, data)
     if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")) or whole:
         data = (data,)
     if len(data) not in (1, 2, 3):
         raise ValueError(
-            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); for several inputs pass x as a list or "
-            f"as a dict with the names {', '.join(repr(n) for n in names.all)}."
+            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
         )
     x, y, weight = (*data, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
@@ -211,8 +203,5 @@ def _shared_weight(batch: Batch) -> Any | None:
     if batch.metric_weight is not None and not np.array_equal(
         np.ones_like(batch.metric_weight) if batch.weight is None else batch.weight, batch.metric_weight
     ):
-        raise ValueError(
-            "the data is one Batch whose weight and metric_weight differ, but arrays in memory have one weight per row; "
-            "pass a list of batches ([batch]) to use two weights."
-        )
+        raise ValueError("the data is one Batch whose weight and metric_weight differ; pass a list, [batch].")
     return batch.weight

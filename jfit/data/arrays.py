@@ -51,10 +51,7 @@ def to_array(value: Any, name: str) -> np.ndarray:
 
 def _check_dtype(array: np.ndarray, name: str) -> None:
     if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("bfloat16", "float8")):
-        raise ValueError(
-            f"input {name!r} has dtype {array.dtype}, expected real numbers (float, int or bool); encode text as integers and "
-            "convert object columns to numbers."
-        )
+        raise ValueError(f"input {name!r} has dtype {array.dtype}, expected real numbers; convert it to numbers.")
 
 
 def host_array(value: Any, name: str) -> np.ndarray:
@@ -112,8 +109,7 @@ def _narrow(array: np.ndarray, name: str) -> np.ndarray:
             return _cast(array, target)
     bad = array[(array < low) | (array > high)].flat[0]
     raise ValueError(
-        f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {np.dtype(target)} ({low} to {high}); jfit "
-        "uses 32-bit arrays on devices: rescale or re-index the values."
+        f"input {name!r} ({array.dtype}) contains {bad}, which is out of range of {target.__name__} ({low} to {high})."
     )
 
 
@@ -192,7 +188,6 @@ class ArrayData:
         weight: Any | None = None,
         steps_per_epoch: int | None = None,
     ):
-        arrays = {name: unmasked(value, name) for name, value in arrays.items()}
         self.mapped = {name for name, value in arrays.items() if is_mapped(value)}
         self.arrays: dict[str, np.ndarray] = {}
         self.private: set[str] = set()
@@ -206,12 +201,12 @@ class ArrayData:
         self._blocks = self._block_sizes()
 
     def _add(self, name: str, value: Any) -> None:
+        host = host_array(value, name)
         if name in self.mapped:
-            _check_dtype(value, name)
-            self.arrays[name] = value
+            _check_dtype(host, name)
+            self.arrays[name] = host
             self.private.add(name)  # `whole` returns a copy
             return
-        host = host_array(value, name)
         self.arrays[name] = to_array(host, name)
         if isinstance(value, (jax.Array, list)) or not np.may_share_memory(host, self.arrays[name]):
             self.private.add(name)
@@ -257,8 +252,7 @@ class ArrayData:
         count = -(-self.num_rows // batch_size)
         if self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(
-                f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows; "
-                f"expected at most {count}."
+                f"steps_per_epoch is {self.steps_per_epoch}, but the data has {count} batches of {batch_size} rows"
             )
         return self.steps_per_epoch or count
 

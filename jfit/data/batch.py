@@ -199,10 +199,8 @@ def equal_rows(counts: Mapping[str, int], where: str = "") -> int | None:
     (first, expected), *others = counts.items()
     for name, count in others:
         if count != expected:
-            raise ValueError(
-                f"{where}input {first!r} has {expected} rows, input {name!r} has {count}; all inputs need the same number of "
-                "rows."
-            )
+            numbers = f"{where}input {first!r} has {expected} rows, input {name!r} has {count}"
+            raise ValueError(f"{numbers}; all inputs need the same number of rows.")
     return expected
 
 
@@ -229,9 +227,7 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs need the same number of rows.
     """
     if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(
-            f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {type(batch.inputs).__name__}."
-        )
+        raise ValueError(f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {batch.inputs!r:.80}.")
     count = equal_rows(
         {name: rows(Batch({name: x}), axes) for name, x in batch.inputs.items() if row_axis(name, axes) is not None}, where
     )

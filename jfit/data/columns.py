@@ -135,8 +135,7 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
     if len(names.inputs) > 1:
         raise ValueError(
             f"the model has the inputs {quoted(names.inputs)}, but the data has no column {quoted(missing)} (its columns are "
-            f"{quoted(rest)}); rename the columns, or pass (x, y) with x as a dict, such as "
-            f'({{"{missing[0]}": df[["a", "b"]], ...}}, df["label"]).'
+            f"{quoted(rest)}); rename the columns, or pass (x, y) with x as a dict of arrays."
         )
     features = _features(rest, names, columns)
     if not frame and len(features) > 1 and names.structure is not None and any(np.ndim(data[n]) > 1 for n in features):
@@ -161,10 +160,7 @@ def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -
     if len(names.labels) == 1 and len(used) > 1:
         return {names.labels[0]: np.stack([np.asarray(_column(data, n)) for n in used], axis=1)}, used
     if len(names.labels) != len(used):
-        raise ValueError(
-            f"label has {len(used)} columns ({quoted(used)}), but the model has {len(names.labels)} labels "
-            f"({quoted(names.labels)}); pass one column per label, in this order."
-        )
+        raise ValueError(f"label has {quoted(used)}, but the model has the labels {quoted(names.labels)}; pass one for each.")
     return {label: _column(data, n) for label, n in zip(names.labels, used, strict=True)}, used
 
 
@@ -178,8 +174,7 @@ def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[s
     missing = [n for n in chosen if n not in rest]
     if missing:
         raise ValueError(
-            f"the data has no column {missing[0]!r}, one of the {len(columns.features)} feature columns that the model was "
-            f"trained with; its columns are {quoted(rest)}."
+            f"the data has no column {missing[0]!r}, one of the {len(chosen)} feature columns of the model; it has {rest}"
         )
     names._replace(inputs=chosen, structure=None).log_extra(rest)
     return chosen
@@ -192,9 +187,8 @@ def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:
         column = np.asarray(_column(data, name))
         if column.ndim != 1 or (result is not None and len(column) != len(result)):
             raise ValueError(
-                f"column {name!r} has shape {column.shape}, but the columns {quoted(features)} are stacked to one array, for "
-                f"which each must have shape {'(rows,)' if result is None else f'({len(result)},)'}; name the column of the "
-                "input like the input, or drop the others."
+                f"column {name!r} has shape {column.shape}, but {quoted(features)} are stacked to one array; name the column "
+                "of the input like the input, or pass columns of one axis and one length."
             )
         if column.dtype.kind not in "biuf":
             raise ValueError(_NO_NUMBERS.format(name, column.dtype))

@@ -54,8 +54,7 @@ def to_batch(
     for name, value in inputs.items():
         if np.ndim(value) == 0:
             raise ValueError(
-                f"input {name!r} of a batch is the scalar {value}, expected an array with a batch axis; "
-                "the data seems to yield single rows: pass jfit.data.Rows(data), or batch them first (a DataLoader, .batch(n))."
+                f"input {name!r} of a batch is {value}: the data seems to yield single rows; pass jfit.data.Rows(data)"
             )
     batch = Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight"))
     try:
@@ -79,8 +78,7 @@ def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
         return dict(zip(names.all, parts, strict=False)), None
     if len(parts) not in (1, 2, 3):
         raise ValueError(
-            f"a batch is a {type(element).__name__} of length {len(parts)}, expected x, (x, y) or (x, y, weight); the inputs "
-            f"of the graph are {quoted(names.all)}: pass a dict by input name."
+            f"a batch is a {type(element).__name__} of length {len(parts)}, expected x, (x, y), (x, y, weight) or a dict."
         )
     x, y, weight = (*parts, None, None)[:3]
     return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
@@ -97,9 +95,7 @@ def _mxnet_arrays(element: Any, described: Any, names: Names) -> dict[str, Any]:
         descs = getattr(element, "provide_" + side, None) or getattr(described, "provide_" + side, None)
         keys = [d[0] for d in descs] if descs else fallback
         if len(keys) != len(arrays):
-            raise ValueError(
-                f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; expected one array per name."
-            )
+            raise ValueError(f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; expected one for each.")
         named.update(zip(keys, arrays, strict=True))
     return named
 

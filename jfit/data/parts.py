@@ -29,6 +29,12 @@ def job_part(rank: int | None = None, count: int | None = None) -> tuple[int, in
     return rank, count
 
 
+def check_part(part_index: int, num_parts: int) -> None:
+    """Raise a ValueError unless 0 <= part_index < num_parts."""
+    if not 0 <= part_index < num_parts:
+        raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; expected 0 <= part_index < num_parts.")
+
+
 def own_size(batch_size: int) -> int:
     """Return how many of `batch_size` rows this process of a job reads; all together read as many.
 
@@ -41,10 +47,7 @@ def own_size(batch_size: int) -> int:
     """
     rank, count = job_part()
     if batch_size < count:
-        raise ValueError(
-            f"batch_size is {batch_size}, but the job has {count} processes, which read parts of the rows of each batch; "
-            f"expected at least {count}."
-        )
+        raise ValueError(f"batch_size is {batch_size}, but the job has {count} processes; expected at least {count}.")
     return batch_size * (rank + 1) // count - batch_size * rank // count
 
 
@@ -90,10 +93,7 @@ def shard(data: Any, rank: int | None = None, count: int | None = None) -> Any:
     """
     rank, count = job_part(rank, count)
     if hasattr(data, "provide_data"):
-        raise TypeError(
-            f"a {type(data).__name__} divides its rows itself; pass it part_index={rank}, num_parts={count}, or read its rows "
-            "as arrays."
-        )
+        raise TypeError(f"a {type(data).__name__} divides its rows itself; pass it part_index={rank}, num_parts={count}.")
     if count == 1:
         return data
     return _part(data, rank, count)

@@ -51,7 +51,7 @@ def checks_position(load: Load) -> Load:
         >>> Rows().load_state_dict({"bacth": 4})
         Traceback (most recent call last):
             ...
-        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch'); restore an older one.
+        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch')
     """
 
     @functools.wraps(load)
@@ -59,9 +59,9 @@ def checks_position(load: Load) -> Load:
         try:
             load(self, state)
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            kind = type(error).__name__
             raise ValueError(
-                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({type(error).__name__}: "
-                f"{error}); restore an older one."
+                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({kind}: {error})"
             ) from error
 
     return checked  # type: ignore[return-value]
@@ -84,10 +84,7 @@ def encode(state: Any) -> Any:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
         {'order': array([2, 0, 1]), 'batch': 4}
     """
-    try:
-        return _encoded(state, 0)
-    except RecursionError:
-        raise TypeError(_DEEP) from None
+    return _encoded(state, 0)
 
 
 def _encoded(state: Any, level: int) -> Any:
@@ -108,10 +105,7 @@ def _encoded(state: Any, level: int) -> Any:
         return {key: _encoded(value, level + 1) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
         return [_encoded(value, level + 1) for value in state]
-    raise TypeError(
-        f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store; expected numbers, "
-        "strings, bytes, arrays, lists and dicts with string keys."
-    )
+    raise TypeError(f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store.")
 
 
 def decode(value: Any) -> Any:

@@ -48,7 +48,7 @@ class Patience:
         ...     patience(0, 2.0)
         ... except DataTimeout as error:
         ...     print(error)
-        waited 2 s for item 0, the limit that data_timeout= sets; the loader or one of its workers is stopped, waits ...
+        waited 2 s for item 0, the limit that data_timeout= sets; the loader is stopped or slow: look at it with ...
     """
 
     def __init__(
@@ -65,9 +65,8 @@ class Patience:
         """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
         if self.timeout is not None and seconds >= self.timeout and self._is_late():
             raise DataTimeout(
-                f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets; the loader or one of "
-                "its workers is stopped, waits for something that does not come, or is slow: look at it with py-spy dump, or "
-                "raise the limit"
+                f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets; the loader is stopped "
+                "or slow: look at it with py-spy dump, or raise the limit"
             )
         if seconds < LOG_SECONDS:
             self._due = LOG_SECONDS

@@ -131,10 +131,7 @@ def collate(elements: Sequence[Any], keys: set[str] | None = None, where: str = 
 def _require(same: bool, first: Any, elements: Sequence[Any]) -> None:
     if not same:
         kinds = ", ".join(sorted({f"{type(e).__name__} of {len(e)}" if hasattr(e, "__len__") else str(e) for e in elements}))
-        raise ValueError(
-            f"the rows of a batch have different structures ({kinds}; the first is a {type(first).__name__}), expected rows "
-            "with the same fields or keys."
-        )
+        raise ValueError(f"the rows of a batch have different structures ({kinds}); expected the same fields or keys")
 
 
 def _joined(values: Sequence[Any], where: str) -> Any:
@@ -143,10 +140,8 @@ def _joined(values: Sequence[Any], where: str) -> Any:
     arrays = [host_array(v, where or "x") for v in values]
     shapes = list(dict.fromkeys(a.shape for a in arrays))
     if len(shapes) > 1:
-        raise ValueError(
-            f"{f'{where!r} of ' if where else ''}the rows of a batch have different shapes, {shapes[0]} and {shapes[1]}; "
-            "expected one shape for all rows: pad or crop them."
-        )
+        place = f"{where!r} of " if where else ""
+        raise ValueError(f"{place}the rows of a batch have different shapes, {shapes[0]} and {shapes[1]}; pad or crop them.")
     return np.stack(arrays)
 
 

@@ -89,10 +89,7 @@ class StreamData:
         self._logged = False  # whether arrays that are not used were logged
         endless, length = is_endless(source), self._length()
         if endless and steps_per_epoch is None:
-            raise ValueError(
-                f"the {_kind(source)} is endless, so an epoch would never end; pass steps_per_epoch=, the number of batches "
-                "per epoch (to score or predict, cut it with itertools.islice)."
-            )
+            raise ValueError(f"the {_kind(source)} is endless, so an epoch would never end; pass steps_per_epoch=")
         # Whether an epoch begins where the last one ended, in one sequence of batches: see `_continued`
         self._continues = steps_per_epoch is not None and length is None and not self._passes_epoch and not self._seekable
         self._sequence: Iterator[Batch] | None = None
@@ -133,10 +130,7 @@ class StreamData:
                 self.peek()  # decides whether the elements are rows
             count = -(-count // own_size(self.batch_size)) if self.by_rows else count
         if count is not None and self.steps_per_epoch is not None and self.steps_per_epoch > count:
-            raise ValueError(
-                f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches; expected at "
-                f"most {count}."
-            )
+            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches.")
         return self.steps_per_epoch or count
 
     def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
@@ -355,10 +349,7 @@ class StreamData:
             iterator.reset()
         self._mid_epoch = False
         if not any_batch and not may_be_empty:
-            raise ValueError(
-                f"epoch {epoch}: the {_kind(self.source)} yielded no batch, expected at least one; check its length, its "
-                "filter and, if it drops a short last batch, its batch size."
-            )
+            raise ValueError(f"epoch {epoch}: the {_kind(self.source)} yielded no batch, expected at least one")
 
     def _elements(self, iterator: Any) -> Iterator[Any]:
         """Yield the batches of an iterator; rows are collated to batches."""
@@ -410,18 +401,15 @@ class StreamData:
         try:
             iterator = iter(source)
         except TypeError:
-            raise TypeError(
-                f"{_kind(self.source)} returned a {type(source).__name__}, expected an iterable of batches: "
-                "a list of batches, a loader or a generator."
-            ) from None
+            kind = type(source).__name__
+            raise TypeError(f"{_kind(self.source)} returned a {kind}, expected an iterable of batches.") from None
         if iterator is self.source:
             if self._exhausted and self._continues:
                 steps = self.steps_per_epoch or 1
                 raise ValueError(_too_short(self.source, *divmod(self._next, steps), steps))
             if self._exhausted:
                 raise ValueError(
-                    f"epoch {epoch}: the {_kind(self.source)} was exhausted by an earlier pass and cannot restart; pass a "
-                    "callable that returns a new one for every epoch, or an iterable that can be iterated again."
+                    f"epoch {epoch}: the {_kind(self.source)} was exhausted by an earlier pass; pass a callable that makes one."
                 )
             self._exhausted = True
         if position is not None:

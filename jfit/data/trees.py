@@ -46,8 +46,7 @@ def named_arrays(structure: Structure, value: Any, what: str) -> dict[str, Any] 
     if several and "key" in structure.optional and len(value) == len(names) + 1:
         raise ValueError(
             f"x has {len(value)} arrays, and the function has the inputs {names} and the argument 'key', which may be a PRNG "
-            f"key or data; pass x as a dict by argument name, such as {{{names[0]!r}: ..., 'key': ...}}, or pass the names of "
-            f"the inputs, as in jfit.Model.from_function(model, inputs=({names[0]!r}, ...), ...)"
+            f"key or data; pass x as a dict by argument name, or their names, as from_function(..., inputs={names!r})"
         )
     if len(names) != 1:
         if not sequence or len(value) != len(names):
@@ -73,9 +72,8 @@ def named_batch(structure: Structure, arrays: Mapping[str, Any]) -> dict[str, An
     if any(n in structure.reserved for n in arrays) and any(_base(k, names) for k in arrays):
         name = next(n for n in arrays if n in structure.reserved)
         raise ValueError(
-            f"the data has {name!r}, but jfit passes the argument {name!r} of the model itself (a PRNG key, row weights or "
-            "state), not from the data; rename the array or leave it out, or pass the names of the inputs, as in "
-            f"jfit.Model.from_function(model, inputs={(*structure.arguments, name)}, ...)"
+            f"the data has {name!r}, but jfit passes the argument {name!r} of the model itself; rename the array, or pass "
+            f"the names of the inputs, as in jfit.Model.from_function(model, inputs={(*structure.arguments, name)}, ...)"
         )
     if len(structure.arguments) == 1 and arrays and not any(_base(k, names) for k in arrays):
         return _leaves(structure, structure.arguments[0], arrays)
@@ -163,8 +161,7 @@ def _leaves(structure: Structure, name: str, tree: Any, is_array: bool = False) 
     leaf = jax.tree_util.treedef_is_leaf
     if first.names != shape.names or leaf(first.treedef) != leaf(shape.treedef):  # a list may become a tuple
         raise ValueError(
-            f"{name!r} has the arrays {_shown(shape)}, expected {_shown(first)} as in the first batch; pass the same structure "
-            "(dict, tuple or NamedTuple, with the same names) for every batch, in training, evaluation and prediction"
+            f"{name!r} has the arrays {_shown(shape)}, expected {_shown(first)} as in the first batch; pass one structure"
         )
     if not leaves:
         raise ValueError(f"{name!r} has no arrays: found {tree!r}")

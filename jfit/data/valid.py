@@ -126,8 +126,8 @@ def unmasked(value: Any, name: str) -> Any:
         >>> unmasked(np.ma.masked_array([1, 2], mask=[False, True]), "x")
         Traceback (most recent call last):
         ...
-        ValueError: input 'x' is a masked array with 1 masked value (the first in row 1), whose value below the mask would be \
-used; fill masked values, as in x.filled(0), and exclude rows by row weights of 0, (x, y, weight).
+        ValueError: input 'x' is a masked array with 1 masked value (the first in row 1); fill masked values, as in \
+x.filled(0), and exclude rows by row weights of 0, (x, y, weight).
     """
     if not (hasattr(value, "filled") and hasattr(value, "mask") and isinstance(value, np.ndarray)):
         return value
@@ -137,6 +137,6 @@ used; fill masked values, as in x.filled(0), and exclude rows by row weights of 
         return np.ma.getdata(value)
     row = f" (the first in row {np.argwhere(mask)[0][0]})" if mask.ndim else ""
     raise ValueError(
-        f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}, whose value below the mask would "
-        "be used; fill masked values, as in x.filled(0), and exclude rows by row weights of 0, (x, y, weight)."
+        f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}; fill masked values, as in "
+        "x.filled(0), and exclude rows by row weights of 0, (x, y, weight)."
     )

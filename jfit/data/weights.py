@@ -87,16 +87,9 @@ class ClassWeights:
         return factor if weight is None else factor * lib.asarray(weight, np.float32)
 
     def _problem(self, labels: np.ndarray, row: int, label: int, is_class: bool) -> str:
-        if not is_class and labels[row].size > 1:
-            shape = labels.shape
-            return (
-                f"class_weight needs one class per row, but label {self.label!r} of shape {shape} is not one-hot; {_OTHERWISE}"
-            )
+        place = f"label {self.label!r}: row {row}"
         if not is_class:
-            place = f"label {self.label!r}: row {row} is {labels.reshape(-1)[row]}"
-            return f"{place}, which is not a class index, so class_weight does not apply; {_OTHERWISE}"
+            kind = "is not one-hot" if labels[row].size > 1 else "is not a class index"
+            return f"{place} is {labels[row]}, which {kind}, so class_weight does not apply; {_OTHERWISE}"
         known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
-        return (
-            f"label {self.label!r}: row {row} has class {label}, which class_weight does not have (it has {known}); add "
-            f"{label}: 1.0 to leave the weight of its rows unchanged."
-        )
+        return f"{place} has class {label}, which class_weight does not have (it has {known}); add {label}: 1.0"

@@ -1,22 +1,22 @@
 """Notice processes of a job that failed, were lost, are stopped or stall; say which, and end all processes.
 
-Every process has a thread that sends a heartbeat to the hub about every second, with what the process is doing.  The hub
-decides:
+Every process has a thread that stores a heartbeat about every second, with what the process is doing.  Rank 0 reads them:
 
-- A connection that ends was that of a process that is lost.
-- A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.  While a large message is sent to or
-  by a process, its parts count as heartbeats.
+- A process without a heartbeat for `watchdog` seconds is stopped, or its host is gone.
 - A process that has begun fewer common programs than others, or has not sent its value in an exchange, and does something of
   its own for longer than it may, while those others do not go on either, holds them up.  Compilation has no limit, as long as
   heartbeats arrive.
 - Processes that all wait, for different things, for `DEADLOCK` times the watchdog's seconds wait for each other.
 
-The end of the job is one line in each process and `os._exit`: the main thread may be in a collective that never returns.
+Every process looks whether the others on its host live, and whether the store answers.  A process that notices something, or
+fails itself, adds to the log why the job ends.  All read it there, print a line, and end by `os._exit`: the main thread may be
+in a collective that never returns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -30,15 +30,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jfit import activity
-from jfit.distributed.channel import Channel, Hub, JobError
+from jfit.distributed.channel import Channel, Log
+from jfit.distributed.client import Store, Unreachable, on_abort
+from jfit.distributed.errors import JobError, last_line
 
 EXIT_CODE = 1
 LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before this one ends
 AFTER_ERROR = 5.0  # seconds that a process may take after an exception has left `fit`, while others wait in theirs
 AFTER_END = 2.0  # the same after the end of its script
+LOST = "was lost: it was killed, it crashed, or its host is gone"
 LAST_EXCHANGE = "the end of the job"  # in which processes whose scripts have ended wait for the others, as long as it takes
 EXCHANGING = "waiting for the other processes ({})"  # what a process does in `exchange`
 DEADLOCK = 3  # processes may wait for each other so many times the watchdog's seconds
+SUSPECTED = 5.0  # seconds without a heartbeat, after a collective has failed, as it does when a process is lost
 PATIENT = 10  # saving, and code outside of jfit, may take so many times the watchdog's seconds
 
 
@@ -152,227 +156,222 @@ def deadlocked(statuses: dict[int, Status], watchdog: float, missing: Mapping[st
 
 
 class Monitor:
-    """Sends the heartbeats of this process, decides (in the process of the hub), and ends the process with the job.
+    """Sends the heartbeats of this process, looks at those of others, and ends the process with the job.
 
     Args:
         rank: number of this process.
         peers: the processes by rank.
-        channel: to the hub.
-        hub: the hub, in the process of rank 0; else None.
+        store: the store of the job.
+        log: the log of the job.
+        channel: the exchanges of this process.
         watchdog: seconds, see the top of this file.
+
+    Attributes:
+        left: whether the process has left the job, so that what happens to the others is ignored.
+        last_words: set after the main thread has printed the traceback of its own error; None: there is none.
     """
 
-    def __init__(self, rank: int, peers: list[Peer], channel: Channel, hub: Hub | None, watchdog: float) -> None:
-        self.rank, self.peers, self.channel, self.hub, self.watchdog = rank, peers, channel, hub, watchdog
-        self.interval = min(1.0, watchdog / 4)
-        self.ended: list[Callable[[], None]] = []  # called when the job ends with an error
-        self.process = os.getpid()
-        self.last_words: threading.Event | None = None  # set after the main thread has printed the traceback of its own error
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._told = False  # whether the hub has told the processes to end
+    def __init__(self, rank: int, peers: list[Peer], store: Store, log: Log, channel: Channel, watchdog: float) -> None:
+        self.rank, self.peers, self.watchdog = rank, peers, watchdog
+        self._store, self._log, self._channel = store, log, channel
+        self.interval, self.process, self.left = min(1.0, watchdog / 4), os.getpid(), False
+        self.last_words: threading.Event | None = None
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending, self._over = threading.Lock(), threading.Event()
-        self._left, self._stopped = False, threading.Event()
-        first = Status(0, activity.SCRIPT, "starting", 0.0, None)
-        self._statuses = dict.fromkeys(range(len(peers)), first)
         self._seen: tuple[Any, int] | None = None
-        self._since = time.monotonic()
-        channel.handlers |= {"end": self._on_end}
-        channel.lost, channel.broken = self._on_lost_hub, self._broken
-        if hub is not None:
-            hub.handlers |= {"beat": self._on_beat, "failed": self._on_failed}
-            hub.lost, hub.broken = self._on_lost, self._broken
+        self._since, self._beats = time.monotonic(), 0
+        # Of each process, the last heartbeat and for how long it has been the last; not counted while this process is stopped.
+        self._heard: dict[int, tuple[bytes, float]] = dict.fromkeys(range(len(peers)), (b"", 0.0))
+        self._patience = watchdog
+        log.handlers |= {"end": self._on_end, "suspect": self._on_suspect}
 
     def start(self) -> None:
-        """Begin to send heartbeats."""
+        """Begin to send heartbeats, and to read the log."""
         activity.watch(True)
-        threading.Thread(target=self._guarded, args=(self._run,), name="jfit-monitor", daemon=True).start()
-        # Functions of `later` may wait until a large message was sent; the thread that watches must not.
-        threading.Thread(target=self._guarded, args=(self._run_later,), name="jfit-later", daemon=True).start()
+        on_abort(self._aborted)
+        for function in (self._run, self._read):
+            threading.Thread(target=self._guarded, args=(function,), name="jfit-monitor", daemon=True).start()
 
     def stop(self) -> None:
         """Send no more heartbeats, and ignore what happens to other processes."""
-        self._left = True
-        self._stopped.set()
-        self._queue.put(None)
+        self.left = True
+        on_abort(None)
         activity.watch(False)
 
     def later(self, function: Callable[[], None]) -> None:
         """Call a function on another thread, soon; signal handlers may call this method."""
         self._queue.put(function)
 
-    # -------------------------------------------------------------------------------- heartbeats
     def _guarded(self, function: Callable[[], None]) -> None:
+        """Run a thread of this class; an error in it ends the job."""
         try:
             function()
         except Exception as error:
-            self._broken(error)
+            if not self.left:
+                say("".join(traceback.format_exception(error)).rstrip())
+                self.tell(f"{self.peers[self.rank]} failed: {last_line(error)}", self.rank)
 
     def _run(self) -> None:
+        """Call functions of `later`, and send a heartbeat in each interval."""
         last = time.monotonic()
-        while not self._left:
-            self._stopped.wait(max(last + self.interval - time.monotonic(), 0.001))
-            now = time.monotonic()
-            if now - last > 2 * self.interval + 0.5 * self.watchdog:  # this process itself was stopped
-                for connection in (self.channel.connection, *(self.hub.peers.values() if self.hub is not None else ())):
-                    connection.received_at = now
-            if now - last >= self.interval and not self._left:
-                last = now
-                self._beat(now)
+        while not self.left:
+            with contextlib.suppress(Unreachable):  # `_read` notices
+                try:
+                    self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))()
+                except queue.Empty:
+                    last = time.monotonic()
+                    self._beat(last)
 
-    def _run_later(self) -> None:
-        while (function := self._queue.get()) is not None:
-            with contextlib.suppress(OSError, JobError):
-                function()
-
-    def _broken(self, error: Exception) -> None:
-        """End the job because of an error in a thread of this file or in a handler of a message."""
-        if self._left or self._told:
-            return
-        say("".join(traceback.format_exception(error)).rstrip())
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if self.hub is not None:
-            self._end_all(f"{self.peers[self.rank]} failed: {text}", self.rank)
-        else:
-            with contextlib.suppress(OSError):
-                self.channel.connection.try_send({"type": "failed", "error": text})
-        self._over.wait(LAST_WORDS)
-        self.end(f"{self.peers[self.rank]} failed: {text}", self.rank)
+    def _read(self) -> None:
+        """Read the log, and end this process when the store does not answer."""
+        answers, silent = 0, 0.0
+        while not self.left:
+            try:
+                self._log.read(self.interval)
+            except Unreachable:
+                if not self.left:
+                    self.end(f"{self.peers[0]} {LOST}", 0)
+                return
+            answers, silent = self._store.answers, silent + self.interval if self._store.answers == answers else 0.0
+            if silent > self.watchdog and not self.left:
+                self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
 
     def _beat(self, now: float) -> None:
         record = activity.record
         seen = record.now, record.count
         if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
             self._seen, self._since = seen, now
-        what, idle = seen[0], now - self._since
+        what = seen[0]
         try:
             text = str(what)
         except Exception:  # its function reads what the main thread changes meanwhile
             text = what.kind
-        with contextlib.suppress(OSError):
-            message = {"count": record.count, "kind": what.kind, "what": text, "idle": idle, "seconds": what.seconds}
-            self.channel.connection.try_send({"type": "beat", **message})
-        if self.hub is not None:
-            self.hub.announce({"type": "beat"})
-            self._decide(now)
-        elif (silent := self.channel.connection.silent_for(now)) > self.watchdog and not self._left:
-            self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
+        self._beats += 1
+        beat = [self._beats, list(self._channel.open), record.count, what.kind, text, now - self._since, what.seconds]
+        self._store.set(f"beat/{self.rank}", json.dumps(beat).encode())
+        for peer in self._others_here():
+            if start_of(peer.pid) != peer.start:
+                return self.tell(f"{peer} {LOST}", peer.rank)
+        if self.rank == 0:
+            self._decide()
 
-    def _on_beat(self, rank: int, message: dict[str, Any], _: bytes) -> None:
-        values = {name: message[name] for name in ("count", "kind", "what", "idle", "seconds")}
-        self._statuses[rank] = Status(**values)
+    def _others_here(self) -> list[Peer]:
+        own = self.peers[self.rank]
+        return [peer for peer in self.peers if peer is not own and own.place and peer.place == own.place and peer.start]
 
-    # -------------------------------------------------------------------------------- decisions of the hub
-    def _decide(self, now: float) -> None:
-        assert self.hub is not None
-        statuses = {rank: status for rank, status in list(self._statuses.items()) if rank not in self.hub.left}
-        for rank, status in statuses.items():
-            seconds = self.hub.silent_for(rank, now)
-            if seconds > self.watchdog and rank != self.rank:
-                self._end_all(
-                    f"{self.peers[rank]} gave no sign of life for {seconds:.0f} s (last: {status.what})", rank, silent=True
-                )
-                return
-        missing = {key: ranks for key, ranks in self.hub.missing().items() if not key.startswith(LAST_EXCHANGE)}
+    def _decide(self) -> None:
+        """In rank 0: look at the heartbeats of all processes."""
+        beats = self._store.all("beat")
+        for rank, (last, silent) in self._heard.items():
+            beat = beats.get(str(rank), b"")
+            self._heard[rank] = beat, silent + self.interval if beat == last else 0.0
+        parsed = {rank: json.loads(beat) for rank, (beat, _) in self._heard.items() if beat}
+        statuses = {rank: Status(*values[2:]) for rank, values in parsed.items()}
+        for rank, (_, silent) in self._heard.items():
+            if silent > self._patience:
+                last = f" (last: {statuses[rank].what})" if rank in statuses else ""
+                return self.tell(f"{self.peers[rank]} gave no sign of life for {silent:.0f} s{last}", rank, silent=True)
+        missing = self._channel.missing({rank: values[1] for rank, values in parsed.items()})
+        missing = {key: ranks for key, ranks in missing.items() if not key.startswith(LAST_EXCHANGE)}
         rank = held_up(statuses, self.watchdog, missing.values())
         if rank is not None:
             status = statuses[rank]
             stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
             text = "has ended its script" if status.kind == activity.END else stalled
-            self._end_all(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
-        elif now - self.hub.moved_at() > self.watchdog and (key := deadlocked(statuses, self.watchdog, missing)):
+            self.tell(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
+        elif key := deadlocked(statuses, self.watchdog, missing):
             ranks = missing[key]
             doing = "; ".join(f"rank {r}: {s.what} for {s.idle:.0f} s" for r, s in sorted(statuses.items())[:8])
-            self._end_all(
+            self.tell(
                 f"the processes wait for each other: the exchange {key.rpartition('#')[0]!r} waits for "
                 f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))} ({doing}); all processes must call the same "
                 "functions in the same order",
                 ranks[0],
             )
 
-    def _on_failed(self, rank: int, message: dict[str, Any], _: bytes) -> None:
-        self._end_all(f"{self.peers[rank]} failed: {message['error']}", rank)
-
-    def _on_lost(self, rank: int) -> None:
-        if not self._left:
-            self._end_all(f"{self.peers[rank]} was lost: it was killed, it crashed, or its host is gone", rank)
-
-    def _end_all(self, text: str, rank: int, *, silent: bool = False) -> None:
-        assert self.hub is not None
-        if not self._told and not self._left:
-            self._told = True
-            self.hub.announce({"type": "end", "text": text, "rank": rank, "silent": silent}, later=True)
-
     # -------------------------------------------------------------------------------- the end of the job
-    def _on_end(self, message: dict[str, Any], _: bytes) -> None:
+    def suspect(self) -> None:
+        """Tell rank 0 that a collective of this process has failed, so that it waits less long for heartbeats."""
+        self._log.append("suspect")
+
+    def _on_suspect(self, message: dict[str, Any]) -> None:
+        self._patience = min(self.watchdog, SUSPECTED)
+
+    def tell(self, text: str, rank: int, *, silent: bool = False) -> None:
+        """Add to the log why the job ends, once; see `end`."""
+        if not self.left and not self._over.is_set():
+            with contextlib.suppress(Unreachable):
+                self._log.append("end", text=text, rank=rank, silent=silent)
+                self._over.wait(LAST_WORDS)
+
+    def _on_end(self, message: dict[str, Any]) -> None:
         self._over.set()
-        self.end(message["text"], message["rank"], silent=message["silent"])
+        if not self.left:
+            self.end(message["text"], message["rank"], silent=message["silent"], common=True)
 
-    def _on_lost_hub(self) -> None:
-        if not self._left:
-            self.end(f"{self.peers[0]} was lost: it was killed, it crashed, or its host is gone", 0)
-
-    def end(self, text: str, rank: int, *, silent: bool = False) -> None:
+    def end(self, text: str, rank: int, *, silent: bool = False, common: bool = False) -> None:
         """End this process, because of what happened to a rank; in an interactive session, only say so.
 
         Args:
             text: what happened.
             rank: the process because of which the job ends.
             silent: whether that process does not answer; on this host, it is killed.
+            common: whether all processes end, because they have read that in the log.
         """
         if (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
             return  # the main thread tells of its own error, and ends the process
-        interactive = is_interactive()
+        interactive, peer = is_interactive(), self.peers[rank]
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
-        peer = self.peers[rank]
-        if silent and rank != self.rank and peer.place == self.peers[self.rank].place:
-            kill(peer)
-        for function in self.ended:  # on threads: they may wait for a lock of a thread that sends a message
-            thread = threading.Thread(target=function, daemon=True)
-            thread.start()
-            thread.join(LAST_WORDS)
-        self.channel.fail(JobError(text))
+        # Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for
+        # the first of a container.
+        if silent and peer in self._others_here() and peer.pid > 1 and start_of(peer.pid) == peer.start:
+            with contextlib.suppress(OSError):
+                os.kill(peer.pid, signal.SIGKILL)
+        self._channel.error = JobError(text)
         if interactive:
-            self._left = True
+            self.stop()
             return
         if self.last_words is not None:
             self.last_words.wait(LAST_WORDS)
-        self._wait_for_others()
-        leave(EXIT_CODE)
+        self._leave(EXIT_CODE, rank if common else None)
 
     def failed(self, text: str, code: int = EXIT_CODE) -> None:
-        """Tell the other processes that this one failed, and end it.
+        """Store the last words of this process for the others, and end it.
 
         Args:
             text: the last line of its error.
             code: exit status.
         """
-        with contextlib.suppress(OSError):
-            self.channel.send({"type": "failed", "error": text})
-            self._over.wait(LAST_WORDS)  # at the hub: the others have been told
-        self._wait_for_others()
+        self.tell(f"{self.peers[self.rank]} failed: {text}", self.rank)
+        self._leave(code, self.rank)
+
+    def _leave(self, code: int, cause: int | None) -> None:
+        """End this process, after all but `cause` have read why: the store ends with rank 0.  None: it has ended."""
+        if cause is not None and (self.rank != cause or self.rank == 0):
+            with contextlib.suppress(Unreachable):
+                self._store.wait_for([rank for rank in range(len(self.peers)) if rank == 0 or rank != cause], LAST_WORDS)
         leave(code)
 
-    def _wait_for_others(self) -> None:
-        """In the process of the hub: wait until the others have closed their connections, so that they get the last message."""
-        end = time.monotonic() + LAST_WORDS
-        while self.hub is not None and len(self.hub.left | {self.rank}) < self.hub.count and time.monotonic() < end:
-            time.sleep(0.01)
+    def _aborted(self) -> None:
+        """JAX's client aborts this process; say why, if it is because rank 0 is gone."""
+        for _ in range(20 * (not self.left and os.getpid() == self.process)):
+            if self.peers[0] not in self._others_here() or start_of(self.peers[0].pid) != self.peers[0].start:
+                self.end(f"{self.peers[0]} {LOST}", 0)
+                time.sleep(2 * LAST_WORDS)  # another thread is ending this process
+            time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
 
 
 def place_of() -> str:
     """Text that is equal for processes on the same host which see each other's process ids; "" if that is not known."""
     try:
-        return (
-            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            + os.readlink("/proc/self/ns/pid")
-            + socket.gethostname()
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot + os.readlink("/proc/self/ns/pid") + socket.gethostname()
     except OSError:
         return ""
 
 
 def start_of(pid: int) -> int:
-    """When a process of this host began, in ticks since the system did; 0 if that is not known.
+    """When a process of this host began, in ticks since the system did; 0 if it has ended, or that is not known.
 
     Example:
         >>> start_of(os.getpid()) == start_of(os.getpid())
@@ -380,20 +379,10 @@ def start_of(pid: int) -> int:
     """
     try:
         # fields are separated by spaces, the second is the name of the program in parentheses, this one is the 22nd
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])  # a zombie has ended
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def kill(peer: Peer) -> None:
-    """Kill a process of this host that does not answer, if it still is the one that joined the job.
-
-    Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for the
-    first of a container.
-    """
-    if peer.pid > 1 and peer.place and peer.start and start_of(peer.pid) == peer.start:
-        with contextlib.suppress(OSError):
-            os.kill(peer.pid, signal.SIGKILL)
 
 
 def is_interactive() -> bool:

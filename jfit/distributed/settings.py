@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-UNNUMBERED = -1  # rank of a process that gets its rank when it connects
-
 
 class Settings(NamedTuple):
     """The processes of a job, and which of them this one is.
@@ -20,7 +18,6 @@ class Settings(NamedTuple):
         rank: number of this process, from 0.
         local_rank: number of this process on its host, from 0; None if it is the only one there, or it is not known.
         source: where these settings come from, for messages.
-        token: text that only the processes of this job know (see `token_of`); "": none.
 
     Example:
         >>> Settings("127.0.0.1:9000", 2, 0, None, "arguments").rank
@@ -32,27 +29,21 @@ class Settings(NamedTuple):
     rank: int
     local_rank: int | None
     source: str
-    token: str = ""
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of the coordinator."""
-        host, _, port = self.coordinator.rpartition(":")
-        return host.strip("[]"), int(port)
 
 
 # Variables with the number of processes of a job, and with the number of a process.  (A shell of sbatch has SLURM_NTASKS and
 # SLURM_PROCID, too; only processes that srun started have SLURM_STEP_NUM_TASKS.)
-_LAUNCHERS = {
-    "WORLD_SIZE": "RANK",
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-    "PMI_SIZE": "PMI_RANK",
-}
-
+_LAUNCHERS = {"WORLD_SIZE": "RANK", "SLURM_STEP_NUM_TASKS": "SLURM_PROCID"}
+_LAUNCHERS |= {"OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK", "PMI_SIZE": "PMI_RANK"}
 
 # Variables with the number of processes that a launcher started, and those that name this launch.
 _LAUNCHES = {"WORLD_SIZE": ("TORCHELASTIC_RUN_ID",), "SLURM_STEP_NUM_TASKS": ("SLURM_JOB_ID", "SLURM_STEP_ID")}
+
+
+# Launchers, and the variables of their processes: the number of these, the rank (one of several), host and port of rank 0.
+_TORCHRUN = ("torchrun", "WORLD_SIZE", ("RANK",), "MASTER_ADDR", "MASTER_PORT")
+_WORKERS = ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID", *_LAUNCHERS.values())  # it starts them itself, or by MPI or Slurm
+_MXNET = ("MXNet's launcher", "DMLC_NUM_WORKER", _WORKERS, "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 
 
 def token_of(num_processes: int, environment: Mapping[str, str] | None = None) -> str:
@@ -118,65 +109,51 @@ def settings_of(
     """
     env = os.environ if environment is None else environment
     given = {"coordinator": coordinator, "num_processes": num_processes, "rank": rank}
-    if any(value is not None for value in given.values()):
-        if missing := [name for name, value in given.items() if value is None]:
+    if missing := [name for name, value in given.items() if value is None]:
+        if len(missing) < len(given):
             raise ValueError(
                 f"jfit.distributed.init got {', '.join(n for n in given if n not in missing)}, but not {' and '.join(missing)};"
                 " pass all three, or none of them to read the environment of torchrun or of a cluster"
             )
-        assert coordinator is not None and num_processes is not None and rank is not None
-        return _checked(Settings(coordinator, num_processes, rank, None, "the arguments of jfit.distributed.init"))
-    if "WORLD_SIZE" in env and "RANK" in env:
-        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]:
-            raise ValueError(
-                f"the environment has RANK and WORLD_SIZE, as torchrun sets them, but not {' and '.join(missing)}; start the "
-                "script with torchrun, or pass coordinator=, num_processes= and rank= to jfit.distributed.init"
-            )
-        port = _number(env, "MASTER_PORT") + 1  # torchrun itself listens on MASTER_PORT
-        several = "LOCAL_RANK" in env and _number(env, "LOCAL_WORLD_SIZE", 2) > 1
-        local = _number(env, "LOCAL_RANK") if several else None
-        coordinator = f"{env['MASTER_ADDR']}:{port}"
-        source = "the environment variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
-        return _checked(Settings(coordinator, _number(env, "WORLD_SIZE"), _number(env, "RANK"), local, source))
-    return _of_mxnet(env) if "DMLC_NUM_WORKER" in env else None
+        return _from_environment(env)
+    assert coordinator is not None and num_processes is not None and rank is not None
+    return _checked(Settings(coordinator, num_processes, rank, None, "the arguments of jfit.distributed.init"))
 
 
-def _of_mxnet(env: Mapping[str, str]) -> Settings:
-    """Read the variables of MXNet's launcher, which are those of ps-lite; a process without a number gets rank `UNNUMBERED`."""
-    if missing := [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT") if name not in env]:
-        raise ValueError(
-            f"the environment has DMLC_NUM_WORKER, as MXNet's launcher sets it, but not {' and '.join(missing)}: the address "
-            "and port of the host on which the first worker runs"
-        )
-    if (role := env.get("DMLC_ROLE", "worker")) != "worker":
+def _from_environment(env: Mapping[str, str]) -> Settings | None:
+    torchrun = "WORLD_SIZE" in env and "RANK" in env
+    launcher, count, ranks, host, port = _TORCHRUN if torchrun else _MXNET
+    if count not in env:
+        return None
+    if not torchrun and (role := env.get("DMLC_ROLE", "worker")) != "worker":
         raise ValueError(f"DMLC_ROLE is {role!r}, but only workers take part in a job of jfit; do not start this process")
-    name = next((n for n in ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID") if n in env), None)
-    rank = UNNUMBERED if name is None else _number(env, name)
-    names = ["DMLC_NUM_WORKER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", *([] if name is None else [name])]
-    source = f"the environment variables of MXNet's launcher ({', '.join(names)})"
-    coordinator = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
-    settings = Settings(coordinator, _number(env, "DMLC_NUM_WORKER"), rank, None, source)
-    _checked(settings._replace(rank=0) if name is None else settings)
-    return settings
+    names = [count, host, port, next((name for name in ranks if name in env), ranks[0])]
+    if missing := [name for name in names if name not in env]:
+        raise ValueError(
+            f"the environment has {count}, as {launcher} sets it, but not {' and '.join(missing)}; start the script with the "
+            "launcher, or set it for each process, or pass coordinator=, num_processes= and rank= to jfit.distributed.init"
+        )
+    several = torchrun and "LOCAL_RANK" in env and _number({"LOCAL_WORLD_SIZE": "2", **env}, "LOCAL_WORLD_SIZE") > 1
+    local = _number(env, "LOCAL_RANK") if several else None
+    coordinator = f"{env[host]}:{_number(env, port) + torchrun}"  # torchrun itself listens on MASTER_PORT
+    source = f"the environment variables of {launcher} ({', '.join(names)})"
+    return _checked(Settings(coordinator, _number(env, count), _number(env, names[-1]), local, source))
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = env.get(name)
-    if text is None and default is not None:
-        return default
+def _number(env: Mapping[str, str], name: str) -> int:
     try:
-        return int(text or "")
+        return int(env[name])
     except ValueError:
-        raise ValueError(f"the environment variable {name} is {text!r}, expected a whole number") from None
+        raise ValueError(f"the environment variable {name} is {env[name]!r}, expected a whole number") from None
 
 
 def _checked(settings: Settings) -> Settings:
-    if settings.num_processes < 1 or not 0 <= settings.rank < settings.num_processes:
-        raise ValueError(
-            f"rank {settings.rank} of {settings.num_processes} processes, from {settings.source}, is not possible: ranks are "
-            "numbered from 0 to the number of processes - 1"
-        )
+    if not 0 <= settings.rank < settings.num_processes:
+        what = f"rank {settings.rank} of {settings.num_processes} processes, from {settings.source}"
+        raise ValueError(f"{what}, is not possible: ranks are numbered from 0 to the number of processes - 1")
     host, _, port = settings.coordinator.rpartition(":")
+    if ":" in host.strip("[]"):
+        settings = settings._replace(coordinator=f"[{host.strip('[]')}]:{port}")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"coordinator {settings.coordinator!r}, from {settings.source}, is not 'host:port'")
     return settings

@@ -1,9 +1,9 @@
 """Stops on which all processes of a job agree, so that each stops after the same step.
 
 The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Nothing is
-sent for them.  When a process is to stop (a signal, `Run.stop`), it tells the hub, which holds all processes: a thread of each
-freezes its count and sends it, and the main thread waits at its next stopping point.  The hub answers with the first stopping
-point that no process has passed, where all stop.  Processes that wait for devices do so for programs that others have called
+sent for them.  When a process is to stop (a signal, `Run.stop`), it adds that to the log, which holds all processes: each adds
+its count, and its main thread waits at its next stopping point.  When all counts are there, all stop at the first stopping
+point that no process has passed.  Processes that wait for devices do so for programs that others have called
 before that point, or will call on their way to it, so that they come there, too.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jfit import activity, interrupts
 from jfit.activity import Doing
-from jfit.distributed.channel import Channel, Hub
+from jfit.distributed.channel import Channel, Log
 from jfit.interrupts import StopFlag, Stopped
 
 _NEVER = 1 << 62
@@ -38,31 +38,32 @@ class Agreed(NamedTuple):
 
 
 class Stops:
-    """The stopping points of this process, and its part of agreeing on one.
+    """The stopping points of this process, and agreeing on one with the others, by the log that all read.
 
     Args:
-        channel: to the hub.
+        channel: the exchanges of this process, which know when the job has ended.
+        log: the log of the job.
+        rank: number of this process.
+        count: number of processes.
         later: `later(function)` calls a function on another thread; it may be called by a signal handler.
     """
 
-    def __init__(self, channel: Channel, later: Callable[[Callable[[], None]], None]) -> None:
-        self._channel, self._later = channel, later
+    def __init__(self, channel: Channel, log: Log, rank: int, count: int, later: Callable[[Callable[[], None]], None]) -> None:
+        self._channel, self._log, self._rank, self._count, self._later = channel, log, rank, count, later
         self._changed = threading.Condition()
         self.passed, self.round = 0, 0  # stopping points passed; stops agreed on and made
         self._held, self._target = False, _NEVER
-        self._hold_later = False  # the hub holds all processes for another stop, before this one has made the last
+        self._hold_later = False  # all processes are held for another stop, before this one has made the last
         self._agreed: Agreed | None = None
-        self._failed = False
-        channel.handlers |= {"hold": self._hold, "target": self._stop_at}
+        # What all processes have read in the log, alike.
+        self._answered = 0  # stops agreed on
+        self._wanted: Agreed | None = None
+        self._passed: dict[int, int] = {}
+        log.handlers |= {"want": self._on_want, "held": self._on_held}
 
     def want(self, number: int | None, reason: str | None) -> None:
-        """Tell the hub that this process is to stop.  A signal handler calls it with `later`, see `want_later`."""
-        with contextlib.suppress(OSError):
-            self._channel.send({"type": "want", "round": self.round, "signal": number, "reason": reason})
-
-    def want_later(self, number: int) -> None:
-        """Let another thread tell the hub that a signal has arrived."""
-        self._later(lambda: self.want(number, None))
+        """Tell all that this process is to stop; signal handlers may call this method."""
+        self._tell("want", round=self.round, signal=number, reason=reason)
 
     def pass_one(self, reason: str | None = None) -> Agreed | None:
         """Pass a stopping point; return why to stop at it, or None.
@@ -75,7 +76,9 @@ class Stops:
                 self._held = True
                 self.want(None, reason)
             if self._held:
-                self._wait()
+                with Doing(activity.PEERS, "waiting for the other processes to agree where to stop"):
+                    while self._held and self._channel.error is None:
+                        self._changed.wait(0.5)
             if self.passed + 1 < self._target:
                 self.passed += 1
                 return None
@@ -83,8 +86,7 @@ class Stops:
             self.round += 1
             if self._hold_later:
                 self._hold_later, self._held = False, True
-                with contextlib.suppress(OSError):
-                    self._channel.send({"type": "held", "passed": self.passed})
+                self._tell("held", passed=self.passed)
             return agreed
 
     @property
@@ -92,66 +94,34 @@ class Stops:
         """Whether this process stops at the next stopping point."""
         return self.passed + 1 >= self._target
 
-    def fail(self) -> None:
-        """The job has ended: stopping points wait no more."""
-        with self._changed:
-            self._failed = True
-            self._changed.notify_all()
+    def _tell(self, kind: str, **message: Any) -> None:
+        # On another thread: calls of the store wait while rank 0 is stopped, and the thread that notices needs the lock.
+        self._later(lambda: self._log.append(kind, rank=self._rank, **message))
 
-    def _wait(self) -> None:
-        with Doing(activity.PEERS, "waiting for the other processes to agree where to stop"):
-            self._changed.wait_for(lambda: not self._held or self._failed)
-
-    def _hold(self, message: dict[str, Any], _: bytes) -> None:
+    def _on_want(self, message: dict[str, Any]) -> None:
+        if message["round"] != self._answered:
+            return  # on that stop they have agreed
+        if self._wanted is not None:  # a signal is more than a reason, and SIGTERM more than Ctrl-C
+            if (message["signal"] or 0) > (self._wanted.signal or 0):
+                self._wanted = self._wanted._replace(signal=message["signal"])
+            return
+        self._wanted, self._passed = Agreed(message["signal"], message["reason"], message["rank"]), {}
         with self._changed:
             if self._target != _NEVER:  # otherwise the stop on which all have agreed, and others have made, would be lost
                 self._hold_later = True
                 return
             self._held = True
-            passed = self.passed
-        # not on this thread, which reads: sending may have to wait until the hub has read a large message
-        self._later(lambda: self._channel.send({"type": "held", "passed": passed}))
+            self._tell("held", passed=self.passed)
 
-    def _stop_at(self, message: dict[str, Any], _: bytes) -> None:
+    def _on_held(self, message: dict[str, Any]) -> None:
+        self._passed[message["rank"]] = message["passed"]
+        if self._wanted is None or len(self._passed) < self._count:
+            return
         with self._changed:
-            self._target, self._held = message["target"], False
-            self._agreed = Agreed(message["signal"], message["reason"], message["rank"])
+            self._target, self._held = max(self._passed.values()) + 1, False
+            self._agreed, self._wanted = self._wanted, None
+            self._answered += 1
             self._changed.notify_all()
-
-
-class HubStops:
-    """The hub's part of agreeing on stopping points.
-
-    Args:
-        hub: the hub.
-    """
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub, self._lock, self._round = hub, threading.Lock(), 0
-        self._wanted: dict[str, Any] | None = None
-        self._passed: dict[int, int] = {}
-        hub.handlers |= {"want": self._want, "held": self._held}
-
-    def _want(self, rank: int, message: dict[str, Any], _: bytes) -> None:
-        with self._lock:
-            if message["round"] != self._round:
-                return  # on that stop they have agreed
-            if self._wanted is not None:  # a signal is more than a reason, and SIGTERM more than Ctrl-C
-                if (message["signal"] or 0) > (self._wanted["signal"] or 0):
-                    self._wanted["signal"] = message["signal"]
-                return
-            self._wanted = {"signal": message["signal"], "reason": message["reason"], "rank": rank}
-            self._passed = {}
-        self._hub.broadcast({"type": "hold"})
-
-    def _held(self, rank: int, message: dict[str, Any], _: bytes) -> None:
-        with self._lock:
-            self._passed[rank] = message["passed"]
-            if self._wanted is None or len(self._passed) < self._hub.count:
-                return
-            answer = {"type": "target", "target": max(self._passed.values()) + 1, **self._wanted}
-            self._wanted, self._round = None, self._round + 1
-            self._hub.broadcast(answer)
 
 
 class AgreedFlag(StopFlag):
@@ -188,7 +158,7 @@ class AgreedFlag(StopFlag):
         if agreed.signal is not None:
             self._set(signal.Signals(agreed.signal))
         elif self._received is not None:  # the signal came too late for this stop
-            self._stops.want_later(self._received)
+            self._stops.want(self._received, None)
         self._reason = self._reason or agreed.reason
         return self._reason
 
@@ -223,7 +193,7 @@ class AgreedFlag(StopFlag):
         if self._received is None or number == signal.SIGTERM:
             self._received = number
             if not self.set:
-                self._stops.want_later(number)
+                self._stops.want(number, None)
 
     @contextlib.contextmanager
     def watching(self, *, interrupt: bool = True, terminate: bool = False, raises: bool = True) -> Iterator[StopFlag]:

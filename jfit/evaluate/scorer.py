@@ -21,6 +21,7 @@ from jfit.checkpoints.fingerprint import describe_data, digest
 from jfit.checkpoints.same_run import check_same
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import rows
+from jfit.distributed import num_processes
 from jfit.evaluate.host_metrics import HostMetrics, metric_inputs
 from jfit.feed.batch_sizes import BatchSizes
 from jfit.feed.batches import (
@@ -46,7 +47,7 @@ from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
 from jfit.parallel.contexts import check_same_devices, own_slices_of
 from jfit.parallel.devices import concat_slices, merge_row_axis
-from jfit.parallel.mesh import on_mesh
+from jfit.parallel.mesh import MeshDevices, on_mesh
 from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state
 from jfit.step import eval_step, predict_step, unrolls
@@ -95,13 +96,8 @@ class Scorer:
         return self._make_step()
 
     def _make_step(self, **options: Any) -> Any:
-        model, regularizers = on_mesh(self.model, self.devices), self.regularizers
-        return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=regularizers, **options)
-
-    @property
-    def program_key(self) -> Any:
-        """The part of this object on which the programs of a `ResidentScorer` depend, see `jfit.programs.key_of`."""
-        return self.step
+        model = on_mesh(self.model, self.devices) if isinstance(self.devices, MeshDevices) else self.model
+        return eval_step(model, metrics=self.metrics, policy=self.policy, regularizers=self.regularizers, **options)
 
     def __call__(self, state: TrainState, data: ArrayData | StreamData, epoch: int = 0) -> dict[str, Any]:
         """Compute loss and metrics over all rows.
@@ -157,22 +153,22 @@ class Scorer:
     def _program(self, valid: Any) -> Any:
         """The program for a batch.  With `valid`, it also looks for invalid values, with an additional argument and result."""
         if valid not in self._programs:
-            step: Any = self._step_with_outputs() if self.host else self.step
+            step: Any = self.step
+            if self.host:
+                step = functools.partial(_with_outputs, self.model, self._make_step(outputs=True))
             axes, out = (None, None, None, 0, None), (None, GATHERED) if self.host else None
             if valid is not None:
                 step, axes, out = functools.partial(_checked, step, valid), (*axes, None), (out, None)
             self._programs[valid] = compile_spmd(step, self.devices, axes, out, donate=(2,), name="eval")
         return self._programs[valid]
 
-    def _step_with_outputs(self) -> Callable[..., Any]:
-        """Return an evaluation step that returns (running sums, arguments of the metrics that run on the host)."""
-        evaluate = self._make_step(outputs=True)
 
-        def step(params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: str | None = None) -> Any:
-            totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
-            return totals, metric_inputs(self.model, outputs, batch, axis_name)
-
-        return step
+def _with_outputs(
+    model: Model, evaluate: Any, params: Any, aux: Any, totals: Totals, batch: Batch, number: Any, *, axis_name: Any
+) -> Any:
+    """Run an evaluation step with outputs=True: (running sums, arguments of the metrics that run on the host)."""
+    totals, outputs = evaluate(params, aux, totals, batch, number, axis_name=axis_name)
+    return totals, metric_inputs(model, outputs, batch, axis_name)
 
 
 def _checked(
@@ -200,7 +196,7 @@ class ResidentScorer:
         self._epoch_data = batches.epoch_data(np.arange(data.num_rows, dtype=np.int32))
         self._one_per_call = unrolls(scorer.model)
         # Not a method: JAX's cache keeps compiled functions alive, and a method would keep `self` and its data alive, too.
-        program = functools.partial(_add_batches, scorer, batches.layout, self._one_per_call)
+        program = functools.partial(_add_batches, scorer.step, batches.layout, self._one_per_call)
         axes = (None, None, None, EPOCH_DATA_AXES, None, None)
         self._program = compile_spmd(program, scorer.devices, axes, None, donate=(2,), name="eval")
 
@@ -227,7 +223,7 @@ class ResidentScorer:
 
 
 def _add_batches(
-    scorer: Scorer,
+    step: Any,
     layout: BatchLayout,
     one_per_call: bool,
     params: Any,
@@ -241,7 +237,7 @@ def _add_batches(
     """Add batches `first`, ..., `first + count - 1` of data on the devices to the running sums `totals`.
 
     Args:
-        scorer: has the evaluation step.
+        step: the evaluation step.
         layout: sizes of the batches.
         one_per_call: whether `count` is always 1; the loop over batches is then left out.
         params: parameters by name.
@@ -255,7 +251,7 @@ def _add_batches(
 
     def add_batch(j: Any, totals: Totals) -> Totals:
         batch = layout.batch(epoch_data, first + j, axis_name, tail=None)
-        return scorer.step(params, aux, totals, batch, first + j, axis_name=axis_name)
+        return step(params, aux, totals, batch, first + j, axis_name=axis_name)
 
     return add_batch(0, totals) if one_per_call else lax.fori_loop(0, count, add_batch, totals)
 
@@ -290,7 +286,7 @@ class Predictor:
 
     def __init__(self, model: Model, devices: Any, batch_size: int, policy: Policy | None = None) -> None:
         self.model, self.devices, self.batch_size = model, devices, batch_size
-        step = predict_step(on_mesh(model, devices), policy=policy)
+        step = predict_step(on_mesh(model, devices) if isinstance(devices, MeshDevices) else model, policy=policy)
         self._own = own_slices_of(devices)
         # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
         self._program = compile_spmd(step, devices, (None, None, 0, None), GATHERED, name="predict")
@@ -302,7 +298,7 @@ class Predictor:
         """Return the outputs of the model for all rows, a tuple of NumPy arrays.
 
         Args:
-            state: `TrainState` with the parameters, on the devices.
+            state: `TrainState` with the parameters of evaluation (`jfit.parallel.whole.evaluated_state`), on the devices.
             data: the data set.
 
         Raises:
@@ -321,20 +317,13 @@ class Predictor:
 
         The rows are padded to a power of two, so that `batch_size` bounds the number of programs by its logarithm.
         """
-        state = evaluated_state(state, self.devices)
         batches = self._read(state, data, min(self.batch_size, 1 << (data.num_rows - 1).bit_length()))
         batch, count = batches.whole()
         self._sizes = batches.sizes
         return self._unpad(self._program(state.params, state.aux, batch, np.int32(0)), count, batch)
 
-    def batches(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the outputs of each batch, a tuple of NumPy arrays without padding rows; up to 8 batches are computed ahead."""
-        for part in filter(None, self._outputs(state, data)):
-            yield tuple(_concatenate([output]) for output in part)
-
     def _outputs(self, state: TrainState, data: ArrayData | StreamData) -> Iterator[list[_BatchOutput]]:
         in_flight: deque[tuple[Any, int, Any]] = deque()
-        state = evaluated_state(state, self.devices)
         batches = self._read(state, data, self.batch_size)
         program = self._program if isinstance(data, ArrayData) else self._program_of_own
         with batches.read(in_order=True) as stream:
@@ -436,12 +425,11 @@ class Evaluator:
     def score(self, state: TrainState, data: Any, eval_metric: Any = None, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and metrics over a data set as a dict; arguments as for `Run.score`, with the parameters in `state`."""
         check_entry("Run.score", several=True)
-        self._check_devices()
         metrics = self.settings.metrics if eval_metric is None else self._metrics(eval_metric)
         size, devices = self._size(batch_size), self.settings.devices
         converted = self._data(data, size)
-        names = [metric.name for metric in metrics]
-        check_same(lambda: {**describe_data(converted), "batch_size": size, "eval_metric": names}, "score")
+        if num_processes() > 1:
+            self._check_job(converted, "score", batch_size=size, eval_metric=[metric.name for metric in metrics])
         model = self._bound(converted, size)
         if model.joint_loss is not None and not any(o.label for o in model.outputs):
             model = paired(model, metrics, first_batch(self.model, converted, size))
@@ -452,13 +440,13 @@ class Evaluator:
     def predict(self, state: TrainState, data: Any, batch_size: int | None = None) -> Any:
         """Return the outputs for every row: a NumPy array, or a tuple of arrays if the model has several outputs.
 
-        Arguments as for `Run.predict`, with the parameters in `state`.
+        Arguments as for `Run.predict`, with the parameters of evaluation in `state`.
         """
         size, devices = self._size(batch_size), self.settings.devices
         check_entry("Run.predict", several=True)
-        self._check_devices()
         converted = self._data(data, size, labels=False)
-        check_same(lambda: {**describe_data(converted), "batch_size": size}, "predict")
+        if num_processes() > 1:
+            self._check_job(converted, "predict", batch_size=size)
         model = self._bound(converted, size)
         make = lambda: Predictor(model, devices, size, self.settings.policy)  # noqa: E731
         outputs = self._cached(("predict", size, model.inputs), make)(state, converted)
@@ -470,11 +458,12 @@ class Evaluator:
     def _size(self, batch_size: int | None) -> int:
         return self.settings.eval_batch_size if batch_size is None else batch_size
 
-    def _check_devices(self) -> None:
-        """Check before the first call that all processes of a job use the same devices."""
+    def _check_job(self, data: ArrayData | StreamData, verb: str, **more: Any) -> None:
+        """Check that all processes of a job use the same data, and before the first call the same devices."""
         if not self._devices_checked:
             check_same_devices(self.settings.devices, "jfit.score or jfit.predict")
             self._devices_checked = True
+        check_same(lambda: {**describe_data(data), **more}, verb)
 
     def _bound(self, data: ArrayData | StreamData, size: int) -> Model:
         """The model with the names of its inputs and outputs, which the first batch determines for functions."""
@@ -603,7 +592,8 @@ class InferenceModel:
 
     def set_params(self, params: Any, aux: Any) -> None:
         """Replace the parameters and auxiliary states by copies of these; in a job, all processes pass the same."""
-        check_same(lambda: {"parameters": digest(params), "auxiliary states": digest(aux)}, "score or predict")
+        if num_processes() > 1:
+            check_same(lambda: {"parameters": digest(params), "auxiliary states": digest(aux)}, "score or predict")
         params, aux = (
             {k: jnp.asarray(v) for k, v in flatten_names(t)[0].items()} for t in (params, {} if aux is None else aux)
         )

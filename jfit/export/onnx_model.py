@@ -126,10 +126,8 @@ class _Plan(NamedTuple):
             except ValueError as error:
                 if batch is None or count == size:
                     raise
-                raise ExportError(
-                    f"the graph cannot be evaluated with {count} rows, so its batch size cannot be dynamic ({error}); "
-                    f"pass batch=None to export it for the {size} rows of specs"
-                ) from error
+                problem = f"the graph cannot be evaluated with {count} rows, so its batch size cannot be dynamic ({error})"
+                raise ExportError(f"{problem}; pass batch=None to export it for the {size} rows of specs") from error
         merged = {key: _merged(counts, [t[key] for t in traces]) for key in traces[0]}
         inputs = {n.name: merged[id(n), 0] for n in nodes if n.op is None and n.name in specs}
         axis = {n: model.batch_axes.get(n, 0) for n in names if n in specs}

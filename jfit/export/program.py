@@ -84,7 +84,8 @@ class Program:
             ExportError: the number of dicts is wrong, an array is missing, or an input is unknown.
         """
         if len(arguments) != len(self.arguments):
-            raise ExportError(f"the program takes the dicts {', '.join(self.arguments)}, got {len(arguments)} arguments")
+            expected = ", ".join(self.arguments)
+            raise ExportError(f"the program takes the dicts {expected}, but {len(arguments)} arguments were passed")
         return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
 
     def _named(self, kind: str, values: Any) -> dict[str, Any]:
@@ -98,10 +99,8 @@ class Program:
         specs = self.arguments[kind]
         missing, unknown = [n for n in specs if n not in values], [n for n in values if n not in specs]
         if missing or (unknown and kind in ("inputs", "batch")):
-            raise ExportError(
-                f"{kind}: the program expects {sorted(specs)[:20]}"
-                + (f"; missing: {missing[:5]}" if missing else f"; unexpected: {unknown[:5]}")
-            )
+            problem = f"missing: {missing[:5]}" if missing else f"unexpected: {unknown[:5]}"
+            raise ExportError(f"{kind}: the program expects {sorted(specs)[:20]}; {problem}")
         return {n: np.asarray(values[n], s.dtype) if _is_plain(values[n]) else values[n] for n, s in specs.items()}
 
     def to_bytes(self) -> bytes:
@@ -175,9 +174,8 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
         program = Program(export.deserialize(bytearray(content)), kind, outputs)
         unsafe = unsafe or ("" if trust else _unsafe(program.exported))
     except Exception as error:  # a damaged flatbuffer can raise any exception
-        raise FormatError(
-            name, f"byte {start + length}", f"not a serialized jax.export.Exported ({type(error).__name__})", _REMEDY
-        ) from None
+        problem = f"not a serialized jax.export.Exported ({type(error).__name__})"
+        raise FormatError(name, f"byte {start + length}", problem, _REMEDY) from None
     if unsafe:
         raise FormatError(name, f"byte {start + length}", unsafe, "pass trust=True if you know who wrote the file.")
     return program
@@ -259,10 +257,9 @@ def stablehlo(
         # if tracing with a fixed batch size fails too, raise that error: the dynamic batch size is not the cause
         jax.eval_shape(lambda *args: fn([], *args), *arguments[:-1], specs_with(source.model, specs))
         where = [n for n in getattr(error, "__notes__", ()) if n.startswith("node ")] or ["the graph"]
-        raise ExportError(
-            f"{where[0]} cannot be traced with a dynamic batch size ({str(error).splitlines()[0]}); "
-            f"pass batch=None to export for the {batch_rows(source.model, specs)} rows of specs"
-        ) from error
+        problem = f"{where[0]} cannot be traced with a dynamic batch size ({str(error).splitlines()[0]})"
+        rows = batch_rows(source.model, specs)
+        raise ExportError(f"{problem}; pass batch=None to export for the {rows} rows of specs") from error
     return Program(exported, kind, outputs)
 
 

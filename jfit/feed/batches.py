@@ -141,12 +141,9 @@ def data_of(
     batch_size: int,
     *,
     shuffle: bool = False,
-    seed: int = 0,
     labels: bool = True,
-    label: Any = None,
-    sample_weight: Any = None,
-    steps_per_epoch: int | None = None,
     timeout: float | None = None,
+    **options: Any,
 ) -> ArrayData | StreamData:
     """Convert the data argument of `fit`, `score` or `predict` to `ArrayData` (arrays) or `StreamData` (batches).
 
@@ -156,12 +153,9 @@ def data_of(
         data: a form that `jfit.data.as_data` accepts.
         batch_size: number of rows per batch of arrays.
         shuffle: whether to shuffle arrays before every epoch.
-        seed: seed of the shuffling.
         labels: whether labels are required.
-        label: names of the label columns, or the `Columns` of the training data.
-        sample_weight: row weights of arrays, or None.
-        steps_per_epoch: number of batches per epoch, or None.
         timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
+        **options: `seed`, `label`, `sample_weight` and `steps_per_epoch` of `jfit.data.as_data`.
     """
     names = set(column_names(data)) if model.optional else ()
     arguments = model.inputs if model.structure is None else model.structure.arguments
@@ -171,13 +165,10 @@ def data_of(
         input_names=[n for n in arguments if n not in model.optional or n in names],
         label_names=model.labels,
         shuffle=shuffle,
-        seed=seed,
         require_labels=labels,
         axes=model.batch_axes,
         structure=model.structure,
-        label=label,
-        sample_weight=sample_weight,
-        steps_per_epoch=steps_per_epoch,
+        **options,
     )
     if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
         for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:

@@ -109,7 +109,4 @@ class DataChecks:
             return
         if self.model.joint_loss is not None or any(o.loss is not None for o in self.model.outputs):
             what = "evaluation" if epoch is None else f"epoch {epoch}"
-            raise ValueError(
-                f"{what}: no row of the data has a weight above 0 in the loss, so the mean loss is undefined; expected at "
-                "least one positive row weight (without weights every row has weight 1), and a label that is not ignored."
-            )
+            raise ValueError(f"{what}: no row of the data has a weight above 0 in the loss, so the mean loss is undefined.")

@@ -25,7 +25,7 @@ from jfit.feed.batch_sizes import (
     unpaddable_message,
 )
 from jfit.feed.batches import to_batch_axes
-from jfit.feed.job_batches import StreamAgreement, StreamBatch, fewer_message, own_positions
+from jfit.feed.job_batches import StreamAgreement, StreamBatch, copied, fewer_message
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.lookups import Lookup
 from jfit.lowering.model import Model, Plan, plan_of
@@ -193,9 +193,8 @@ class HostBatches:
         axes, part = self.model.batch_axes, item
         if self._own is None:
             count = rows(item, axes)
-            part = StreamBatch(item, count, count, wrapped_rows(item) if self.weights is False else 0)
-        # copy the batch, because the iterator may write the next one into the same buffers
-        batch = Batch({k: _copy(v) for k, v in part.batch.inputs.items()}, *(_copy(w) for w in part.batch[1:]))
+            part = StreamBatch(copied(item), count, count, wrapped_rows(item) if self.weights is False else 0)
+        batch = part.batch
         self.weighted |= batch.weight is not None or batch.metric_weight is not None
         batch, count = self._checked(batch, position), rows(batch, axes)
         if part.padded is not None and not self.paddable:
@@ -229,7 +228,8 @@ class HostBatches:
         unit = self._unit
         if not self.paddable and count % unit:
             raise ValueError(unpaddable_message(count, unit, self.reason))
-        self._note_size(multiple(count, unit), position)
+        if not (self.paddable and isinstance(self.data, ArrayData)):  # those are padded to the batch size
+            self._note_size(multiple(count, unit), position)
         if not self.paddable and self.weights is None and self._largest not in (0, count) and not self._announced:
             announce_size(self.model, count, self._largest, self.reason)
             self._announced = True
@@ -246,7 +246,7 @@ class HostBatches:
 
     def _note_size(self, count: int, position: tuple[int, int]) -> None:
         sizes = self.sizes.add(count)
-        if sizes == self.sizes or (self.paddable and isinstance(self.data, ArrayData)):
+        if sizes == self.sizes:
             return
         if sizes.varies and not self.sizes.varies and (self._to_few_sizes or not self.paddable):
             announce_varying(sizes, self._use, None if self.paddable else self.reason)
@@ -275,13 +275,35 @@ class HostBatches:
         if self._agreement is not None:
             plan = self._agreement.agree_on_plan(plan)
         self.paddable, self.reason, self._rows_separable = plan.paddable, plan.coupled, LOST not in plan.rows
-        warn_per_device(plan, self.devices)
+        if plan.coupled or plan.of_loss:
+            warn_per_device(plan, self.devices)
+
+
+def own_positions(count: int, size: int, unit: int, devices: int, own: slice) -> tuple[np.ndarray | slice, np.ndarray]:
+    """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
+
+    Every process of a job has the same arrays.
+
+    Args:
+        count: number of rows of the global batch.
+        size: number of rows to which the batch is padded; padding rows repeat the batch.
+        unit: number by which the number of rows is then made divisible.
+        devices: number of devices of all processes.
+        own: positions of the devices of this process.
+
+    Returns:
+        (positions of the rows in the batch, a slice if none is padding; whether each row is no padding, bool).
+
+    Example:
+        >>> own_positions(3, 4, 4, 4, slice(2, 4))
+        (array([2, 0]), array([ True, False]))
+    """
+    each = -(-size // unit) * unit // devices
+    positions = np.arange(own.start * each, own.stop * each)
+    counted = positions < count
+    return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
 def plan_key(inputs: Mapping[str, Any]) -> Any:
     """Key of `HostBatches.plans`: names, shapes and dtypes of the inputs."""
     return tuple((k, v.shape, v.dtype) for k, v in inputs.items())
-
-
-def _copy(x: Any) -> Any:
-    return np.array(x) if isinstance(x, np.ndarray) else x

@@ -1,12 +1,13 @@
-"""Batches in jobs of several processes: which rows of arrays a process reads, and agreement about the batches of streams.
+"""Batches in jobs of several processes: agreement about the batches of streams.
 
-Every process has the same arrays, and reads the rows of its own devices of each global batch.  A stream yields the rows of its
-own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream is used, the processes tell
-each other its number of rows, shapes and dtypes, on the threads that prepare batches: a message per batch, ahead of training.
+A stream yields the rows of its own process: the global batch is the rows of all processes, by rank.  Before a batch of a stream
+is used, the processes tell each other its number of rows, shapes and dtypes, on the threads that prepare batches, ahead of
+training: of several batches at a time, if they are read quickly.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import math
@@ -20,34 +21,12 @@ from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import pad_rows, rows, wrapped_rows
 from jfit.data.positions import Exhausted
 from jfit.distributed import exchange, job, rank
-from jfit.distributed.channel import JobError
-from jfit.feed.batch_sizes import MIXED_ROWS, multiple, on_host
+from jfit.distributed.errors import JobError
+from jfit.feed.batch_sizes import MIXED_ROWS, on_host
 from jfit.lowering.model import Plan
 
+_MOST, _QUICKLY = 4, 0.02  # batches that processes agree about at a time, and seconds in which these are read
 _numbers = itertools.count()  # of the passes over streams, which all processes read in the same order
-
-
-def own_positions(count: int, size: int, unit: int, devices: int, own: slice) -> tuple[np.ndarray | slice, np.ndarray]:
-    """Choose the rows of the devices of this process from a global batch of arrays, padded as one process would pad it.
-
-    Args:
-        count: number of rows of the global batch.
-        size: number of rows to which the batch is padded; padding rows repeat the batch.
-        unit: number by which the number of rows is then made divisible.
-        devices: number of devices of all processes.
-        own: positions of the devices of this process.
-
-    Returns:
-        (positions of the rows in the batch, a slice if none is padding; whether each row is no padding, bool).
-
-    Example:
-        >>> own_positions(3, 4, 4, 4, slice(2, 4))
-        (array([2, 0]), array([ True, False]))
-    """
-    each = multiple(size, unit) // devices
-    positions = np.arange(own.start * each, own.stop * each)
-    counted = positions < count
-    return slice(own.start * each, own.stop * each) if counted.all() else positions % size % count, counted
 
 
 class StreamBatch(NamedTuple):
@@ -81,6 +60,9 @@ class StreamAgreement:
 
     def __init__(self, axes: Mapping[str, int], what: str) -> None:
         self._axes, self._name = axes, f"batches of {what}, pass {next(_numbers)}"
+        self._read: collections.deque[Batch | None] = collections.deque()  # not yielded yet; None: the end of the stream
+        self._most = 1  # batches to read before the next agreement
+        self._failure: Exception | None = None  # of the source, after what is in `_read`
         self._last: Batch | None = None  # a batch whose rows are repeated after the end of the stream
         self._waits = False  # whether this process waits for the others
         self._since: float | None = None  # when it last did
@@ -97,25 +79,39 @@ class StreamAgreement:
         return batches
 
     def _batches(self, source: Iterator[Batch]) -> Generator[Any]:
-        ended = False
         try:
             yield None
             while True:
-                batch = None if ended else self._next(source)
-                ended = batch is None
-                answers = self._exchange(self._described(batch), self._name)
-                if stopped := [r for r, answer in enumerate(answers) if answer["closed"]]:
-                    raise JobError(f"rank {stopped[0]} has stopped to read its data")
-                if all(answer["rows"] is None for answer in answers):
-                    return
-                self._check(answers)
-                yield self._padded(batch, answers)
+                self._fill(source)
+                answers = self._exchange([self._described(batch) for batch in self._read], self._name)
+                if None in answers:
+                    raise JobError(f"rank {answers.index(None)} has stopped to read its data")
+                # After the end of its stream, a process agrees to any number of batches of the others.
+                count = min((len(answer) for answer in answers if answer[-1] is not None), default=_MOST)
+                for number in range(count):
+                    described = [answer[min(number, len(answer) - 1)] for answer in answers]
+                    if not any(described):
+                        return
+                    self._check(described)
+                    yield self._padded(None if self._read[0] is None else self._read.popleft(), described)
         except GeneratorExit:
             # Training ended early, in all processes at the same step; some have read one batch more than others, and wait.
             if (current := job.current()) is not None:
                 with contextlib.suppress(JobError):
-                    current.channel.begin_exchange(self._name, {"closed": True, "rows": None})
+                    current.channel.post(self._name, None)
             raise
+
+    def _fill(self, source: Iterator[Batch]) -> None:
+        """Read batches: one, and more where that has not taken long, as the first of them waits for the others."""
+        begin = time.monotonic()
+        while len(self._read) < self._most and not (self._read and self._read[-1] is None) and self._failure is None:
+            try:
+                self._read.append(self._next(source))
+            except Exception as error:
+                self._failure = error
+        if self._failure is not None and not self._read:
+            raise self._failure
+        self._most = min(2 * self._most, _MOST) if time.monotonic() - begin < _QUICKLY else 1
 
     def agree_on_plan(self, plan: Plan) -> Plan:
         """Combine the plans of all processes, which may have tested them with different rows: padding needs all of them."""
@@ -144,12 +140,12 @@ class StreamAgreement:
                 raise
             self._last, batch = error.last, None
         if batch is not None:
-            self._last = batch = on_host(batch)  # where its values can be checked before they are used
+            self._last = batch = copied(on_host(batch))  # where its values can be checked before they are used
         return batch
 
-    def _described(self, batch: Batch | None) -> dict[str, Any]:
+    def _described(self, batch: Batch | None) -> dict[str, Any] | None:
         if batch is None:
-            return {"closed": False, "rows": None}
+            return None
         specs = {}
         for name, x in batch.inputs.items():
             axis, shape = self._axes.get(name, 0), list(np.shape(x))
@@ -157,24 +153,24 @@ class StreamAgreement:
                 shape[axis] = None
             specs[name] = [shape, str(x.dtype)]
         weights = batch.weight is not None or batch.metric_weight is not None
-        return {"closed": False, "rows": rows(batch, self._axes), "specs": specs, "weights": weights}
+        return {"rows": rows(batch, self._axes), "specs": specs, "weights": weights}
 
-    def _check(self, answers: list[dict[str, Any]]) -> None:
-        first = next(r for r, answer in enumerate(answers) if answer["rows"] is not None)
+    def _check(self, answers: list[dict[str, Any] | None]) -> None:
+        first, usual = next((r, answer["specs"]) for r, answer in enumerate(answers) if answer)
         for other, answer in enumerate(answers):
-            if answer["rows"] is None or answer["specs"] == answers[first]["specs"]:
+            if answer is None or answer["specs"] == usual:
                 continue
-            expected, actual = _text(answers[first]["specs"]), _text(answer["specs"])
+            expected, actual = _text(usual), _text(answer["specs"])
             raise ValueError(
                 f"{self._name}: rank {other} of the job has a batch of {actual}, but rank {first} one of {expected}; the "
                 "streams of all processes must yield the same inputs, with rows of the same shapes and dtypes"
             )
 
-    def _padded(self, batch: Batch | None, answers: list[dict[str, Any]]) -> StreamBatch:
-        counts = [answer["rows"] or 0 for answer in answers]
+    def _padded(self, batch: Batch | None, answers: list[dict[str, Any] | None]) -> StreamBatch:
+        counts = [0 if answer is None else answer["rows"] for answer in answers]
         size, own, last = max(counts), counts[rank()], self._last
         fewer = next((r for r, count in enumerate(counts) if count < size), None)
-        weighted = fewer is not None or any(answer.get("weights") for answer in answers)
+        weighted = fewer is not None or any(answer and answer["weights"] for answer in answers)
         if batch is None or last is None:
             if last is None:
                 raise ValueError(
@@ -185,6 +181,12 @@ class StreamAgreement:
         if weighted:
             batch = pad_rows(batch, size, self._axes, real=own)
         return StreamBatch(batch, own, sum(counts), filled, fewer)
+
+
+def copied(batch: Batch) -> Batch:
+    """Copy a batch of an iterator, which may write the next one into the same buffers."""
+    copy = lambda x: np.array(x) if isinstance(x, np.ndarray) else x  # noqa: E731
+    return Batch({name: copy(x) for name, x in batch.inputs.items()}, copy(batch.weight), copy(batch.metric_weight))
 
 
 def fewer_message(agreed: StreamBatch, count: int, reason: str) -> str:

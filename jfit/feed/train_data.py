@@ -35,15 +35,12 @@ def split_rows(data: ArrayData | StreamData, fraction: float) -> tuple[ArrayData
     """
     if not isinstance(data, ArrayData):
         raise ValueError(
-            "validation_split= takes the last rows of arrays, but the training data is an iterable, whose rows are not known "
-            "before it is read; pass other rows as eval_data="
+            "validation_split= takes the last rows of arrays, but the training data is an iterable: pass eval_data"
         )
     count = math.floor(data.num_rows * (1 - fraction))
     if not 0 < count < data.num_rows:
-        raise ValueError(
-            f"validation_split={fraction} of {data.num_rows} rows leaves {count} rows to train and {data.num_rows - count} to "
-            "evaluate; expected at least one of each"
-        )
+        parts = f"{count} rows to train and {data.num_rows - count} to evaluate"
+        raise ValueError(f"validation_split={fraction} of {data.num_rows} rows leaves {parts}; expected at least one of each")
     held_back = data.part(slice(count, None))
     held_back.steps_per_epoch = None  # all of its rows are evaluated
     return data.part(slice(0, count)), held_back
@@ -85,13 +82,8 @@ class ArrayWatch:
             now = sample(array)
             if now != self._digests[name]:
                 self._digests[name] = now
-                warnings.warn(
-                    f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads its rows "
-                    "from this array, so the run depends on when it was changed and cannot be repeated; pass a copy "
-                    "(x.copy()), or keep the data on the devices (data_on_device=True)",
-                    UserWarning,
-                    stacklevel=2,
-                )
+                problem = f"the array of input {name!r} was changed before the end of epoch {epoch}, and training reads it"
+                warnings.warn(f"{problem}, so the run cannot be repeated; pass a copy (x.copy())", stacklevel=2)
 
 
 def add_class_weights(
@@ -113,17 +105,13 @@ def add_class_weights(
         ValueError: the label is not a class, a class has no weight, or the user passed a `StreamData`.
     """
     if isinstance(data, StreamData) and data is passed:
-        raise ValueError(
-            "class_weight= is passed with a StreamData, whose batches would keep these weights in later runs; pass the source "
-            "of the StreamData as train_data instead"
-        )
+        raise ValueError("class_weight= is passed with a StreamData, which would keep it in later runs; pass its source")
     outputs = [o for o in model.outputs if o.label is not None]
     if len({o.label for o in outputs}) != 1 or any(o.task == "values" for o in outputs):
         labels = ", ".join(model.labels) or "none"
         found = f"has the labels {labels}" if len(model.labels) != 1 else "estimates values (a regression)"
         raise ValueError(
-            f"class_weight= needs one label per row that is a class, but the model {found}; pass row weights instead: "
-            "sample_weight=, or (x, y, weight)"
+            f"class_weight= needs one label per row that is a class, but the model {found}; pass row weights, (x, y, weight)"
         )
     weights = ClassWeights(class_weight, outputs[0].label or "", outputs[0].ignore_label)
     if isinstance(data, ArrayData):

@@ -281,10 +281,8 @@ def _emit(out: list[bytes], value: Any) -> None:
     elif isinstance(value, (tuple, list)):
         _emit_all(out, *((b"(", value, b"t") if isinstance(value, tuple) else (b"](", value, b"e")))
     else:
-        raise TypeError(
-            f"a {type(value).__name__} cannot be written: a .states file contains only arrays, numbers, strings and plain "
-            "containers; remove it or convert it to these types."
-        )
+        kind = type(value).__name__
+        raise TypeError(f"a {kind} cannot be written: a .states file has only arrays, numbers, strings and plain containers")
 
 
 def _emit_all(out: list[bytes], start: bytes, values: Iterable[Any], end: bytes) -> None:

@@ -75,10 +75,8 @@ def from_bcoo(array: Any) -> SparseArray:
         [1]
     """
     if array.n_batch or (array.n_sparse, array.n_dense) not in ((1, array.ndim - 1), (2, 0)):
-        raise ValueError(
-            f"a BCOO of shape {array.shape} with n_batch={array.n_batch}, n_sparse={array.n_sparse} cannot be written: MXNet's "
-            "files support nonzero rows (n_sparse=1) and matrices (n_sparse=2, n_dense=0) only; convert it with .todense()."
-        )
+        problem = f"a BCOO of shape {array.shape} with n_batch={array.n_batch}, n_sparse={array.n_sparse} cannot be written"
+        raise ValueError(f"{problem}: MXNet has rows (n_sparse=1) and matrices (n_sparse=2, n_dense=0); use .todense().")
     data, places = np.asarray(array.data), np.asarray(array.indices).astype(np.int64)
     inside = (places < np.array(array.shape[: array.n_sparse])).all(axis=1)  # JAX pads with out-of-range indices
     places, inverse = np.unique(places[inside], axis=0, return_inverse=True)

@@ -18,21 +18,11 @@ import safetensors.numpy
 
 from jfit.formats.atomic import FormatError, atomic_path, read_file
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-}
+_NAMES = {  # in the files -> of the dtype
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": ml_dtypes.bfloat16, "F32": "float32", "F64": "float64",
+}  # fmt: skip
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
 _MAX_HEADER = 100_000_000
 _REMEDY = "the file is damaged or not a safetensors file: restore it from another copy, or save it again."
 
@@ -69,9 +59,8 @@ def save_tensors(
             safetensors.numpy.save_file(plain, temporary, dict(metadata or {}) or None)
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
-            raise OSError(
-                int(number[1]) if number else errno.EIO, f"the file cannot be written ({error})", str(path)
-            ) from error
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, f"the file cannot be written ({error})", str(path)) from error
     return Path(path)
 
 
@@ -119,10 +108,8 @@ def _plain(name: str, value: Any) -> np.ndarray:
     array = np.asarray(value, order="C")
     array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     if array.dtype not in _DTYPES.values():
-        raise TypeError(
-            f"array {name!r} has dtype {array.dtype}, expected one of {', '.join(str(dtype) for dtype in _DTYPES.values())}, "
-            "the dtypes that jfit stores in safetensors files; cast it first."
-        )
+        allowed = ", ".join(map(str, _DTYPES.values()))
+        raise TypeError(f"array {name!r} has dtype {array.dtype}, expected one of {allowed}; cast it first.")
     return array
 
 

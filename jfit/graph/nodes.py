@@ -18,6 +18,7 @@ from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
 from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op
 from jfit.ops.attributes import Attrs
+from jfit.programs.keys import ByIdentity, is_trusted
 
 # User attributes that MXNet stores as `__key__`; `attr` and `list_attr` return them under both names.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
@@ -518,3 +519,43 @@ def bind_class(cls: type[G], build: Callable[..., Graph]) -> Callable[..., G]:
     public = [p for name, p in signature.parameters.items() if name != "cls"]
     bound.__signature__ = signature.replace(parameters=public, return_annotation=cls.__name__)  # type: ignore[attr-defined]
     return bound
+
+
+def description_of(symbol: Graph) -> Any:
+    """Describe a graph completely: graphs with equal descriptions compute the same, and their variables have the same names.
+
+    Args:
+        symbol: the graph.
+
+    Returns:
+        Hashable value; None for a graph with an operator that the user defined, whose code may depend on other values.
+
+    Example:
+        >>> import jfit
+        >>> net = lambda size: jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=size, name="fc")
+        >>> description_of(net(3)) == description_of(net(3)), description_of(net(3)) == description_of(net(4))
+        (True, False)
+    """
+    try:
+        description = type(symbol), _describe(symbol)
+        hash(description)
+    except TypeError:
+        return None
+    return description
+
+
+def _describe(graph: Graph) -> Any:
+    order, numbers, nodes = graph.nodes(), {}, []
+    for node in order:
+        numbers[id(node)] = len(numbers)
+        if node.op is not None and not is_own(node.op):
+            raise TypeError(f"the code of operator {node.op.name!r} may depend on values that change")
+        wiring = tuple([(numbers[id(e.node)], e.index) for e in node.inputs])
+        op = None if node.op is None else ByIdentity(node.op)
+        nodes.append((op, node.name, tuple(node.attrs.items()), wiring, tuple(map(_describe, node.subgraphs))))
+    return tuple(nodes), tuple([(numbers[id(h.node)], h.index) for h in graph.heads])
+
+
+def is_own(op: Op) -> bool:
+    """Whether an operator is jfit's own; the code of a user, also in a Custom operator, may depend on values that change."""
+    return op.name != "Custom" and is_trusted(getattr(op.fn, "__globals__", {}).get("__name__"))

@@ -13,12 +13,7 @@ that values depend neither on the other parameters nor on the number of devices.
 '["normal", {"sigma": 0.3}]'
 """
 
-from jfit.init import rules
-from jfit.init.core import REGISTRY, InitDesc, InitFn, Initializer, draw_all, get, register
-from jfit.init.fused import FusedRNN, fusedrnn
-from jfit.init.rules import *  # noqa: F403  `rules.__all__` is the list of the initializers
-from jfit.init.stored import Load, load
+from jfit import lazy as _lazy
+from jfit.init import fused, rules, stored  # noqa: F401  which register the initializers
 
-__all__ = ["REGISTRY", "InitDesc", "InitFn", "Initializer", "draw_all", "get", "register"]
-__all__ += ["FusedRNN", "Load", "fusedrnn", "load"]
-__all__ += rules.__all__
+_lazy.stub(__name__)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.init.core import InitDesc, InitFn, Initializer, distribution_of, get, register
 from jfit.init.sampling import Distribution, Fixed, Piece, Pieces
 from jfit.ops.rnn import GATES
@@ -60,7 +61,7 @@ class FusedRNN(Initializer):
     forget_bias: float = 1.0
 
     def __post_init__(self) -> None:
-        _gates(self.mode)
+        one_of(tuple(GATES), **{"FusedRNN: mode": self.mode})
         if self.num_hidden < 1 or self.num_layers < 1:
             raise ValueError(f"FusedRNN: num_hidden is {self.num_hidden} and num_layers {self.num_layers}; expected at least 1")
 
@@ -120,10 +121,8 @@ def parts_of(
     none, one = (sum(math.prod(s) for _, s in gate_parts(n, num_hidden, num_layers, mode, bidirectional)) for n in (0, 1))
     inputs, odd = divmod(size - none, one - none)
     if odd or inputs < 1:
-        raise ValueError(
-            f"{name} has {size} values, which no input size has with num_layers={num_layers}, num_hidden={num_hidden}, mode "
-            f"{mode} and {1 + bidirectional} direction(s); pass the sizes of its network."
-        )
+        sizes = f"num_layers={num_layers}, num_hidden={num_hidden}, mode {mode} and {1 + bidirectional} direction(s)"
+        raise ValueError(f"{name} has {size} values, which no input size has with {sizes}; pass the sizes of its network.")
     return gate_parts(inputs, num_hidden, num_layers, mode, bidirectional)
 
 
@@ -141,14 +140,8 @@ def gate_parts(
         for layer, side, kind in itertools.product(range(num_layers), sides, ("i2h", "h2h")):
             width = num_hidden if kind == "h2h" else num_hidden * len(sides) if layer else inputs
             shape = (num_hidden, width) if what == "weight" else (num_hidden,)
-            parts += [(f"{side}{layer}_{kind}{gate}_{what}", shape) for gate in _gates(mode)]
+            parts += [(f"{side}{layer}_{kind}{gate}_{what}", shape) for gate in GATES[mode]]
     return parts
-
-
-def _gates(mode: str) -> tuple[str, ...]:
-    if mode not in GATES:
-        raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(map(repr, GATES))}.")
-    return GATES[mode]
 
 
 fusedrnn = FusedRNN

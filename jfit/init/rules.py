@@ -13,36 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.init import sampling
 from jfit.init.core import InitDesc, InitFn, Initializer, described, distribution_of, get, own_rules, register
 from jfit.init.sampling import Distribution, Fixed, gauss
-
-__all__ = [
-    "Bilinear",
-    "Constant",
-    "Default",
-    "LSTMBias",
-    "MSRAPrelu",
-    "Mixed",
-    "Normal",
-    "One",
-    "Orthogonal",
-    "Uniform",
-    "Xavier",
-    "Zero",
-    "bilinear",
-    "constant",
-    "default",
-    "lstmbias",
-    "mixed",
-    "msraprelu",
-    "normal",
-    "one",
-    "orthogonal",
-    "uniform",
-    "xavier",
-    "zero",
-]
 
 
 @register("zeros")
@@ -166,7 +140,7 @@ class Orthogonal(Initializer):
     rand_type: str = "uniform"
 
     def __post_init__(self) -> None:
-        _one_of("Orthogonal", "rand_type", self.rand_type, ("uniform", "normal"))
+        one_of(("uniform", "normal"), **{"Orthogonal: rand_type": self.rand_type})
 
     def draw(self, key: Array, name: str, shape: tuple[int, ...]) -> Array:
         flat = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
@@ -177,10 +151,8 @@ class Orthogonal(Initializer):
 
 def _xavier(name: str, shape: tuple[int, ...], rnd_type: str, factor_type: str, magnitude: float) -> Distribution:
     if len(shape) < 2:
-        raise ValueError(
-            f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}; "
-            f"set another initializer on its variable, such as Variable({name!r}, init='uniform')."
-        )
+        problem = f"parameter {name!r}: Xavier needs at least 2 dimensions (out, in, ...), the shape is {shape}"
+        raise ValueError(f"{problem}; set another initializer on its variable: Variable({name!r}, init='uniform').")
     receptive = math.prod(shape[2:])
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
     factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[factor_type]
@@ -217,8 +189,8 @@ class Xavier(Initializer):
     magnitude: float = 3
 
     def __post_init__(self) -> None:
-        _one_of("Xavier", "rnd_type", self.rnd_type, ("uniform", "gaussian"))
-        _one_of("Xavier", "factor_type", self.factor_type, ("avg", "in", "out"))
+        one_of(("uniform", "gaussian"), **{"Xavier: rnd_type": self.rnd_type})
+        one_of(("avg", "in", "out"), **{"Xavier: factor_type": self.factor_type})
 
     def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         return _xavier(name, shape, self.rnd_type, self.factor_type, self.magnitude)
@@ -248,7 +220,7 @@ class MSRAPrelu(Initializer):
     slope: float = 0.25
 
     def __post_init__(self) -> None:
-        _one_of("MSRAPrelu", "factor_type", self.factor_type, ("avg", "in", "out"))
+        one_of(("avg", "in", "out"), **{"MSRAPrelu: factor_type": self.factor_type})
 
     def distribution(self, name: str, shape: tuple[int, ...]) -> Distribution:
         return _xavier(name, shape, "gaussian", self.factor_type, 2.0 / (1 + self.slope**2))
@@ -385,11 +357,6 @@ def default() -> Initializer:
     Source: He et al. 2015, https://arxiv.org/abs/1502.01852.
     """
     return Default()
-
-
-def _one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{owner}: {name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
 
 
 zero, one, constant, uniform, normal, orthogonal = Zero, One, Constant, Uniform, Normal, Orthogonal

@@ -72,7 +72,7 @@ class Load(Initializer):
             if name in self.param:
                 value = np.asarray(self.param[name])
                 if value.shape != tuple(shape):
-                    raise ValueError(f"parameter {desc.name!r} has shape {value.shape} in the file, expected {tuple(shape)}.")
+                    raise ValueError(f"parameter {desc.name!r} in the file has shape {value.shape}, expected {tuple(shape)}.")
                 return value
         if self.default_init is None:
             raise ValueError(f"parameter {desc.name!r} is not among the {len(self.param)} loaded arrays; pass default_init=")

@@ -104,9 +104,8 @@ class Loaded(Trained):
         variables = set(model.symbol.list_inputs())
         extra = [name for name in (*self.params, *self.aux) if name not in variables]
         if extra and not drop:
-            raise ValueError(
-                f"the network has no variable for {_named(extra)}{_near(extra[0], variables)}; drop=True leaves them out"
-            )
+            names = f"{_named(extra)}{_near(extra[0], variables)}"
+            raise ValueError(f"the network has no variable for {names}; drop=True leaves them out")
         matching = [{k: v for k, v in part.items() if k in variables} for part in (self.params, self.aux)]
         return Loaded(model, *matching)
 
@@ -258,9 +257,8 @@ def _split_arrays(path: str, symbol: Symbol, arrays: Mapping[str, Any], allow_ex
         problem = f"the graph has no variable {_named(extra)}{_near(extra[0], states | arguments)}"
         if any(re.search(r"(^|\.)\d+\.", name) for name in extra):
             problem += " (gluon's save_parameters writes names such as '0.weight', which no graph has; use its export)"
-        raise FormatError(
-            path, f"array {extra[0][:80]!r}", problem, "check that the files belong together, or pass allow_extra=True."
-        )
+        remedy = "check that the files belong together, or pass allow_extra=True."
+        raise FormatError(path, f"array {extra[0][:80]!r}", problem, remedy)
     return {k: v for k, v in named.items() if k in arguments}, {k: v for k, v in named.items() if k in states}
 
 

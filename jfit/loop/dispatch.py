@@ -34,7 +34,7 @@ from jfit.parallel.devices import STATE_AXES, place
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.prepare import Problem
-from jfit.programs import Program
+from jfit.programs import Made, Program
 from jfit.step import Step, StepOut, unrolls
 from jfit.step.faults import first_fault
 from jfit.step.state import TrainState
@@ -241,7 +241,8 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
     def of_slice(outputs: Any, batch: Batch, axis: VirtualSlice) -> Any:
         return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None
 
-    steps = OrderedSteps(spec.step, spec.devices, result=result, of_slice=of_slice, split=True)
+    of_step, of_each = Made(result, "result", spec), Made(of_slice, "of_slice", spec)
+    steps = OrderedSteps(spec.step, spec.devices, result=of_step, of_slice=of_each, split=True)
 
     def run(batch: Batch, state: TrainState) -> tuple[TrainState, Any]:
         state, (reported, row), inputs = steps(state, batch)
@@ -260,21 +261,12 @@ class ResidentDispatcher:
     Args:
         data: the arrays of the whole data set.
         spec: model, step, devices and batch sizes.
-        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
-        reason: why they may not, see `Plan.coupled`.
+        **padding: `paddable` and `reason` of `DeviceBatches`.
     """
 
-    def __init__(self, data: ArrayData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
-        self.data, self.spec = data, spec
-        self.batches = DeviceBatches(
-            spec.model,
-            data,
-            spec.devices,
-            spec.batch_size,
-            micro_batches=spec.micro_batches,
-            paddable=paddable,
-            reason=reason,
-        )
+    def __init__(self, data: ArrayData, spec: DispatchSpec, **padding: Any) -> None:
+        self.data, self.spec, options = data, spec, {"micro_batches": spec.micro_batches, **padding}
+        self.batches = DeviceBatches(spec.model, data, spec.devices, spec.batch_size, **options)
         self.num_batches = self.batches.layout.num_batches
         self.checks = None  # arrays are checked before training, and the devices have a copy
         self._programs: dict[Any, Any] = {}
@@ -320,12 +312,13 @@ class ResidentDispatcher:
             return one_step(spec, state, layout.batch(epoch_data, state.step - epoch_data["numbers"][0], axis_name), axis_name)
 
         if spec.steps_per_call == 1:
-            return self._program("train", train_one, takes_count=False), (epoch_data,)
+            return self._program("train", Made(train_one, "one", spec, layout), takes_count=False), (epoch_data,)
 
         def train_steps(state: TrainState, epoch_data: Mapping[str, Any], count: Any, axis_name: str | None):
             return repeat_steps(lambda s, _: train_one(s, epoch_data, axis_name), spec)(state, count)
 
-        return self._program("train", train_steps, takes_count=True), (epoch_data, self._count(steps))
+        program = self._program("train", Made(train_steps, "steps", spec, layout), takes_count=True)
+        return program, (epoch_data, self._count(steps))
 
     def _count(self, steps: int) -> Array:
         """Return `steps` as an int32 array on the devices, from a cache, so that a dispatch copies nothing to the devices."""
@@ -339,7 +332,7 @@ class ResidentDispatcher:
         def train_tail(state: TrainState, epoch_data: Mapping[str, Any], axis_name: str | None):
             return one_step(spec, state, layout.batch(epoch_data, layout.num_batches - 1, axis_name, tail=True), axis_name)
 
-        return self._program("train_tail", train_tail, takes_count=False), (epoch_data,)
+        return self._program("train_tail", Made(train_tail, "tail", spec, layout), takes_count=False), (epoch_data,)
 
 
 def _call(program: Program, arguments: tuple[Any, ...]) -> Callable[[TrainState], Any]:
@@ -352,11 +345,10 @@ class StreamDispatcher:
     Args:
         data: arrays, or an iterable of batches.
         spec: model, step, devices and batch sizes.
-        paddable: whether incomplete batches may be padded with rows of weight 0, see `Model.plan`.
-        reason: why they may not, see `Plan.coupled`.
+        **padding: `paddable` and `reason` of `HostBatches`.
     """
 
-    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, *, paddable: bool = True, reason: str = "") -> None:
+    def __init__(self, data: ArrayData | StreamData, spec: DispatchSpec, **padding: Any) -> None:
         self.data, self.spec = data, spec
         slices = slices_of(spec.step)
         self._ordered = None if slices is None else ordered_steps(spec)
@@ -365,16 +357,8 @@ class StreamDispatcher:
         if slices is not None:
             own = process_slices(spec.devices, slices, equal=isinstance(data, StreamData))
             parts, multiple = (1, slices) if own is None else (slices, 1)
-        self.batches = HostBatches(
-            spec.model,
-            data,
-            parts,
-            spec.batch_size,
-            micro_batches=spec.micro_batches * multiple,
-            paddable=paddable,
-            reason=reason,
-            own=own,
-        )
+        options = {"micro_batches": spec.micro_batches * multiple, "own": own, **padding}
+        self.batches = HostBatches(spec.model, data, parts, spec.batch_size, **options)
         self.num_batches = num_batches_of(data, spec.batch_size)
         self.checks = DataChecks(spec.model, spec.devices, data, self.batches)
         self._first_shapes: Any = None  # shapes and dtypes of the first batch; None before it

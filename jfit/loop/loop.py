@@ -25,39 +25,29 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any
 
 from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
-from jfit.distributed import num_processes
-from jfit.evaluate.scorer import ResidentScorer
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
+from jfit.loop.ahead import compiling_ahead
 from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
+from jfit.loop.pace import Pace, copy_sums
 from jfit.loop.profiling import StepProfiler
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
 from jfit.loop.threads import TrainingThread
 from jfit.metrics.core import on_devices
-from jfit.parallel.contexts import cores
 from jfit.parallel.devices import place
-from jfit.parallel.spmd import WAIT_EVERY, Window
+from jfit.parallel.spmd import WAIT_EVERY
 from jfit.prepare import Problem
-from jfit.programs import Program
 from jfit.step.state import TrainState
 from jfit.step.totals import cleared
-
-LOG_SECONDS = 0.5  # minimum time between two "log" events
-MAX_THREADS = 3  # that compile: training, incomplete last batch, evaluation
-Programs = Sequence[tuple[Program, tuple[Any, ...]]]
 
 
 class Loop:
@@ -271,126 +261,3 @@ class Loop:
         """Read the values of all steps so far and the host metrics of their batches, for a checkpoint."""
         if self.readings.queues:
             self.read((), behind=0)  # sync: once per checkpoint
-
-
-# ------------------------------------------------------------------------------------------------ how far the host runs ahead
-class LogPoint(NamedTuple):
-    """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
-
-    copied: Any  # (copy of the running sums, report of the last dispatch, fault or None), arrays on the devices
-    logs: dict[str, float]  # values that were known on the host already: samples_per_second
-    position: dict[str, int]
-    snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
-
-
-class Pace:
-    """Waits for the dispatch 8 before the present one at every 8th dispatch, and sends the "log" events of an epoch.
-
-    Args:
-        loop: the `Loop`, at the start of an epoch.
-
-    Attributes:
-        compiled: seconds of compilations before the epoch.
-    """
-
-    def __init__(self, loop: Any) -> None:
-        self._loop, self._window, self._rows = loop, Window(), 0
-        self._started = self._logged = time.perf_counter()
-        self.compiled = counters.compile_seconds()
-        self._pending: LogPoint | None = None  # the last log point, if its values are not read from the devices yet
-
-    def speed(self) -> dict[str, float]:
-        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time."""
-        compiling = counters.compile_seconds() - self.compiled
-        seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
-        return {"samples_per_second": self._rows / seconds, "time": seconds}
-
-    def after_dispatch(self, dispatch: Dispatch) -> None:
-        """Count the rows of a dispatch; if it is the 8th since the last wait, wait for an earlier one, or send a log point."""
-        self._rows += dispatch.rows
-        fence = self._window.push(self._loop.report)
-        if fence is None:
-            return
-        if time.perf_counter() - self._logged > LOG_SECONDS:
-            self._logged = time.perf_counter()
-            self._log(fence)
-        elif self._loop.readings.queues:
-            self._loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
-        else:
-            counters.wait(fence)  # sync: as above, without the copy to the host that `read` makes
-
-    def _log(self, fence: Any) -> None:
-        """Send the "log" event of the previous log point, and copy the running sums of this one.
-
-        The values of a log point are read one log point late: the copy of the running sums is queued on the devices after
-        the steps in flight, so reading it now would wait for them.  At the next log point it is computed already.
-
-        Args:
-            fence: report of the dispatch 8 before the last, for which the host waits.
-        """
-        loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
-        copied = copy_sums(loop.state.metrics), loop.report, checks and checks.fault
-        snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
-        speed = {"samples_per_second": self.speed()["samples_per_second"]}
-        self._pending = LogPoint(copied, speed, loop.position, snapshot)
-        if previous is None:
-            loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
-            return
-        # sync: hardly waits, since the copy to the host began 8 dispatches ago
-        (totals, last_report, fault), _ = loop.read((previous.copied, fence))
-        if checks is not None:
-            checks.check(fault, loop.position)
-        logs = previous.logs | loop.readings.values(totals, previous.snapshot) | reported_lr(last_report)
-        # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
-        # programs that need all processes, reacts at the end of the epoch.
-        if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
-            loop.nan.report(loop, int(totals.first_bad_step))
-        loop.history.add_point(**previous.position, **logs)
-        loop.events.send("log", logs, **previous.position)
-
-
-copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original
-
-
-# ------------------------------------------------------------------------------------------------ compilation ahead of use
-# XLA compiles without Python's lock: the programs of a run (full batches, the incomplete last batch, evaluation) are compiled
-# at the same time, and while the first steps are computed.
-@contextlib.contextmanager
-def compiling_ahead(evaluate: Any = None) -> Iterator[Callable[[TrainState, Programs], None]]:
-    """Context manager with threads that compile: one for two processor cores, at most 3; none with a single core.
-
-    XLA compiles single programs on several cores already, so that more threads would only compete with each other.
-
-    Compilations that have not begun at the end of the block are cancelled.  One that has begun cannot be stopped: after an
-    interrupt, its thread ends when it is done.
-
-    Args:
-        evaluate: the evaluation of the run, whose program is compiled too if it is a `ResidentScorer`; else it is ignored.
-
-    Yields:
-        Function (state, [(`Program`, arguments after the state), ...]), to be called before the first of these programs is.  It
-        traces them, and the evaluation after them, while other threads compile.  Only its first call has an effect.
-    """
-    pool = ThreadPoolExecutor(max(1, min(cores() // 2, MAX_THREADS)), "jfit-compile")  # threads start when they are needed
-    futures: list[Future[Any]] = []
-    pending = [evaluate] if cores() > 1 else []
-
-    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        futures.append(pool.submit(function, *arguments))
-        return futures[-1]
-
-    def prepare(state: TrainState, programs: Programs) -> None:
-        if not pending:
-            return
-        evaluation = pending.pop()
-        for program, arguments in programs:
-            with contextlib.suppress(Exception):  # raised where the program is called
-                program.prepare(state, *arguments, submit=submit)
-        if isinstance(evaluation, ResidentScorer):
-            with contextlib.suppress(Exception):
-                evaluation.prepare(state, submit)
-
-    try:
-        yield prepare
-    finally:
-        pool.shutdown(wait=all(future.done() for future in futures), cancel_futures=True)

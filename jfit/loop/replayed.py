@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jfit.graph.drawing import aligned
 from jfit.history.plots import new_axes, save_figure
 
 ROWS_SHOWN = 3  # of the rows that are not finite
@@ -230,12 +231,12 @@ class Replay:
         shown = [node for node in self.nodes if node.kind in ("input", "node", "loss")]
         where = any(node.source for node in shown)
         head = ["node", "operator", "min", "max", "mean", "zeros", "non-finite", "gradient norm", *(["line"] * where)]
-        lines += ["", *_aligned(head, [_node_row(node, where) for node in shown])]
+        lines += ["", *aligned([head, *(_node_row(node, where) for node in shown)])]
         head = ["parameter", "norm", "gradient norm", "update norm", "update / weight"]
         rows = [[p.name, *(f"{x:.4g}" for x in (p.norm, p.gradient_norm, p.update_norm, p.ratio))] for p in self.parameters]
         for row, p in zip(rows, self.parameters, strict=True):
             row[2] += f" + {p.gradient_nonfinite} non-finite" if p.gradient_nonfinite else ""
-        return "\n".join([*lines, "", *_aligned(head, rows)])
+        return "\n".join([*lines, "", *aligned([head, *rows])])
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Plot ranges and means of the nodes, gradient norms of nodes and parameters, and update-to-weight ratios.
@@ -296,11 +297,6 @@ def _node_row(node: NodeValues, where: bool) -> list[str]:
     row = [node.name, node.operator or node.kind, *values, f"{node.zeros:.0%}", str(node.nonfinite or ""), gradient]
     source = node.source if len(node.source) <= SOURCE_SHOWN else f"{node.source[: SOURCE_SHOWN - 3]}..."
     return [*row, *([source] * where)]
-
-
-def _aligned(head: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
 
 
 def _bars(axis: Any, title: str, names: Sequence[str], widths: Sequence[float], bad: Sequence[bool], left: Any = None) -> None:

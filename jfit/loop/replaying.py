@@ -200,18 +200,12 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
         raise ValueError(f"replay: step is {step!r}; expected an integer of at least 0, the number of updates before the step")
     last, per_epoch = max(loop.step, loop.nan.reached), loop.dispatcher.num_batches
     if not unread and step > last:
-        raise ValueError(
-            f"replay: step is {step}, but the run has done {last} step{'s' * (last != 1)}; pass a number from 0 to {last}, "
-            "which is the next step, or train the run further"
-        )
+        raise ValueError(f"replay: step is {step}, but the run has done {last}; pass a number from 0 to {last}, or train on")
     if unread and per_epoch is not None:
         epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`
         end = loop.step - loop.batch + epochs * per_epoch
         if step >= end:
-            raise ValueError(
-                f"replay: step is {step}, but training ends after {end} steps ({per_epoch} per epoch); pass a number from 0 to "
-                f"{end - 1}, or a larger num_epoch="
-            )
+            raise ValueError(f"replay: step is {step}, but training ends after {end} steps ({per_epoch} per epoch)")
     start = Start(loop.run.snapshot(), loop.position) if unread and step >= loop.step else _start(loop, step, may_start_now)
     return Replayer(loop).replay(start, int(step))
 
@@ -221,9 +215,8 @@ def _start(loop: Any, step: int, may_start_now: bool) -> Start:
     data, checkpoint = loop.dispatcher.data, loop.run.settings.checkpoint
     if isinstance(data, StreamData) and data.resumes_by_counting:
         raise ValueError(
-            f"replay: the training data is a {type(data.source).__name__}, which this run reads itself, so it cannot be read "
-            "again from an earlier batch; use jfit.replay(folder, train_data, step=...) with a new iterator, or pass a "
-            "callable f(epoch) to fit"
+            f"replay: the training data is a {type(data.source).__name__}, which this run reads itself; use "
+            "jfit.replay(folder, train_data, step=...) with a new iterator, or pass a callable f(epoch) to fit"
         )
     states = [(loop.position, loop.run.snapshot)] if may_start_now else []
     if loop.nan.kept is not None:
@@ -240,7 +233,7 @@ def _start(loop: Any, step: int, may_start_now: bool) -> Start:
         steps = ", ".join(str(position["step"]) for position, _ in states) or "none"
         raise ValueError(
             f"replay: no state before step {step} was kept (states at steps: {steps}); pass checkpoint= to fit, or train from "
-            f"the start with jfit.replay(None, train_data, model, step={step}, ...) and the arguments of fit"
+            "the start with jfit.replay(None, train_data, model, ...)"
         )
     position, state_of = max(earlier, key=lambda entry: entry[0]["step"])
     return Start(state_of(), dict(position))

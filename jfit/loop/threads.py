@@ -62,10 +62,7 @@ class TrainingThread:
     def check_here(self, method: str, remedy: str) -> None:
         """Raise RuntimeError if another thread trains; `remedy` is the end of the message."""
         if self.is_elsewhere:
-            raise RuntimeError(
-                f"{method}: thread {self.name!r} trains this run, so that its state, position and history could be of "
-                f"different steps; {remedy}"
-            )
+            raise RuntimeError(f"{method}: thread {self.name!r} trains this run at the same time; {remedy}")
 
     @contextlib.contextmanager
     def training(self, copy_state: Callable[[], None]) -> Iterator[None]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.graph.description import description_of
 from jfit.graph.in_place import in_place
 from jfit.graph.infer import infer
-from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
+from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, description_of, topological
 from jfit.graph.symbol import Symbol
 from jfit.init import InitDesc, default, draw_all, get
 from jfit.lowering.frameworks.dispatch import adapter_of, from_module, no_loss, required_loss
@@ -30,7 +29,7 @@ from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Plan, Specs,
 from jfit.ops.attributes import DTYPES
 from jfit.ops.nn import row_numbers
 from jfit.ops.rows import MaybeLayout, RowsLost
-from jfit.programs import ByIdentity, Recent, assign_key, kept, settings
+from jfit.programs import ByIdentity, Made, Recent, kept, settings
 
 MAX_PLANS = 64  # sets of input shapes for which the plan of a model is kept
 
@@ -87,8 +86,9 @@ def lower(
     model = _models.get(key)
     # The graph of the model is compared, too: its attributes are dicts, which may have been changed since.
     if model is None or description_of(model.symbol) != description:
-        model = _models[key] = _lowered(symbol, names, capture, batch_axes, roll)
-        assign_key(model.apply, ByIdentity(object()))  # programs of this model have it in their key
+        model = _lowered(symbol, names, capture, batch_axes, roll)
+        # programs of equal graphs have this object in their key, which is compared at once
+        model = _models[key] = model._replace(apply=cast(Any, Made(model.apply, ByIdentity(object()))))
     # The symbol and the dicts are the caller's own: a network that is composed of `model.symbol` shares the nodes of `symbol`.
     return model._replace(symbol=symbol, batch_axes=dict(model.batch_axes), tables=dict(model.tables))
 
@@ -162,8 +162,7 @@ def as_model(
         loss = no_loss if predict and loss is None else required_loss(loss)
         return from_function(model, loss=loss, params=params, aux=aux, **options)
     raise TypeError(
-        f"model is {model!r}; expected a Symbol, a jfit.Model, a Flax, Equinox, Haiku or Keras module with loss=, or a pure "
-        "function apply(params, x) with loss= and params="
+        f"model is {model!r}; expected a Symbol, a jfit.Model, a module of Flax, Equinox, Haiku or Keras, or a pure function"
     )
 
 

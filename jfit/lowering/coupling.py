@@ -175,15 +175,11 @@ def warn_per_device(plan: Plan, devices: int, stacklevel: int = 3, synced: bool 
     if slices is not None:
         if slices > 1 and cause:
             remedy = "the default reduce= with gather_outputs=True" if in_loss else "one device and the default reduce="
-            warnings.warn(
-                f"{cause}; with reduce='ordered' this is computed for each of the {slices} slices of a batch, on any number of "
-                f"devices, so the results differ from those of whole batches, for which pass {remedy}",
-                stacklevel=stacklevel + 1,
+            what = (
+                f"with reduce='ordered' this is computed for each of the {slices} slices of a batch, on any number of devices"
             )
+            warnings.warn(f"{cause}; {what}; for the results of whole batches, pass {remedy}", stacklevel=stacklevel + 1)
     elif devices > 1 and cause and not (in_loss and plan.gathered):
         remedy = "; pass gather_outputs=True to compute the loss of the whole batch" if in_loss else ""
-        warnings.warn(
-            f"{cause}; on {devices} devices this is computed per device, from its slice of each batch, so the results "
-            f"differ from those of one device{remedy}",
-            stacklevel=stacklevel + 1,
-        )
+        what = f"on {devices} devices this is computed per device, from its slice of each batch"
+        warnings.warn(f"{cause}; {what}, so the results differ from those of one device{remedy}", stacklevel=stacklevel + 1)

@@ -198,7 +198,7 @@ class _Adapter:
         if treedef != expected.treedef:
             raise ValueError(
                 f"apply returned the outputs {list(_output_tree(tree).names)} with train={options.get('train', False)}, and "
-                f"{list(expected.names)} before; return the same pytree for every batch, in training and in evaluation"
+                f"{list(expected.names)} before; return the same pytree every time"
             )
         return tuple(_float32(jnp.asarray(x), options.get("policy")) for x in outputs), new_aux
 
@@ -234,8 +234,7 @@ class _Adapter:
             extra["axis_name"] = axis_name if sync_batch_stats else None
         elif sync_batch_stats:
             raise ValueError(
-                "sync_batch_stats=True needs a function that takes axis_name=, the device axis over which it averages its "
-                "batch statistics (as axis_name of flax.nnx.BatchNorm), but this one does not"
+                "sync_batch_stats=True needs a function that takes axis_name=, the device axis, but this one does not"
             )
         extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
@@ -449,16 +448,14 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
         return jnp.array(leaf)
     except TypeError as error:
         raise TypeError(
-            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; keep others outside of {kind}, as "
-            "with params, static = equinox.partition(module, equinox.is_array)"
+            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; split others off (equinox.partition)"
         ) from error
 
 
 def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
     if not isinstance(leaves, Mapping):
         raise TypeError(
-            f"{kind} is a {type(leaves).__name__}, expected a dict of arrays with the names {list(structure.names)[:20]}; "
-            f"pass model.structure.{kind}.flatten(tree), or run.named_{kind}"
+            f"{kind} is a {type(leaves).__name__}, expected a dict by name; pass model.structure.{kind}.flatten(tree)"
         )
     try:
         return structure.unflatten(leaves)

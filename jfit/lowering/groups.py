@@ -34,7 +34,7 @@ from jfit.lowering.model import Aux, Inputs, Model, Params, Policy
 from jfit.lowering.values import Value
 from jfit.ops import Attrs
 from jfit.ops.axis import Axis, VirtualSlice
-from jfit.programs import assigned_key, kept, settings
+from jfit.programs import kept, key_of, settings
 
 GROUP = "__ctx_group__"
 Device = Any
@@ -331,13 +331,10 @@ def with_groups(model: Model, groups: Mapping[str, Device], home: Device) -> Mod
         [9.0]
     """
     assert model.symbol is not None
-    base, devices = assigned_key(model.apply), list(dict.fromkeys([home, *(d for _, d in sorted(groups.items()))]))
+    devices = list(dict.fromkeys([home, *(d for _, d in sorted(groups.items()))]))
     numbers = {g: devices.index(d) for g, d in groups.items()}
-    key = (
-        None
-        if base is None
-        else (base, tuple(sorted(numbers.items())), tuple(model.batch_axes.items()), roll_by_default(), settings())
-    )
+    content = key_of((model.apply, sorted(numbers.items()), dict(model.batch_axes), roll_by_default()))
+    key = None if content is None else (content, settings())
     apply = None if key is None else _grouped.get(key)
     if apply is None:
         names = InputNames((*model.inputs, *model.labels), model.labels, model.batch_axes)

@@ -442,8 +442,7 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         if "forward-mode" in str(error) and op.family == "conv":
             raise GraphError(
-                f"{node.name}: on CPU, {op.name} runs in faster forms, which have no forward-mode derivative (jax.jvp, "
-                "jax.linearize); use reverse mode (jax.grad), or set JFIT_CONV_FORMS=0"
+                f"{node.name}: on CPU, {op.name} runs in faster forms without jax.jvp; use jax.grad, or set JFIT_CONV_FORMS=0"
             ) from error
         inputs = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None

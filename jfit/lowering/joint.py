@@ -186,9 +186,7 @@ class LossTerms:
         for term in self.terms:
             if term.output is not None and _subtree(outputs, term.output) is None:
                 if hasattr(outputs, "shape"):
-                    raise ValueError(
-                        f"loss names the output {term.output!r}, but the function returned one array; pass its loss alone"
-                    )
+                    raise ValueError(f"loss names {term.output!r}, but the function returned one array; pass its loss alone")
                 names = list(flatten_names(outputs)[0])
                 raise ValueError(
                     f"loss has a term for {term.output!r}, which the function does not return; {name_hint(term.output, names)}"

@@ -128,19 +128,14 @@ def kind_of(
 
     try:
         return (_of_classes if classes else _of_elements)(
-            _Probe(both), scores.astype(np.float64), _small(label.shape), label.dtype, rng, others
+            both, scores.astype(np.float64), _small(label.shape), label.dtype, rng, others
         )
     except Exception:  # an error of the user's loss: the program of the step raises it, where its cause can be read
         return UNKNOWN
 
 
-class _Probe(NamedTuple):
-    """The gradient of a loss at fixed outputs, as a function of the labels; `both` also returns the largest absolute loss."""
-
-    both: Callable[[np.ndarray], tuple[np.ndarray, float]]
-
-    def __call__(self, labels: np.ndarray) -> np.ndarray:
-        return self.both(labels)[0]
+# The gradient of a loss at fixed outputs, and the largest absolute loss, as a function of the labels.
+_Probe = Callable[[np.ndarray], tuple[np.ndarray, float]]
 
 
 def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -153,7 +148,7 @@ def _of_classes(
     """Kind of a loss whose labels are class indices of this shape."""
     classes = scores.shape[-1]
     labels = rng.integers(1 if classes > 2 else 0, classes, shape)  # not 0, which the loss may ignore
-    found = gradient(labels)
+    found, _ = gradient(labels)
     kind = _class_kind(found, scores, np.eye(classes)[labels.reshape(scores.shape[:-1])])
     if kind.task is None:
         return kind
@@ -173,12 +168,12 @@ def _ignored(gradient: _Probe, labels: np.ndarray, candidates: Sequence[int], dt
         candidates = [c for c in candidates if c >= 0]
     at, ignored = np.arange(labels.size) % 2 == 0, []
     for candidate in candidates:
-        found, mixed = gradient.both(np.where(at.reshape(labels.shape), candidate, labels))
+        found, mixed = gradient(np.where(at.reshape(labels.shape), candidate, labels))
         found = found.reshape(labels.size, -1)
         if found[at].any() or not found[~at].any(axis=1).all():
             continue
         # The gradient of reading an array out of its bounds is 0, too.  A mean over no position is NaN.
-        largest = gradient.both(np.full(labels.shape, candidate))[1]
+        largest = gradient(np.full(labels.shape, candidate))[1]
         if largest == 0 or (np.isnan(largest) and np.isfinite(mixed)):
             ignored.append(candidate)
     return tuple(ignored)
@@ -192,7 +187,7 @@ def _of_elements(
     labels = np.eye(scores.shape[-1])[rng.integers(0, scores.shape[-1], scores.shape[:-1])] if wide else np.ones(scores.shape)
     if not wide:
         labels[::2] = 0.0
-    found = gradient(labels.reshape(shape))
+    found, _ = gradient(labels.reshape(shape))
     kind = _class_kind(found, scores, labels) if wide else UNKNOWN
     if kind.scores is not None:
         return kind
@@ -205,7 +200,7 @@ def _of_elements(
         return LossKind("values")
     if jnp.issubdtype(dtype, jnp.floating):
         labels = rng.uniform(0, 1, scores.shape)
-        if np.array_equal(np.sign(gradient(labels.reshape(shape))), np.sign(scores - labels)):
+        if np.array_equal(np.sign(gradient(labels.reshape(shape))[0]), np.sign(scores - labels)):
             return LossKind("values")  # smallest where the output is the label
     return LossKind("rising") if _rises(found, labels) else kind
 

@@ -59,7 +59,7 @@ class Loss:
         ignored = label == self.ignore_index
         losses = self.function(output, jnp.where(ignored, 0, label), **dict(self.options))
         if losses.shape != label.shape:
-            raise ValueError(f"loss {self.name!r} with ignore_index= needs class indices {losses.shape}, not {label.shape}")
+            raise ValueError(f"{self.name!r} with ignore_index= needs class indices {losses.shape}, not labels {label.shape}")
         return jnp.where(ignored, 0, losses)
 
 
@@ -409,11 +409,8 @@ def call_checked(loss: Any, output: Any, label: Any, call: Callable[[], Any]) ->
     if name is None or not (hasattr(output, "shape") and hasattr(label, "shape")):
         return call()
     if name == names[1]:  # (rows,) with (rows, classes) may be broadcast
-        expected, other, valid = (
-            f"probabilities of shape {output.shape}, such as one-hot",
-            names[0],
-            label.shape == output.shape,
-        )
+        expected, other = f"probabilities of shape {output.shape}, such as one-hot", names[0]
+        valid = label.shape == output.shape
     else:
         expected, other = f"integer class indices of shape {output.shape[:-1]}", names[1]
         valid = label.shape == output.shape[:-1] and jnp.issubdtype(label.dtype, jnp.integer)
@@ -438,15 +435,11 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     """
     if isinstance(loss, str):
         return get(loss)
-    if _is_of_keras(loss):
+    if any(c.__name__ == "Loss" and c.__module__.partition(".")[0] == "keras" for c in type(loss).__mro__):
         return _of_keras(loss)
     if not callable(loss):
         raise TypeError(f"loss is {loss!r}; expected a function loss(output, label), or one of {', '.join(map(repr, LOSSES))}")
     return loss  # type: ignore[return-value]
-
-
-def _is_of_keras(loss: Any) -> bool:
-    return any(c.__name__ == "Loss" and c.__module__.partition(".")[0] == "keras" for c in type(loss).__mro__)
 
 
 def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
@@ -455,7 +448,7 @@ def _of_keras(loss: Any) -> Callable[[Any, Any], Any]:
     if reduction not in (None, "none", "mean", "mean_with_sample_weight", "sum_over_batch_size"):
         raise ValueError(f"loss is a Keras {type(loss).__name__} with {reduction=}, but fit minimizes the mean; leave it out")
 
-    def keras_loss(y_true: Any, y_pred: Any) -> Any:
+    def keras_loss(y_true: Any, y_pred: Any) -> Any:  # its names say that the label is first
         return loss.call(y_true, y_pred)
 
     return keras_loss
@@ -483,9 +476,7 @@ def per_row(loss: Callable[..., Any], label: Any, losses: Array, weight: Array |
     counted = jnp.ones(losses.shape, losses.dtype) if ignore is None else (label != ignore).astype(losses.dtype)
     if weight is not None:
         if losses.shape[: weight.ndim] != weight.shape:
-            raise ValueError(
-                f"weights of positions have shape {weight.shape}, with which the shape of the losses {losses.shape} must begin"
-            )
+            raise ValueError(f"weights have shape {weight.shape}, with which the shape of the losses {losses.shape} must begin")
         counted = counted * weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim))
         # select before multiplying: the loss of a position of weight 0 may be inf, and 0 * inf is nan
         means = (jnp.where(counted > 0, losses, 0) * counted).reshape(rows, -1).mean(axis=1)
@@ -511,7 +502,9 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     """
     if losses.ndim == 0 or losses.shape[0] != rows:
         remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
-        raise ValueError(f"loss returned shape {losses.shape}, expected one value per example, ({rows},){remedy}")
+        raise ValueError(
+            f"loss returned shape {losses.shape}, expected one value per example, ({rows},), before averaging{remedy}"
+        )
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:

@@ -18,7 +18,7 @@ from jax import Array
 from jfit.graph import html
 from jfit.ops.axis import Axis
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.programs import ByIdentity, Unkeyed, assigned_key
+from jfit.programs import ByIdentity
 
 Params = dict[str, Array]
 Aux = dict[str, Array]
@@ -268,13 +268,11 @@ class Model(NamedTuple):
     @property
     def program_key(self) -> Any:
         """What programs of this model depend on: the graph, by the key that `lower` gave to `apply`, and the metadata."""
-        key = assigned_key(self.apply)
-        if key is None or self.symbol is None or self.joint_loss is not None:
-            raise Unkeyed
         functions = [ByIdentity(f) for f in (*self.tables.values(), *(o.loss for o in self.outputs))]
         outputs = tuple([o._replace(loss=None, sized=None) for o in self.outputs])
         names = self.inputs, self.labels, self.batch_axes, self.frozen, self.traits, self.optional, self.evaluation_labels
-        return key, functions, ByIdentity(self.plan), tuple(self.tables), outputs, names, self.logged
+        own = self.apply, self.bind, self.joint_loss, functions, ByIdentity(self.plan)  # a function of the user has no key
+        return own, tuple(self.tables), outputs, names, self.logged
 
     def __repr__(self) -> str:
         # Some models of functions have outputs only when the first batch is known.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jfit.checks import name_hint
+from jfit.programs import made
 
 
 class OutputMetric(NamedTuple):
@@ -47,7 +48,7 @@ class OutputMetric(NamedTuple):
     def sized(self) -> Callable[..., OutputMetric] | None:
         """As `Metric.sized`, for shapes of all outputs."""
         make = getattr(self.metric, "sized", None)
-        return None if make is None else lambda *shapes: self._replace(metric=make(*(self._one(s) for s in shapes)))
+        return None if make is None else lambda *shapes: self._replace(metric=made(make)(*(self._one(s) for s in shapes)))
 
     @property
     def fitted(self) -> Callable[..., OutputMetric] | None:

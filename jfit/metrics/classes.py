@@ -23,8 +23,10 @@ from jfit.metrics.core import (
     zero_mean,
 )
 from jfit.metrics.targets import for_classes, with_ignored
+from jfit.programs import made
 
 
+@made
 def accuracy(
     axis: int | None = None,
     name: str = "accuracy",
@@ -70,6 +72,7 @@ def accuracy(
     return ratio(name, pair, weighted)._replace(fitted=fitted if axis is None else None)
 
 
+@made
 def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool = False) -> Metric:
     """Fraction of rows whose label is among the `top_k` largest outputs of shape (rows, classes).
 
@@ -105,6 +108,7 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
     return metric._replace(fitted=lambda targets: for_classes(metric, targets))
 
 
+@made
 def f1(average: str = "macro", name: str = "f1", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """2 tp / (2 tp + fp + fn) of binary labels.
 
@@ -140,6 +144,7 @@ def f1(average: str = "macro", name: str = "f1", weighted: bool = False, from_lo
     return metric._replace(fitted=lambda targets: for_classes(f1(average, name, weighted), targets, from_logits))
 
 
+@made
 def mcc(average: str = "macro", name: str = "mcc", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """(tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)) of binary labels (Matthews correlation).
 

@@ -29,8 +29,10 @@ from jfit.metrics.core import (
     zero_sums,
 )
 from jfit.metrics.targets import for_classes
+from jfit.programs import made
 
 
+@made
 def precision(
     average: str | None = "binary",
     num_classes: int | None = None,
@@ -66,6 +68,7 @@ def precision(
     return _score("precision", lambda predicted, true: predicted, average, num_classes, name, weighted, from_logits)
 
 
+@made
 def recall(
     average: str | None = "binary",
     num_classes: int | None = None,
@@ -101,6 +104,7 @@ def recall(
     return _score("recall", lambda predicted, true: true, average, num_classes, name, weighted, from_logits)
 
 
+@made
 def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = False, from_logits: bool | None = None) -> Metric:
     """(n h - Σ sₖ tₖ) / √((n² - Σ sₖ²)(n² - Σ tₖ²)): multi-class Matthews correlation, over all batches.
 
@@ -136,6 +140,7 @@ def pcc(num_classes: int | None = None, name: str = "pcc", weighted: bool = Fals
     return _sized(name, num_classes, from_logits, make)
 
 
+@made
 def confusion_matrix(
     num_classes: int | None = None,
     normalize: str | None = None,

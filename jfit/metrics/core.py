@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.programs import made
+
 Arrays = Sequence[Array]
 Weights = Sequence[Array | None] | None
 Shapes = Sequence[tuple[int, ...]]
@@ -77,7 +79,7 @@ def sized(metrics: Sequence[Any], labels: Shapes, outputs: Shapes) -> tuple[Any,
         >>> metric.init().shape
         (3, 4)
     """
-    return tuple(m if getattr(m, "sized", None) is None else m.sized(labels, outputs) for m in metrics)
+    return tuple(m if getattr(m, "sized", None) is None else made(m.sized)(labels, outputs) for m in metrics)
 
 
 def on_devices(metrics: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,10 +13,12 @@ from jfit.checks import one_of
 from jfit.metrics.confusion import classes_of, count_each, counts
 from jfit.metrics.core import like, needs_size, pairs, xp
 from jfit.metrics.targets import for_scores
+from jfit.programs import made
 
 EDGE = 16.0  # bins cover logits from -16 to 16; the logit of the largest float32 below 1 is 16.6
 
 
+@made
 def roc_auc(
     num_classes: int | None = None,
     bins: int | None = 4096,

@@ -11,8 +11,10 @@ from jax import Array
 
 from jfit.metrics.core import Arrays, Metric, Weights, add_counted, add_up, label_probability, like, mean, wide
 from jfit.metrics.targets import for_likelihood
+from jfit.programs import made
 
 
+@made
 def cross_entropy(
     eps: float = 1e-12,
     name: str = "cross-entropy",
@@ -45,6 +47,7 @@ def cross_entropy(
     return _likelihood(name, lambda p: -jnp.log(p + eps), 1, None, weighted, from_logits, ignore_index)
 
 
+@made
 def nll_loss(
     eps: float = 1e-12,
     name: str = "nll-loss",
@@ -74,6 +77,7 @@ def nll_loss(
     return cross_entropy(eps, name, weighted, from_logits, ignore_index)
 
 
+@made
 def perplexity(
     ignore_label: int | None = None,
     axis: int = -1,
@@ -135,6 +139,7 @@ def _likelihood(
     return metric._replace(fitted=lambda targets: for_likelihood(of_losses, targets, penalty, from_logits, ignored))
 
 
+@made
 def loss(name: str = "loss", weighted: bool = False) -> Metric:
     """sum(outputs) / size; labels are ignored.
 

@@ -27,8 +27,10 @@ from jfit.metrics.core import (
     zero_mean,
     zero_sums,
 )
+from jfit.programs import made
 
 
+@made
 def mae(name: str = "mae", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of mean |label - output|; weighted: Σ w |label - output| / Σ w over all rows.
 
@@ -52,6 +54,7 @@ def mae(name: str = "mae", weighted: bool = False, average: str = "macro") -> Me
     return batch_mean(name, lambda label, output: jnp.abs(label - output), average, weighted=weighted)
 
 
+@made
 def mse(name: str = "mse", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of mean (label - output)^2; weighted: Σ w (label - output)^2 / Σ w over all rows.
 
@@ -75,6 +78,7 @@ def mse(name: str = "mse", weighted: bool = False, average: str = "macro") -> Me
     return batch_mean(name, lambda label, output: jnp.square(label - output), average, weighted=weighted)
 
 
+@made
 def rmse(name: str = "rmse", weighted: bool = False, average: str = "macro") -> Metric:
     """Mean over batches of sqrt(mean (label - output)^2); weighted: the root of the weighted mean over all rows.
 
@@ -98,6 +102,7 @@ def rmse(name: str = "rmse", weighted: bool = False, average: str = "macro") -> 
     return batch_mean(name, lambda label, output: jnp.square(label - output), average, "sqrt", weighted)
 
 
+@made
 def pearsonr(average: str = "macro", name: str = "pearsonr", weighted: bool = False) -> Metric:
     """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jfit.lowering.loss_kinds import LossKind, are_classes, are_elements
 from jfit.metrics.core import Metric, wide, xp
+from jfit.programs import made
 
 FORMS = {
     "classes": "class indices",
@@ -156,7 +157,7 @@ def canonical(metric: Any, targets: Sequence[Target], arrays: Callable[..., Any]
         return metric._replace(arrays=lambda *each: _converted(arrays, targets, *each), fitted=None)
     if metric.sized is not None:
         shapes = [_flat_shapes(t) for t in targets]
-        metric = metric.sized([label for label, _ in shapes], [output for _, output in shapes])
+        metric = made(metric.sized)([label for label, _ in shapes], [output for _, output in shapes])
     stats = metric.stats
     return metric._replace(
         stats=lambda labels, outputs, weights: stats(*_converted(arrays, targets, labels, outputs, weights)), fitted=None

@@ -20,6 +20,6 @@ from jfit.mxnet.namespaces import absent
 __version__ = "1.9.1"  # the version of MXNet that this package is compatible with
 
 _HOMES = {name: f"jfit.mx.{name}" for name, home in _modules.TABLE.items() if isinstance(home, dict) and "." not in name}
-_HOMES |= {"kv": "jfit.mx.kvstore", "mod": "jfit.mx.module", "mon": "jfit.mx.monitor"}
+_HOMES |= {"init": "jfit.mx.initializer", "kv": "jfit.mx.kvstore", "mod": "jfit.mx.module", "mon": "jfit.mx.monitor"}
 _end_unless_worker()  # before the script computes anything; MXNet runs its servers here
 _lazy.stub(__name__, functools.partial(absent, "mx"), **_HOMES)

@@ -36,7 +36,10 @@ TABLE: dict[str, str | dict[str, str]] = {
     "gluon.trainer": {_ARRAYS: "Trainer"},
     "gluon.utils": "mxnet.gluon.utils",
     "image": "mxnet.image",
-    "initializer": "mxnet.initializer",
+    "initializer": {
+        "mxnet.initializer": "Bilinear Constant FusedRNN InitDesc Initializer LSTMBias Load MSRAPrelu Mixed Normal One "
+        "Orthogonal Uniform Xavier Zero alias create register"
+    },
     "io": "mxnet.io.arrays",
     "kvstore": {_ARRAYS: "KVStore KVStoreBase create"},
     "lr_scheduler": {
@@ -49,9 +52,9 @@ TABLE: dict[str, str | dict[str, str]] = {
     "name": {"graph.scopes": "NameManager Prefix"},
     "nd": "mxnet.ndarray",
     "operator": "mxnet.operator",
-    "optimizer": {"mxnet.optimizer.named": "* Optimizer", _ARRAYS: "Updater get_updater"},
+    "optimizer": {"mxnet.optimizer": "*", _ARRAYS: "Updater get_updater"},
     "random": "mxnet.random",
-    "recordio": "mxnet.recordio",
+    "recordio": {"mxnet.recordio": "IRHeader MXIndexedRecordIO MXRecordIO pack pack_img unpack unpack_img"},
     "rnn": "mxnet.rnn",
     "symbol": "mxnet.symbol",
     "util": "mxnet.util",

@@ -12,14 +12,6 @@ from typing import Any, NamedTuple
 from jfit.mxnet.mutable import MutableArray
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _contents(value: Any) -> Any:
-    return value.value if isinstance(value, MutableArray) else value
-
-
 class ArrayTypes(NamedTuple):
     """Conversion of internal arrays and graphs to the types that a class returns to its caller.
 
@@ -34,9 +26,9 @@ class ArrayTypes(NamedTuple):
         [1.0, 1.0]
     """
 
-    wrap: Callable[[Any], Any] = _contents
+    wrap: Callable[[Any], Any] = lambda value: value.value if isinstance(value, MutableArray) else value
     mutable: type[MutableArray] = MutableArray
-    symbol: Callable[[Any], Any] = _identity
+    symbol: Callable[[Any], Any] = lambda value: value
 
 
 PLAIN = ArrayTypes()

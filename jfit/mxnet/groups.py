@@ -66,10 +66,8 @@ def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[d
         return []
     synchronized = [n.name for n in graph.nodes() if n.op is not None and n.op.name == SYNC_BATCH_NORM]
     if len(contexts) > 1 and synchronized:
-        raise NotImplementedError(
-            f"{synchronized[0]!r} is a SyncBatchNorm, which group2ctxs supports on one context only, found {len(contexts)}; "
-            "use BatchNorm"
-        )
+        problem = f"{synchronized[0]!r} is a SyncBatchNorm, which group2ctxs supports on one context only"
+        raise NotImplementedError(f"{problem}, found {len(contexts)}; use BatchNorm")
     return used
 
 
@@ -78,7 +76,8 @@ def _by_context(groups: Any, contexts: Sequence[Any]) -> list[Mapping[str, Any]]
     is_list = isinstance(groups, (list, tuple))
     parts: Sequence[Any] = groups if is_list else [groups or {}]
     if not all(isinstance(part, Mapping) for part in parts):
-        raise TypeError(f"group2ctxs is {groups!r}, expected a dict, or a list of such dicts, one for each context")
+        expected = "a dict of group name -> context, or a list of such dicts, one for each context"
+        raise TypeError(f"group2ctxs is {groups!r}, expected {expected}")
     if not is_list:
         columns = {g: _column(g, c, contexts, many=True) for g, c in parts[0].items()}
         return [{g: column[i] for g, column in columns.items()} for i in range(len(contexts))]
@@ -95,10 +94,8 @@ def _column(group: str, value: Any, contexts: Sequence[Any], many: bool) -> list
         return list(value) * len(contexts)
     if many and len(value) == len(contexts):
         return list(value)
-    raise ValueError(
-        f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one"
-        + (f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else "")
-    )
+    each = f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else ""
+    raise ValueError(f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one{each}")
 
 
 def _device(context: Any) -> Any:

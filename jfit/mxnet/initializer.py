@@ -17,7 +17,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,29 +31,7 @@ from jfit.init.stored import named_arrays
 from jfit.mxnet.errors import translated
 from jfit.mxnet.keys import next_key, use_key
 from jfit.mxnet.mutable import as_array
-from jfit.mxnet.namespaces import absent
 from jfit.mxnet.ndarray.array import NDArray
-
-__all__ = [
-    "Bilinear",
-    "Constant",
-    "FusedRNN",
-    "InitDesc",
-    "Initializer",
-    "LSTMBias",
-    "Load",
-    "MSRAPrelu",
-    "Mixed",
-    "Normal",
-    "One",
-    "Orthogonal",
-    "Uniform",
-    "Xavier",
-    "Zero",
-    "alias",
-    "create",
-    "register",
-]
 
 _REGISTRY: dict[str, type] = {}
 
@@ -172,10 +150,8 @@ class Initializer(BothSignatures):
         arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], np.float32)  # identity transform of a spatial transformer
 
     def _init_default(self, name: str, arr: Any) -> None:
-        raise ValueError(
-            f'Unknown initialization pattern for {name}: the name must end with "weight", "bias", "gamma" (1.0), "beta" (0.0), '
-            '"min" or "max"; or set init= of its variable'
-        )
+        ends = '"weight", "bias", "gamma" (1.0), "beta" (0.0), "min" or "max"; or set init= of its variable'
+        raise ValueError(f"Unknown initialization pattern for {name}: the name must end with {ends}")
 
 
 def register(klass: type) -> type:
@@ -493,7 +469,3 @@ def writes_in_place(initializer: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) == 2
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.init", name, __all__)

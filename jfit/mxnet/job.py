@@ -70,7 +70,5 @@ def join_job(name: str) -> None:
     except RuntimeError as error:
         if isinstance(error, distributed.JobError):
             raise
-        raise RuntimeError(
-            f"kvstore {name!r} cannot join the job that {settings.source} describe, because this process has already computed "
-            f"something ({error}); create the kvstore at the beginning of the script"
-        ) from None
+        problem = f"kvstore {name!r} cannot join the job that {settings.source} describe: JAX has computed something before"
+        raise RuntimeError(f"{problem} ({error}); create the kvstore at the beginning of the script") from None

@@ -16,7 +16,6 @@ from jfit.mxnet.callback import BatchEndParam as BatchEndParam
 from jfit.mxnet.context import current_context
 from jfit.mxnet.errors import translated
 from jfit.mxnet.feedforward import feedforward
-from jfit.mxnet.feedforward import modules as feedforward_modules
 from jfit.mxnet.files import save_checkpoint as save_checkpoint
 from jfit.mxnet.gluon import parameter as parameter
 from jfit.mxnet.gluon import parameter_dict
@@ -34,15 +33,11 @@ from jfit.mxnet.optimizer import Optimizer, updater
 from jfit.mxnet.symbol import Symbol, load
 
 
-def _array(value: Any) -> NDArray:
-    return value if isinstance(value, NDArray) else NDArray(value)
-
-
 def _symbol(graph: Any) -> Symbol:
     return graph if isinstance(graph, Symbol) else Symbol(graph.heads)
 
 
-NDARRAYS = ArrayTypes(_array, NDArray, _symbol)
+NDARRAYS = ArrayTypes(lambda value: value if isinstance(value, NDArray) else NDArray(value), NDArray, _symbol)
 
 
 # ------------------------------------------------------------------------------------------------ mx.optimizer, mx.kv
@@ -221,15 +216,15 @@ class Monitor(monitor.Monitor):
 
 
 # ------------------------------------------------------------------------------------------------ mx.model
-class FeedForwardModule(Module, feedforward_modules.FeedForwardModule):
+class FeedForwardModule(Module, feedforward.FeedForwardModule):
     """The Module with which FeedForward trains as MXNet's Python package does."""
 
 
-class JuliaModule(FeedForwardModule, feedforward_modules.JuliaModule):
+class JuliaModule(FeedForwardModule, feedforward.JuliaModule):
     """The Module with which FeedForward trains as MXNet.jl does."""
 
 
-class FeedForwardBucketingModule(BucketingModule, feedforward_modules.FeedForwardBucketingModule):
+class FeedForwardBucketingModule(BucketingModule, feedforward.FeedForwardBucketingModule):
     """The BucketingModule with which FeedForward trains when its symbol is a function of the bucket key."""
 
     _module_class = FeedForwardModule

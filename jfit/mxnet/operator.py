@@ -31,15 +31,6 @@ from jfit.ops import ALIASES, lookup
 from jfit.ops.attributes import DTYPES
 from jfit.ops.custom import HOSTS
 
-__all__ = [
-    "CustomOp",
-    "CustomOpProp",
-    "OperatorArguments",
-    "get_all_registered_operators",
-    "get_operator_arguments",
-    "register",
-]
-
 MIN_THREADS = 32
 
 

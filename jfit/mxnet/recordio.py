@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from jfit import checks
 from jfit.data.images.codec import decode, encode
-from jfit.formats.records import IRHeader, RecordReader, RecordWriter, pack, read_index, unpack
+from jfit.formats.records import IRHeader as IRHeader
+from jfit.formats.records import RecordReader, RecordWriter, pack, read_index, unpack
 from jfit.mxnet.errors import translated
-from jfit.mxnet.namespaces import absent
-
-__all__ = ["IRHeader", "MXIndexedRecordIO", "MXRecordIO", "pack", "pack_img", "unpack", "unpack_img"]
 
 
 class MXRecordIO:
@@ -260,7 +258,3 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[Any, np.ndarray]:
         order = (2, 1, 0, 3)[: array.shape[2]]
         return header, np.ascontiguousarray(array[..., order])
     return header, array
-
-
-def __getattr__(name: str) -> NoReturn:
-    absent("mx.recordio", name, __all__)

@@ -16,6 +16,7 @@ ________________________________________________________________________
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,23 +32,12 @@ from jfit.mxnet.errors import translated
 __all__ = ["plot_network", "print_summary"]
 
 COLUMNS = ("Layer (type)", "Output Shape", "Param #", "Previous Layer")
-WEIGHT_SUFFIXES = (
-    *("_weight", "_bias", "_beta", "_gamma"),
-    *("_moving_var", "_moving_mean", "_running_var", "_running_mean"),
-)
+WEIGHT_SUFFIXES = ("_weight", "_bias", "_beta", "_gamma", "_moving_var", "_moving_mean", "_running_var", "_running_mean")
 NODE = {"shape": "box", "fixedsize": "true", "width": "1.3", "height": "0.8034", "style": "filled"}
 INPUT_COLOR, OTHER_COLOR = "#8dd3c7", "#fccde5"
-COLORS = {
-    "Convolution": "#fb8072",
-    "FullyConnected": "#fb8072",
-    "Activation": "#ffffb3",
-    "LeakyReLU": "#ffffb3",
-    "BatchNorm": "#bebada",
-    "Pooling": "#80b1d3",
-    "Concat": "#fdb462",
-    "Flatten": "#fdb462",
-    "Reshape": "#fdb462",
-}
+COLORS = {"BatchNorm": "#bebada", "Pooling": "#80b1d3"}
+COLORS |= dict.fromkeys(("Convolution", "FullyConnected"), "#fb8072") | dict.fromkeys(("Activation", "LeakyReLU"), "#ffffb3")
+COLORS |= dict.fromkeys(("Concat", "Flatten", "Reshape"), "#fdb462")
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -141,9 +131,7 @@ def _params(node: Node, channels: int, shape: Any) -> int:
     attrs = node.params
     match node.op.name if node.op else "null":
         case "Convolution":
-            weights = channels * attrs.num_filter // attrs.num_group
-            for k in attrs.kernel:
-                weights *= k
+            weights = channels * attrs.num_filter // attrs.num_group * math.prod(attrs.kernel)
             return weights + (0 if attrs.no_bias else attrs.num_filter)
         case "FullyConnected":
             return (channels + (0 if attrs.no_bias else 1)) * attrs.num_hidden

@@ -1,59 +1,14 @@
 """The operators of jfit; each is described by a registered `Op`.  `python -m jfit.ops` prints a table of all of them."""
 
-from jfit.ops import (  # noqa: F401  importing a family registers its operators
-    attention,
-    boxes,
-    control,
-    conv,
-    copies,
-    correlation,
-    create,
-    ctc,
-    custom,
-    elementwise,
-    hawkes,
-    image,
-    indexing,
-    linalg,
-    loss,
-    multibox,
-    nn,
-    norm,
-    pooling,
-    proposal,
-    quantized,
-    random,
-    reduce,
-    resize,
-    rnn,
-    roi,
-    sampler,
-    shape,
-    slicing,
-    softmax,
-    sorting,
-    spectral,
-    tables,
-)
-from jfit.ops.attributes import REQUIRED, Attr, Attrs
-from jfit.ops.context import Ctx
-from jfit.ops.registry import ALIASES, REGISTRY, Op, UnknownOperator, lookup, nearest, operator, record_for, register
-from jfit.ops.rows import LOST, RowLayout
+import importlib as _importlib
 
-__all__ = [
-    "ALIASES",
-    "LOST",
-    "REGISTRY",
-    "REQUIRED",
-    "Attr",
-    "Attrs",
-    "Ctx",
-    "Op",
-    "RowLayout",
-    "UnknownOperator",
-    "lookup",
-    "nearest",
-    "operator",
-    "record_for",
-    "register",
-]
+from jfit import lazy as _lazy
+
+_FAMILIES = (
+    "attention boxes control conv copies correlation create ctc custom elementwise hawkes image indexing "
+    "linalg loss multibox nn norm pooling proposal quantized random reduce resize rnn roi sampler shape "
+    "slicing softmax sorting spectral"
+)
+for _family in _FAMILIES.split():  # importing a family registers its operators
+    _importlib.import_module(f"{__name__}.{_family}")
+_lazy.stub(__name__)

@@ -103,7 +103,7 @@ def selfatt_valatt(ctx, attrs, projections, attention):
     return _attended(attrs, _heads(attrs, projections, 3)[2], attention)
 
 
-@operator("_contrib_interleaved_matmul_encdec_qk", inputs=("queries", "keys_values"), attrs=HEADS, rows=_score_rows)
+@operator("_contrib_interleaved_matmul_encdec_qk", attrs=HEADS, rows=_score_rows)
 def encdec_qk(ctx, attrs, queries, keys_values):
     """y = Q Kᵀ / √(head size) for each sequence and head; K is the key part of keys_values.
 
@@ -114,7 +114,7 @@ def encdec_qk(ctx, attrs, queries, keys_values):
     return _scores(split_queries, keys, queries.dtype)
 
 
-@operator("_contrib_interleaved_matmul_encdec_valatt", inputs=("keys_values", "attention"), attrs=HEADS, rows=_attended_rows)
+@operator("_contrib_interleaved_matmul_encdec_valatt", attrs=HEADS, rows=_attended_rows)
 def encdec_valatt(ctx, attrs, keys_values, attention):
     """y = attention V, heads concatenated on the last axis; V is the value part of keys_values.
 

@@ -259,3 +259,13 @@ def maybe_choice(*names: str, default: Any = None) -> Attr:
     """Declare an attribute that is one of `names`, or None."""
     required = choice(*names)
     return Attr(_optional(required.convert), default, required.kind + " or None")
+
+
+def several(kind: Callable[[Any], Attr], **defaults: Any) -> dict[str, Attr]:
+    """Return a record of attributes of one kind, with their defaults (REQUIRED: none).
+
+    Example:
+        >>> several(flag, transpose_a=False, transpose_b=False)["transpose_b"].default
+        False
+    """
+    return {name: kind(default) for name, default in defaults.items()}

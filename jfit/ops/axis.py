@@ -43,10 +43,8 @@ def device_axis(axis: str | VirtualSlice, what: str) -> str:
         ValueError: `axis` is a `VirtualSlice`.
     """
     if isinstance(axis, VirtualSlice):
-        raise ValueError(
-            f"{what} needs values of the whole batch, but with reduce='ordered' each slice of the batch is computed alone; "
-            "pass another reduce= (the default sums over devices), or leave that setting out"
-        )
+        problem = f"{what} needs values of the whole batch, but reduce='ordered' computes each slice of the batch alone"
+        raise ValueError(f"{problem}; pass another reduce= (the default sums over devices), or leave that setting out")
     return axis
 
 

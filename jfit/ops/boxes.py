@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, integer, number
+from jfit.ops.attributes import Attrs, choice, flag, integer, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
@@ -129,7 +129,7 @@ def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     return [common_rows([lhs, rhs])]
 
 
-@operator("_contrib_box_iou", inputs=("lhs", "rhs"), attrs={"format": FORMAT}, rows=_iou_rows)
+@operator("_contrib_box_iou", attrs={"format": FORMAT}, rows=_iou_rows)
 def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
     """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they do not intersect; the gradient is 0."""
     need_last("lhs", lhs.shape, 4)
@@ -162,12 +162,7 @@ def _centred(boxes: Array) -> tuple[Array, Array]:
     return boxes[..., :2] + size * 0.5, size
 
 
-@operator(
-    "_contrib_box_encode",
-    inputs=("samples", "matches", "anchors", "refs", "means", "stds"),
-    outputs=("output0", "output1"),
-    rows=shared_batch_rows,
-)
+@operator("_contrib_box_encode", outputs=("output0", "output1"), rows=shared_batch_rows)
 def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     """y = ([((x', y') - (x, y)) / (w, h), log((w', h') / (w, h))] - means) / stds where sample > 0.5, else 0; gradient 0.
 
@@ -191,15 +186,8 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
 
 @operator(
     "_contrib_box_decode",
-    inputs=("data", "anchors"),
-    attrs={
-        "std0": number(1.0),
-        "std1": number(1.0),
-        "std2": number(1.0),
-        "std3": number(1.0),
-        "clip": number(-1.0),
-        "format": choice("center", "corner", default="center"),
-    },
+    attrs=several(number, std0=1.0, std1=1.0, std2=1.0, std3=1.0, clip=-1.0)
+    | {"format": choice("center", "corner", default="center")},
     rows=shared_batch_rows,
 )
 def box_decode(ctx, attrs, data, anchors):
@@ -307,18 +295,9 @@ _suppress.defvjp(_suppress_forward, _suppress_backward)
 @operator(
     "_contrib_box_nms",
     outputs=("output0",),
-    attrs={
-        "overlap_thresh": number(0.5),
-        "valid_thresh": number(0.0),
-        "topk": integer(-1),
-        "coord_start": integer(2),
-        "score_index": integer(1),
-        "id_index": integer(-1),
-        "background_id": integer(-1),
-        "force_suppress": flag(False),
-        "in_format": FORMAT,
-        "out_format": FORMAT,
-    },
+    attrs=several(number, overlap_thresh=0.5, valid_thresh=0.0)
+    | several(integer, topk=-1, coord_start=2, score_index=1, id_index=-1, background_id=-1)
+    | {"force_suppress": flag(False), "in_format": FORMAT, "out_format": FORMAT},
     aliases=("_contrib_box_non_maximum_suppression",),
     rows=_leading_rows,
 )

@@ -79,10 +79,8 @@ class Ctx:
         if self.weight is None or rows is None:
             return None
         if rows is LOST:
-            raise RowsLost(
-                f"{self.node}: the rows of the batch cannot be identified in its input (an earlier operator mixed the batch "
-                "axis), so rows of weight 0 cannot be excluded; pass batches without padding and equal slices per device"
-            )
+            problem = f"{self.node}: the rows of the batch cannot be identified in its input, so none can be excluded"
+            raise RowsLost(f"{problem}; pass batches without padding and equal slices per device")
         assert isinstance(rows, RowLayout)
         return broadcast_weight(self.weight, rows, ndim)
 

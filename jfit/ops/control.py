@@ -336,6 +336,6 @@ def cond(ctx, attrs, *arrays):
     (first, rows), (second, other_rows) = part(then, attrs.then_input_locs), part(other, attrs.else_input_locs)
     for i, (a, b) in enumerate(zip(jax.eval_shape(first, *arrays), jax.eval_shape(second, *arrays), strict=True)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise ValueError(f"output {i} is {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}; they must be equal")
+            raise ValueError(f"output {i} of both branches is {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}, not equal")
     outs = lax.cond(_scalar(predicate(*arrays)[0], "pred of a cond") != 0, first, second, *arrays)
     return outs, [b if a is None else a if b is None or a == b else LOST for a, b in zip(rows, other_rows, strict=True)]

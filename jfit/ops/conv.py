@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer, maybe_choice, shape
+from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
@@ -83,19 +83,16 @@ _conv_fill = functools.partial(_fill_by, "Convolution")
 
 
 def _attributes(workspace: int, no_bias: bool) -> dict:
-    return {
-        "kernel": shape(),
-        "stride": shape(()),
-        "dilate": shape(()),
-        "pad": shape(()),
-        "num_filter": integer(),
-        "num_group": integer(1),
-        "workspace": integer(workspace),
-        "no_bias": flag(no_bias),
-        "cudnn_tune": maybe_choice("fastest", "limited_workspace", "off"),
-        "cudnn_off": flag(False),
-        "layout": maybe_choice(*LAYOUTS),
-    }
+    return (
+        several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=())
+        | several(integer, num_filter=REQUIRED, num_group=1, workspace=workspace)
+        | {
+            "no_bias": flag(no_bias),
+            "cudnn_tune": maybe_choice("fastest", "limited_workspace", "off"),
+            "cudnn_off": flag(False),
+            "layout": maybe_choice(*LAYOUTS),
+        }
+    )
 
 
 def _runs_in(ctx: Ctx, layout: str) -> str:
@@ -258,10 +255,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
         return ins
     groups, parts = attrs.num_group, attrs.num_deformable_group
     if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
-        raise ValueError(
-            f"data has shape {data}, expected (rows, channels, height, width); num_group {groups} must divide channels and "
-            f"num_filter, num_deformable_group {parts} channels"
-        )
+        raise ValueError(f"num_group {groups} must divide channels and num_filter, num_deformable_group {parts} channels")
     taps = attrs.kernel[0] * attrs.kernel[1] * parts
     weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
@@ -274,19 +268,9 @@ def _record(extra: tuple[str, ...], **more) -> dict:
     head = ("data", "offset", *extra, "weight")
     return {
         "inputs": lambda attrs: head if attrs.no_bias else (*head, "bias"),
-        "attrs": {
-            "kernel": shape(),
-            "stride": shape(()),
-            "dilate": shape(()),
-            "pad": shape(()),
-            "num_filter": integer(),
-            "num_group": integer(1),
-            "num_deformable_group": integer(1),
-            "workspace": integer(1024),
-            "no_bias": flag(False),
-            **more,
-            "layout": maybe_choice("NCDHW", "NCHW", "NCW"),
-        },
+        "attrs": several(shape, kernel=REQUIRED, stride=(), dilate=(), pad=())
+        | several(integer, num_filter=REQUIRED, num_group=1, num_deformable_group=1, workspace=1024)
+        | {"no_bias": flag(False), **more, "layout": maybe_choice("NCDHW", "NCHW", "NCW")},
         "fill": _fill,
         "rows": shared_batch_rows,
     }

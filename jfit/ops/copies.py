@@ -34,13 +34,13 @@ operator(
 )(_same)
 
 
-@operator("_identity_with_attr_like_rhs", inputs=("lhs", "rhs"), fill=same_shape, types=first_types)
+@operator("_identity_with_attr_like_rhs", fill=same_shape, types=first_types)
 def identity_like(ctx, attrs, lhs, rhs):
     """y = lhs, which has the shape of rhs; the gradient of rhs is 0."""
     return lhs
 
 
-@operator("_sparse_retain", inputs=("data", "indices"), types=first_types, rows=first_rows)
+@operator("_sparse_retain", types=first_types, rows=first_rows)
 def sparse_retain(ctx, attrs, data, indices):
     """y[i] = x[i] where i is one of the indices, else 0."""
     rows = jnp.arange(data.shape[0], dtype=jnp.int32)

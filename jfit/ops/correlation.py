@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer
+from jfit.ops.attributes import Attrs, flag, integer, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rules import accumulating, shared_batch_rows
@@ -33,15 +33,7 @@ def _distance_slope(primals, tangents):
 
 @operator(
     "Correlation",
-    inputs=("data1", "data2"),
-    attrs={
-        "kernel_size": integer(1),
-        "max_displacement": integer(1),
-        "stride1": integer(1),
-        "stride2": integer(1),
-        "pad_size": integer(0),
-        "is_multiply": flag(True),
-    },
+    attrs=several(integer, kernel_size=1, max_displacement=1, stride1=1, stride2=1, pad_size=0) | {"is_multiply": flag(True)},
     rows=shared_batch_rows,
 )
 def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:

@@ -9,7 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import DTYPES, choice, flag, integer, maybe_integer, maybe_number, maybe_shape, number, shape, text
+from jfit.ops.attributes import (
+    DTYPES,
+    REQUIRED,
+    choice,
+    flag,
+    integer,
+    maybe_integer,
+    maybe_number,
+    maybe_shape,
+    number,
+    several,
+    shape,
+    text,
+)
 from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, lost_rows, no_rows
 from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
@@ -74,7 +87,6 @@ def _stepped(start: float, step: float, numbers: Array, dtype: Any) -> Array:
 @operator(
     "_zeros_without_dtype",
     attrs={"shape": shape(()), "ctx": text(""), "dtype": integer(-1)},
-    inputs=(),
     types=lambda attrs, ins: (ins, [_numbered(attrs.dtype)]),
     rows=no_rows,
 )
@@ -89,13 +101,8 @@ def _numbered(code: int) -> np.dtype:
 
 @operator(
     "_eye",
-    attrs={
-        "N": integer(),
-        "M": integer(0),
-        "k": integer(0),
-        "ctx": text(""),
-        "dtype": choice(*(n for n in RANGE_DTYPES if n != "bfloat16"), default="float32"),
-    },
+    attrs=several(integer, N=REQUIRED, M=0, k=0)
+    | {"ctx": text(""), "dtype": choice(*(n for n in RANGE_DTYPES if n != "bfloat16"), default="float32")},
     **RECORD,
 )
 def eye(ctx, attrs):
@@ -136,13 +143,7 @@ def _arange_like_rows(attrs, rows, shapes, outs):
 
 @operator(
     "_contrib_arange_like",
-    attrs={
-        "start": number(0.0),
-        "step": number(1.0),
-        "repeat": integer(1),
-        "ctx": text(""),
-        "axis": maybe_integer(None),
-    },
+    attrs=several(number, start=0.0, step=1.0) | {"repeat": integer(1), "ctx": text(""), "axis": maybe_integer()},
     aliases=("_npx_arange_like",),
     rows=_arange_like_rows,
 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, integer
+from jfit.ops.attributes import Attrs, choice, flag, integer, several
 from jfit.ops.context import Ctx
 from jfit.ops.loss import head
 from jfit.ops.registry import operator
@@ -81,11 +81,8 @@ def _rows(attrs, rows, shapes, outs):
 @operator(
     "CTCLoss",
     inputs=_names,
-    attrs={
-        "use_data_lengths": flag(False),
-        "use_label_lengths": flag(False),
-        "blank_label": choice("first", "last", default="first"),
-    },
+    attrs=several(flag, use_data_lengths=False, use_label_lengths=False)
+    | {"blank_label": choice("first", "last", default="first")},
     outputs=("output0",),
     aliases=("_contrib_CTCLoss", "_contrib_ctc_loss", "ctc_loss"),
     fill=_fill,
@@ -116,10 +113,8 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
 def _sizes(attrs: Attrs, rows: int) -> tuple[int, int]:
     """Return (number of time steps, number of sequences) of data (time * batch, classes); `rows` is the size of its axis 0."""
     if attrs.input_length < 1 or attrs.label_length < 1 or rows % attrs.input_length:
-        raise ValueError(
-            f"input_length is {attrs.input_length} and label_length {attrs.label_length}, for {rows} rows of data; expected "
-            "lengths of at least 1, and input_length * batch rows"
-        )
+        lengths = f"input_length is {attrs.input_length} and label_length {attrs.label_length}, for {rows} rows of data"
+        raise ValueError(f"{lengths}; expected lengths of at least 1, and input_length * batch rows")
     return attrs.input_length, rows // attrs.input_length
 
 

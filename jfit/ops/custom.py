@@ -237,7 +237,7 @@ def _device_dtype(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(DTYPES["float32"] if dtype is None else np.dtype(dtype))
 
 
-@operator("Custom", attrs={"op_type": text()}, resolve=_record, rows=first_rows)
+@operator("Custom", inputs=("data",), attrs={"op_type": text()}, resolve=_record, rows=first_rows)
 def custom(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Any:
     """y = output of the Python code registered as `op_type`, computed on the host; its `backward` computes the gradient."""
     raise ValueError(f"Custom needs op_type, one of: {', '.join(map(repr, HOSTS)) or 'none is registered yet'}")

@@ -56,10 +56,6 @@ def _rint(x: Array) -> Array:
     return jnp.where(x - low <= high - x, low, high)
 
 
-def _logical_not(x: Array) -> Array:
-    return (x == 0).astype(x.dtype)
-
-
 # name, function, formula, whether a _sparse_ alias exists
 UNARY_TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
     ("relu", jax.nn.relu, "y = max(x, 0); the gradient at 0 is 0.", True),
@@ -109,7 +105,7 @@ UNARY_TABLE: list[tuple[str, Callable[[Array], Array], str, bool]] = [
     ("rint", _rint, "y = the nearest integer, halves towards -∞; zero gradient.", True),
     ("fix", jnp.trunc, "y = the nearest integer towards 0; zero gradient.", True),
     ("trunc", jnp.trunc, "y = x without its fraction; zero gradient.", True),
-    ("logical_not", _logical_not, "y = 1 where x = 0, else 0; zero gradient.", False),
+    ("logical_not", lambda x: (x == 0).astype(x.dtype), "y = 1 where x = 0, else 0; zero gradient.", False),
     ("ones_like", jnp.ones_like, "y = 1 everywhere; zero gradient.", False),
     ("zeros_like", jnp.zeros_like, "y = 0 everywhere; zero gradient.", True),
     ("_copy", lambda x: x, "y = x.", False),
@@ -414,14 +410,7 @@ def _where_types(attrs, ins):
     return [ins[0], value, value], [value]
 
 
-@operator(
-    "where",
-    inputs=("condition", "x", "y"),
-    aliases=("_sparse_where",),
-    fill=_where_shapes,
-    types=_where_types,
-    rows=_where_rows,
-)
+@operator("where", aliases=("_sparse_where",), fill=_where_shapes, types=_where_types, rows=_where_rows)
 def where(ctx, attrs, condition, x, y):
     """y = x where condition ≠ 0, else y; a condition with one axis selects along the first axis of x."""
     condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))

@@ -37,14 +37,7 @@ def _rows(attrs, rows, shapes, outs):
     return shared_batch_rows(attrs, [*rows[:1], *rows[3:]], shapes, outs)
 
 
-@operator(
-    "_contrib_hawkesll",
-    inputs=("lda", "alpha", "beta", "state", "lags", "marks", "valid_length", "max_time"),
-    outputs=("output", "out_state"),
-    fill=_shapes,
-    types=_types,
-    rows=_rows,
-)
+@operator("_contrib_hawkesll", outputs=("output", "out_state"), fill=_shapes, types=_types, rows=_rows)
 def hawkesll(ctx, attrs, lda, alpha, beta, state, lags, marks, valid_length, max_time):
     """y₀ = Σ ln λ(tᵢ) - ∫ λ dt with λₖ(t) = lda + alpha beta state exp(-beta dt); y₁ = the state at max_time.
 

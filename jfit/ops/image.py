@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import DTYPES, Attrs, flag, integer, number, numbers, shape
+from jfit.ops.attributes import DTYPES, REQUIRED, Attrs, flag, integer, number, numbers, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.resize import resized
@@ -123,12 +123,7 @@ def resize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return resized("_image_resize", data, new_size(attrs, *data.shape[-3:-1]), attrs.interp)
 
 
-@operator(
-    "_cvimresize",
-    inputs=("src",),
-    attrs={"w": integer(), "h": integer(), "interp": integer(1)},
-    rows=batch_only,
-)
+@operator("_cvimresize", attrs={"w": integer(), "h": integer(), "interp": integer(1)}, rows=batch_only)
 def cv_resize(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     """y = x resized to height h and width w; interp as in _image_resize."""
     check_image("_cvimresize", src)
@@ -140,16 +135,8 @@ BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # OpenCV's numbe
 
 @operator(
     "_cvcopyMakeBorder",
-    inputs=("src",),
-    attrs={
-        "top": integer(),
-        "bot": integer(),
-        "left": integer(),
-        "right": integer(),
-        "type": integer(0),
-        "value": numbers((0.0,)),
-        "values": numbers(()),
-    },
+    attrs=several(integer, top=REQUIRED, bot=REQUIRED, left=REQUIRED, right=REQUIRED, type=0)
+    | several(numbers, value=(0.0,), values=()),
     rows=batch_only,
 )
 def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, shape
+from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, several, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows, first_rows, lost_rows
 from jfit.ops.rules import common_rows, drop_axes, dtype_attr_types, dtype_of, first_types, normalize_axis, same_shape, unify
@@ -38,7 +38,6 @@ def _take_rows(attrs, rows, shapes, outs):
 
 @operator(
     "take",
-    inputs=("a", "indices"),
     attrs={"axis": integer(0), "mode": choice("clip", "raise", "wrap", default="clip")},
     types=first_types,
     rows=_take_rows,
@@ -83,7 +82,6 @@ def _index_rows(index, axis, shapes, attrs):
 
 @operator(
     "pick",
-    inputs=("data", "index"),
     attrs={"axis": maybe_integer(-1), "keepdims": flag(False), "mode": choice("clip", "wrap", default="clip")},
     aliases=("choose_element_0index", "_npx_pick"),
     fill=_pick_shapes,
@@ -103,13 +101,9 @@ def pick(ctx, attrs, data, index):
 @operator(
     "one_hot",
     aliases=("_npx_one_hot",),
-    inputs=("indices",),
-    attrs={
-        "depth": integer(),
-        "on_value": number(1.0),
-        "off_value": number(0.0),
-        "dtype": choice(*DTYPES_OUT, default="float32"),
-    },
+    attrs={"depth": integer()}
+    | several(number, on_value=1.0, off_value=0.0)
+    | {"dtype": choice(*DTYPES_OUT, default="float32")},
     types=dtype_attr_types,
     rows=first_rows,
 )
@@ -244,7 +238,7 @@ def _gather_rows(attrs, rows, shapes, outs):
     return [common_rows(moved)]
 
 
-@operator("gather_nd", inputs=("data", "indices"), aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
+@operator("gather_nd", aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
 def gather_nd(ctx, attrs, data, indices):
     """y[i...] = x[indices[0, i...], indices[1, i...], ...]."""
     return data[_places(indices, data.shape)]
@@ -255,19 +249,15 @@ def _scattered(data: Array, indices: Array, size: tuple[int, ...]) -> Array:
     return jnp.zeros(size, data.dtype).at[_places(indices, size)].set(data)
 
 
-def _scattered_forward(data, indices, size):
-    return _scattered(data, indices, size), indices
-
-
 def _scattered_backward(size, indices, head):
     # as in MXNet, the gradient is read at every index, even where a later duplicate index has overwritten the value
     return head[_places(indices, size)], jnp.zeros_like(indices) if jnp.issubdtype(indices.dtype, jnp.floating) else None
 
 
-_scattered.defvjp(_scattered_forward, _scattered_backward)
+_scattered.defvjp(lambda data, indices, size: (_scattered(data, indices, size), indices), _scattered_backward)
 
 
-@operator("scatter_nd", inputs=("data", "indices"), attrs={"shape": shape()}, types=first_types, rows=lost_rows)
+@operator("scatter_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_nd(ctx, attrs, data, indices):
     """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; the last of equal indices wins."""
     expected = (*indices.shape[1:], *attrs.shape[indices.shape[0] :])
@@ -276,13 +266,7 @@ def scatter_nd(ctx, attrs, data, indices):
     return _scattered(data, indices, attrs.shape)
 
 
-@operator(
-    "_scatter_set_nd",
-    inputs=("lhs", "rhs", "indices"),
-    attrs={"shape": shape()},
-    types=first_types,
-    rows=lost_rows,
-)
+@operator("_scatter_set_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_set_nd(ctx, attrs, lhs, rhs, indices):
     """y = a copy of lhs with y[indices[0, i...], indices[1, i...], ...] = rhs[i...]."""
     return lhs.at[_places(indices, lhs.shape)].set(rhs)
@@ -293,10 +277,6 @@ def _copied(old: Array, index: Array, new: Array) -> Array:
     return old.at[_places(index[None], old.shape)].set(new)
 
 
-def _copied_forward(old, index, new):
-    return _copied(old, index, new), index
-
-
 def _copied_backward(index, head):
     # as in MXNet, every row of `new` gets its gradient, even one that a later duplicate index has overwritten
     at = _places(index[None], head.shape)
@@ -304,7 +284,7 @@ def _copied_backward(index, head):
     return head.at[at].set(jnp.zeros((), head.dtype)), d_index, head[at]
 
 
-_copied.defvjp(_copied_forward, _copied_backward)
+_copied.defvjp(lambda old, index, new: (_copied(old, index, new), index), _copied_backward)
 
 
 def _copied_rows(attrs, rows, shapes, outs):
@@ -336,7 +316,6 @@ def _batch_take_rows(attrs, rows, shapes, outs):
 
 @operator(
     "batch_take",
-    inputs=("a", "indices"),
     fill=_batch_take_shapes,
     types=lambda attrs, ins: ([ins[0], dtype_of("int32") if ins[1] is None else ins[1]], [ins[0]]),
     rows=_batch_take_rows,
@@ -363,14 +342,7 @@ def _slice_assign_rows(attrs, rows, shapes, outs):
 SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
 
 
-@operator(
-    "_slice_assign",
-    inputs=("lhs", "rhs"),
-    attrs=SLICE,
-    aliases=("_crop_assign",),
-    types=first_types,
-    rows=_slice_assign_rows,
-)
+@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=_slice_assign_rows)
 def slice_assign(ctx, attrs, lhs, rhs):
     """y = a copy of lhs with y[begin:end:step] = rhs."""
     return lhs.at[slices(attrs, lhs.ndim)].set(rhs.astype(lhs.dtype))

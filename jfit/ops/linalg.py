@@ -10,16 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import flag, integer, maybe_choice, number
+from jfit.ops.attributes import flag, integer, maybe_choice, number, several
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
 from jfit.ops.rules import accumulating, argument_names, common_rows, drop_axes, normalize_axis, same_shape, unify
 
-ATTRS = {
-    "transpose_a": flag(False),
-    "transpose_b": flag(False),
-    "forward_stype": maybe_choice("csr", "default", "row_sparse"),
-}
+ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"forward_stype": maybe_choice("csr", "default", "row_sparse")}
 
 
 def _contracted(attrs, ndim_a, ndim_b):
@@ -55,7 +51,7 @@ def _dot_rows(attrs, rows, shapes, outs):
     return [LOST]
 
 
-@operator("dot", inputs=("lhs", "rhs"), attrs=ATTRS, aliases=("_sparse_dot",), fill=_dot_shapes, rows=_dot_rows)
+@operator("dot", attrs=ATTRS, aliases=("_sparse_dot",), fill=_dot_shapes, rows=_dot_rows)
 def dot(ctx, attrs, lhs, rhs):
     """y = lhs · rhs, contracting the last axis of lhs (first with transpose_a) and the first of rhs (last with transpose_b)."""
     a, b = _contracted(attrs, lhs.ndim, rhs.ndim)
@@ -84,14 +80,7 @@ def _batch_dot_rows(attrs, rows, shapes, outs):
     return [layout]
 
 
-@operator(
-    "batch_dot",
-    inputs=("lhs", "rhs"),
-    attrs=ATTRS,
-    aliases=("_npx_batch_dot",),
-    fill=_batch_dot_shapes,
-    rows=_batch_dot_rows,
-)
+@operator("batch_dot", attrs=ATTRS, aliases=("_npx_batch_dot",), fill=_batch_dot_shapes, rows=_batch_dot_rows)
 def batch_dot(ctx, attrs, lhs, rhs):
     """y[n] = op(lhs[n]) op(rhs[n]), a matrix product for each batch index n; op transposes if transpose_a or transpose_b."""
     a = jnp.swapaxes(lhs, -1, -2) if attrs.transpose_a else lhs
@@ -132,12 +121,7 @@ def _maybe_transposed(matrix: Array, transposed: bool) -> Array:
     return jnp.swapaxes(matrix, -1, -2) if transposed else matrix
 
 
-GEMM_ATTRS = {
-    "transpose_a": flag(False),
-    "transpose_b": flag(False),
-    "alpha": number(1.0),
-    "axis": integer(-2),
-}
+GEMM_ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"alpha": number(1.0), "axis": integer(-2)}
 
 
 def _matrix_axis(attrs, ndim: int) -> int:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, number
+from jfit.ops.attributes import Attrs, choice, flag, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
@@ -189,16 +189,9 @@ def _softmax_rows(attrs, rows, shapes, outs):
 @operator(
     "SoftmaxOutput",
     inputs=("data", "label"),
-    attrs={
-        "grad_scale": number(1.0),
-        "ignore_label": number(-1.0),
-        "multi_output": flag(False),
-        "use_ignore": flag(False),
-        "preserve_shape": flag(False),
-        "normalization": choice("batch", "null", "valid", default="null"),
-        "out_grad": flag(False),
-        "smooth_alpha": number(0.0),
-    },
+    attrs=several(number, grad_scale=1.0, ignore_label=-1.0)
+    | several(flag, multi_output=False, use_ignore=False, preserve_shape=False)
+    | {"normalization": choice("batch", "null", "valid", default="null"), "out_grad": flag(False), "smooth_alpha": number(0.0)},
     aliases=("Softmax",),
     fill=_softmax_output_fill,
     types=label_types,
@@ -245,10 +238,6 @@ def _residual(out: Array, label: Array) -> Array:
     return out - label
 
 
-def _sign(out: Array, label: Array) -> Array:
-    return jnp.sign(out - label)
-
-
 def _per_row(value: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
     """Make the loss function of a regression, which returns (mean of value(output, label) per row, weight 1), each (rows,)."""
 
@@ -264,17 +253,13 @@ def _half_square(out: Array, label: Array) -> Array:
     return 0.5 * jnp.square(out - label)
 
 
-def _distance(out: Array, label: Array) -> Array:
-    return jnp.abs(out - label)
-
-
 def _binary_cross_entropy(out: Array, label: Array) -> Array:
     return -label * jnp.log(jnp.maximum(out, TINY)) - (1 - label) * jnp.log(jnp.maximum(1 - out, TINY))
 
 
 _linear = _regression(_residual, _identity)
 _logistic = _regression(_residual, lambda attrs, data: jax.nn.sigmoid(data))
-_absolute = _regression(_sign, _identity)
+_absolute = _regression(lambda out, label: jnp.sign(out - label), _identity)
 
 
 def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> dict[str, Any]:
@@ -310,7 +295,7 @@ def logistic_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array
     return _run_regression(_logistic, ctx, attrs, data, label)
 
 
-@operator("MAERegressionOutput", **_regression_record(_distance, "_sparse_MAERegressionOutput"))
+@operator("MAERegressionOutput", **_regression_record(lambda out, label: jnp.abs(out - label), "_sparse_MAERegressionOutput"))
 def mae_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = x; its gradient is sign(y - label) * grad_scale / (entries per row)."""
     return _run_regression(_absolute, ctx, attrs, data, label)
@@ -341,11 +326,8 @@ def _loss_of_output(attrs: Attrs, output: Array, label: None = None) -> tuple[Ar
 
 @operator(
     "MakeLoss",
-    attrs={
-        "grad_scale": number(1.0),
-        "valid_thresh": number(0.0),
-        "normalization": choice("batch", "null", "valid", default="null"),
-    },
+    attrs=several(number, grad_scale=1.0, valid_thresh=0.0)
+    | {"normalization": choice("batch", "null", "valid", default="null")},
     kind="head",
     loss=_loss_of_output,
     positions=_row_size,
@@ -438,10 +420,6 @@ def _with_penalty(attrs: Attrs, data: Array, average: Array, weight: Any) -> Arr
     return data
 
 
-def _with_penalty_forward(attrs, data, average, weight):
-    return data, (average, weight)
-
-
 def _with_penalty_backward(attrs, residuals, grad):
     average, weight = residuals
     target = attrs.sparseness_target
@@ -451,7 +429,7 @@ def _with_penalty_backward(attrs, residuals, grad):
     return (grad.astype(push.dtype) + push).astype(grad.dtype), None, None
 
 
-_with_penalty.defvjp(_with_penalty_forward, _with_penalty_backward)
+_with_penalty.defvjp(lambda attrs, data, average, weight: (data, (average, weight)), _with_penalty_backward)
 
 
 def _sparse_fill(attrs: Attrs, ins: list, outs: list) -> list:
@@ -463,11 +441,7 @@ def _sparse_fill(attrs: Attrs, ins: list, outs: list) -> list:
     "IdentityAttachKLSparseReg",
     aux=("moving_avg",),
     init={"moving_avg": '["zero", {}]'},
-    attrs={
-        "sparseness_target": number(0.100000001),
-        "penalty": number(0.00100000005),
-        "momentum": number(0.899999976),
-    },
+    attrs=several(number, sparseness_target=0.100000001, penalty=0.00100000005, momentum=0.899999976),
     fill=_sparse_fill,
     rows=batch_rows,
 )

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer, number, numbers
+from jfit.ops.attributes import Attrs, flag, integer, number, numbers, several
 from jfit.ops.boxes import Corners, corners, gathered, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
@@ -28,13 +28,9 @@ def _variances(op: str, attrs: Attrs) -> tuple[float, ...]:
 # ------------------------------------------------------------------------------------------ MultiBoxPrior
 @operator(
     "_contrib_MultiBoxPrior",
-    attrs={
-        "sizes": numbers((1.0,)),
-        "ratios": numbers((1.0,)),
-        "clip": flag(False),
-        "steps": numbers((-1.0, -1.0)),
-        "offsets": numbers((0.5, 0.5)),
-    },
+    attrs=several(numbers, sizes=(1.0,), ratios=(1.0,))
+    | {"clip": flag(False)}
+    | several(numbers, steps=(-1.0, -1.0), offsets=(0.5, 0.5)),
     rows=no_rows,
 )
 def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
@@ -45,7 +41,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """
     need_axes("MultiBoxPrior", data.shape)
     if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
-        raise ValueError(f"expected sizes, and two numbers (y, x) for steps {attrs.steps} and offsets {attrs.offsets}")
+        raise ValueError(f"expected at least one size, and two numbers for steps {attrs.steps} and offsets {attrs.offsets}")
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
     ratios = attrs.ratios or (1.0,)
@@ -116,16 +112,9 @@ def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> 
 
 @operator(
     "_contrib_MultiBoxTarget",
-    inputs=("anchor", "label", "cls_pred"),
     outputs=("loc_target", "loc_mask", "cls_target"),
-    attrs={
-        "overlap_threshold": number(0.5),
-        "ignore_label": number(-1.0),
-        "negative_mining_ratio": number(-1.0),
-        "negative_mining_thresh": number(0.5),
-        "minimum_negative_samples": integer(0),
-        "variances": VARIANCES,
-    },
+    attrs=several(number, overlap_threshold=0.5, ignore_label=-1.0, negative_mining_ratio=-1.0, negative_mining_thresh=0.5)
+    | {"minimum_negative_samples": integer(0), "variances": VARIANCES},
     rows=shared_batch_rows,
 )
 def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pred: Array) -> tuple[Array, Array, Array]:
@@ -201,7 +190,6 @@ def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
 
 @operator(
     "_contrib_MultiBoxDetection",
-    inputs=("cls_prob", "loc_pred", "anchor"),
     attrs={
         "clip": flag(True),
         "threshold": number(0.00999999978),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, shape
+from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import Shape, operator
@@ -132,12 +132,8 @@ def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
 @operator(
     "LeakyReLU",
     inputs=lambda a: ("data", "gamma") if a.act_type == "prelu" else ("data",),
-    attrs={
-        "act_type": choice("elu", "gelu", "leaky", "prelu", "rrelu", "selu", default="leaky"),
-        "slope": number(0.25),
-        "lower_bound": number(0.125),
-        "upper_bound": number(0.333999991),
-    },
+    attrs={"act_type": choice("elu", "gelu", "leaky", "prelu", "rrelu", "selu", default="leaky")}
+    | several(number, slope=0.25, lower_bound=0.125, upper_bound=0.333999991),
     aliases=("_npx_leaky_relu",),
     init={"gamma": '["Constant", {"value": 0.25}]'},
     fill=_leaky_fill,
@@ -238,7 +234,6 @@ def row_numbers(attrs: Attrs, data: Array) -> Array:
 
 @operator(
     "Embedding",
-    inputs=("data", "weight"),
     attrs={**EMBEDDING, "sparse_grad": flag(False)},
     aliases=("_npx_embedding", "_sparse_Embedding"),
     fill=_embedding_fill,
@@ -255,7 +250,6 @@ def embedding(ctx: Ctx, attrs: Attrs, data: Array, weight: Array) -> Array:
 
 @operator(
     "_contrib_SparseEmbedding",
-    inputs=("data", "weight"),
     attrs={**EMBEDDING, "deterministic": flag(False)},
     fill=_embedding_fill,
     types=_embedding_types,

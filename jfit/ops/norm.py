@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attr, Attrs, choice, flag, integer, maybe_number, number, text
+from jfit.ops.attributes import Attr, Attrs, choice, flag, integer, maybe_number, number, several, text
 from jfit.ops.axis import device_axis
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, ShapeRule, operator
@@ -129,14 +129,9 @@ def _record(**attrs: Attr) -> dict[str, Any]:
         "init": {"moving_mean": '["zero", {}]', "moving_var": '["one", {}]'},
         "outputs": ("output", "mean", "var"),
         "visible": lambda a: 3 if a.output_mean_var else 1,
-        "attrs": {
-            "eps": number(0.0010000000474974513),
-            "momentum": number(0.899999976),
-            "fix_gamma": flag(True),
-            "use_global_stats": flag(False),
-            "output_mean_var": flag(False),
-            **attrs,
-        },
+        "attrs": several(number, eps=0.0010000000474974513, momentum=0.899999976)
+        | several(flag, fix_gamma=True, use_global_stats=False, output_mean_var=False)
+        | {**attrs},
         "fill": _batch_norm_fill,
         "infer_outputs": _batch_norm_made,
         "types": _batch_norm_types,
@@ -145,12 +140,7 @@ def _record(**attrs: Attr) -> dict[str, Any]:
     }
 
 
-_AXIS = {
-    "axis": integer(1),
-    "cudnn_off": flag(False),
-    "min_calib_range": maybe_number(),
-    "max_calib_range": maybe_number(),
-}
+_AXIS = {"axis": integer(1), "cudnn_off": flag(False)} | several(maybe_number, min_calib_range=None, max_calib_range=None)
 
 
 @operator("BatchNorm", aliases=("_npx_batch_norm",), **_record(**_AXIS))
@@ -203,7 +193,6 @@ def batch_norm_v1(ctx: Ctx, attrs: Attrs, *arrays: Array):
 # ------------------------------------------------------------------------------------------ LayerNorm
 @operator(
     "LayerNorm",
-    inputs=("data", "gamma", "beta"),
     outputs=("output", "mean", "std"),
     visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"axis": integer(-1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},
@@ -244,7 +233,6 @@ def _channels_of_images(attrs: Attrs, data: Shape) -> int:
 
 @operator(
     "InstanceNorm",
-    inputs=("data", "gamma", "beta"),
     attrs={"eps": number(0.00100000005)},
     fill=_vectors(_channels_of_images),
     rows=batch_rows,
@@ -269,7 +257,6 @@ def _groups(attrs: Attrs, data: Shape) -> int:
 
 @operator(
     "GroupNorm",
-    inputs=("data", "gamma", "beta"),
     outputs=("output", "mean", "std"),
     visible=lambda a: 3 if a.output_mean_var else 1,
     attrs={"num_groups": integer(1), "eps": number(9.99999975e-06), "output_mean_var": flag(False)},

@@ -90,10 +90,6 @@ def _max_tiles(first: int, kernel: tuple[int, ...], x: Array) -> Array:
     return jnp.max(tiles, axis=tuple(first + 1 + 2 * i for i in range(len(kernel))))
 
 
-def _max_tiles_forward(first, kernel, x):
-    return _max_tiles(first, kernel, x), x
-
-
 def _max_tiles_backward(first, kernel, x, grad):
     # Compare the entries with each other, never with the output: XLA may recompute x for the backward pass with other
     # rounding, and then no entry equals the maximum. One `where` over all entries, because XLA on CPU returns wrong values
@@ -110,7 +106,7 @@ def _max_tiles_backward(first, kernel, x, grad):
     return (spread.reshape(x.shape),)
 
 
-_max_tiles.defvjp(_max_tiles_forward, _max_tiles_backward)
+_max_tiles.defvjp(lambda first, kernel, x: (_max_tiles(first, kernel, x), x), _max_tiles_backward)
 
 
 # ------------------------------------------------------------------------------------------ all windows

@@ -133,10 +133,8 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     if scores is None:
         return ins
     if len(scores) != 4 or scores[1] not in (0, 2 * len(attrs.scales) * len(attrs.ratios)):
-        raise ValueError(
-            f"scores have shape {scores}, expected 4 axes and 2 channels for each of {len(attrs.ratios)} ratios x "
-            f"{len(attrs.scales)} scales; change scales or ratios"
-        )
+        channels = f"2 channels for each of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales"
+        raise ValueError(f"scores have shape {scores}, expected 4 axes and {channels}; change scales or ratios")
     expected = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
     return [scores, *(fill_unknown(known, shape) for known, shape in zip(ins[1:], expected, strict=True))]
 

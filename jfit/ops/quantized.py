@@ -99,7 +99,6 @@ def _min_max(ctx: Ctx, data: Array) -> tuple[Array, Array]:
 
 @operator(
     "_contrib_quantize",
-    inputs=("data", "min_range", "max_range"),
     outputs=OUTPUTS,
     attrs={"out_type": choice("int8", "uint8", default="uint8")},
     fill=range_shapes,
@@ -152,7 +151,6 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
 
 @operator(
     "_contrib_dequantize",
-    inputs=("data", "min_range", "max_range"),
     attrs={"out_type": choice("float32", default="float32")},
     fill=range_shapes,
     types=lambda attrs, ins: ([ins[0], *[DTYPES["float32"]] * 2], [DTYPES["float32"]]),
@@ -166,7 +164,6 @@ def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 
 @operator(
     "_contrib_requantize",
-    inputs=("data", "min_range", "max_range"),
     outputs=OUTPUTS,
     attrs={"out_type": choice("auto", "int8", "uint8", default="int8"), **CALIBRATED},
     fill=range_shapes,

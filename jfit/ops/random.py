@@ -11,7 +11,21 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import gammaln
 
-from jfit.ops.attributes import DTYPES, Attr, Attrs, choice, flag, integer, maybe_choice, maybe_shape, number, shape, text
+from jfit.ops.attributes import (
+    DTYPES,
+    REQUIRED,
+    Attr,
+    Attrs,
+    choice,
+    flag,
+    integer,
+    maybe_choice,
+    maybe_shape,
+    number,
+    several,
+    shape,
+    text,
+)
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
@@ -190,14 +204,8 @@ for _law in TABLE:
 
 @operator(
     "_random_randint",
-    inputs=(),
-    attrs={
-        "low": integer(),
-        "high": integer(),
-        "shape": maybe_shape(),
-        "ctx": text(""),
-        "dtype": maybe_choice("int32", "int64"),
-    },
+    attrs=several(integer, low=REQUIRED, high=REQUIRED)
+    | {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice("int32", "int64")},
     aliases=("random_randint",),
     types=lambda attrs, ins: (ins, [DTYPES[attrs.dtype or "int32"]]),
     rows=no_rows,
@@ -223,22 +231,9 @@ def _batched(ctx: Ctx) -> int:
 
 
 # ------------------------------------------------------------------------------------------ _sample_*
-def _one_shape(attrs: Attrs, ins: list, outs: list) -> list:
-    """Infer input shapes: all parameters have the same shape."""
-    return [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins)
-
-
 def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     dtype = next((t for t in ins if t is not None), None)
     return [dtype if t is None else t for t in ins], drawn_types(attrs, ins)[1]
-
-
-def _leading_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the parameters, whose axes are the leading axes of the output.
-    """
-    return [common_rows(rows)]
 
 
 def _add_sample(law: Distribution) -> None:
@@ -260,9 +255,9 @@ def _add_sample(law: Distribution) -> None:
         inputs=law.arrays,
         attrs={"shape": shape(()), "dtype": maybe_choice(*FLOATS)},
         aliases=(name[1:],),
-        fill=_one_shape,
+        fill=lambda attrs, ins, outs: [unify(ins, "entry i of every parameter belongs to distribution i")] * len(ins),
         types=_parameter_types,
-        rows=_leading_rows,
+        rows=lambda attrs, rows, shapes, outs: [common_rows(rows)],
         needs_rng=True,
     )(sample)
 
@@ -309,7 +304,6 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
 # ------------------------------------------------------------------------------------------ unique ids, random order
 @operator(
     "_sample_unique_zipfian",
-    inputs=(),
     attrs={"range_max": integer(), "shape": maybe_shape()},
     outputs=("output0", "output1"),
     types=lambda attrs, ins: (ins, [DTYPES["int64"]] * 2),
@@ -448,7 +442,6 @@ for _row in DENSITY_TABLE:
 
 @operator(
     "_random_pdf_dirichlet",
-    inputs=("sample", "alpha"),
     attrs={"is_log": flag(False)},
     aliases=("random_pdf_dirichlet",),
     rows=lambda attrs, rows, shapes, outs: (

@@ -15,6 +15,7 @@ To add an operator, decorate one function with `operator` in the file of its fam
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,7 +207,7 @@ def register(op: Op) -> Op:
         'relu'
     """
     if op.name in REGISTRY and REGISTRY[op.name].family != op.family:
-        raise ValueError(f"operator {op.name!r} of {op.family} is already registered by {REGISTRY[op.name].family}; rename one")
+        raise ValueError(f"{op.name!r} is already registered by {REGISTRY[op.name].family} and again by {op.family}; rename it")
     for name in (op.name, *op.aliases):
         if ALIASES.get(name, op.name) != op.name:
             raise ValueError(f"operator name {name!r} is already taken by {ALIASES[name]!r}; choose another name or alias")
@@ -222,7 +223,8 @@ def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callabl
 
     Args:
         name: canonical name of the operator.
-        **record: the other fields of `Op`, except `fn` (the decorated function) and `family` (the name of its module).
+        **record: the other fields of `Op`, except `fn` (the decorated function) and `family` (the name of its module).  Default
+            of `inputs`: the names of the function's arguments after the context and the attributes.
 
     Returns:
         The decorator; it returns the function unchanged.
@@ -242,7 +244,9 @@ def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callabl
     """
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **record))
+        names = inspect.getfullargspec(fn).args[2:]
+        fields: dict[str, Any] = {"inputs": tuple(n for n in names if n not in record.get("aux", ()))} | record
+        register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **fields))
         return fn
 
     return add

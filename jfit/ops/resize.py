@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, choice, flag, integer, maybe_number, shape
+from jfit.ops.attributes import REQUIRED, Attrs, choice, flag, integer, maybe_number, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
@@ -75,14 +75,9 @@ def _upsampling_rows(attrs, rows, shapes, outs):
     "UpSampling",
     inputs=lambda attrs: ("data", "weight") if attrs.sample_type == "bilinear" else argument_names(attrs),
     variadic="num_args",
-    attrs={
-        "scale": integer(),
-        "num_filter": integer(0),
-        "sample_type": choice("bilinear", "nearest"),
-        "multi_input_mode": choice("concat", "sum", default="concat"),
-        "num_args": integer(),
-        "workspace": integer(512),
-    },
+    attrs=several(integer, scale=REQUIRED, num_filter=0)
+    | {"sample_type": choice("bilinear", "nearest"), "multi_input_mode": choice("concat", "sum", default="concat")}
+    | several(integer, num_args=REQUIRED, workspace=512),
     init=dict.fromkeys(("weight", "arg1"), '["bilinear", {}]'),  # arg1: MXNet does so for nearest, too
     fill=_upsampling_fill,
     rows=_upsampling_rows,

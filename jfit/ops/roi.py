@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import Attrs, flag, integer, number, shape
+from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, number, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
@@ -99,14 +99,8 @@ def _bin_weights(start: Array, length: Array, bins: int, size: int, ratio: int) 
 
 @operator(
     "_contrib_ROIAlign",
-    inputs=("data", "rois"),
-    attrs={
-        "pooled_size": shape(),
-        "spatial_scale": number(),
-        "sample_ratio": integer(-1),
-        "position_sensitive": flag(False),
-        "aligned": flag(False),
-    },
+    attrs={"pooled_size": shape(), "spatial_scale": number(), "sample_ratio": integer(-1)}
+    | several(flag, position_sensitive=False, aligned=False),
     rows=region_rows,
 )
 def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
@@ -196,10 +190,6 @@ def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Ar
     return most_y * most_x, add
 
 
-def _rotated_forward(attrs, data, rois):
-    return _rotated(attrs, data, rois), (data, rois)
-
-
 def _rotated_backward(attrs, residuals, grad):
     data, rois = residuals
     steps, add = _rotated_steps(attrs, data.shape, rois)
@@ -210,12 +200,11 @@ def _rotated_backward(attrs, residuals, grad):
     return lax.fori_loop(0, steps, pull, jnp.zeros_like(data)), jnp.zeros_like(rois)
 
 
-_rotated.defvjp(_rotated_forward, _rotated_backward)
+_rotated.defvjp(lambda attrs, data, rois: (_rotated(attrs, data, rois), (data, rois)), _rotated_backward)
 
 
 @operator(
     "_contrib_RROIAlign",
-    inputs=("data", "rois"),
     attrs={"pooled_size": shape(), "spatial_scale": number(), "sampling_ratio": integer(-1)},
     rows=region_rows,
 )
@@ -267,7 +256,6 @@ def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
 
 @operator(
     "_contrib_PSROIPooling",
-    inputs=("data", "rois"),
     attrs={"spatial_scale": number(), "output_dim": integer(), "pooled_size": integer(), "group_size": integer(0)},
     rows=region_rows,
 )
@@ -297,16 +285,9 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 @operator(
     "_contrib_DeformablePSROIPooling",
     inputs=lambda attrs: ("data", "rois") if attrs.no_trans else ("data", "rois", "trans"),
-    attrs={
-        "spatial_scale": number(),
-        "output_dim": integer(),
-        "group_size": integer(),
-        "pooled_size": integer(),
-        "part_size": integer(0),
-        "sample_per_part": integer(1),
-        "trans_std": number(0.0),
-        "no_trans": flag(False),
-    },
+    attrs={"spatial_scale": number()}
+    | several(integer, output_dim=REQUIRED, group_size=REQUIRED, pooled_size=REQUIRED, part_size=0, sample_per_part=1)
+    | {"trans_std": number(0.0), "no_trans": flag(False)},
     rows=region_rows,
 )
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
@@ -319,7 +300,8 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     wide = accumulating(data.dtype)
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
     if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
-        raise ValueError(f"trans has shape {offsets.shape}, not (regions, 2 * divisor of {dim}, {part}, {part})")
+        needed = f"(regions, 2 * divisor of {dim}, {part}, {part})"
+        raise ValueError(f"trans has shape {offsets.shape}, not {needed}; change part_size")
     classes = offsets.shape[1] // 2
     regions = lax.stop_gradient(rois).astype(wide)
     image, valid = _image(regions, data)
@@ -381,7 +363,6 @@ def _first_largest(values: Array, begin: Array, end: Array, axis: int) -> tuple[
 
 @operator(
     "ROIPooling",
-    inputs=("data", "rois"),
     outputs=("output", "maxidx"),
     visible=1,
     attrs={"pooled_size": shape(), "spatial_scale": number()},

@@ -88,12 +88,7 @@ def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
         raise ValueError(f"{op}: grid has shape {grid_shape}, expected ({data.shape[0]}, 2, height, width); reshape the grid")
 
 
-@operator(
-    "BilinearSampler",
-    inputs=("data", "grid"),
-    attrs={"cudnn_off": maybe_flag()},
-    rows=shared_batch_rows,
-)
+@operator("BilinearSampler", attrs={"cudnn_off": maybe_flag()}, rows=shared_batch_rows)
 def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
     """y[n, c, i, j] = data[n, c] interpolated bilinearly at (x, y) = grid[n, :, i, j] in [-1, 1]; 0 outside the image."""
     _check_sampled("BilinearSampler", data, grid.shape)
@@ -104,7 +99,6 @@ def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
 # ------------------------------------------------------------------------------------------ SpatialTransformer
 @operator(
     "SpatialTransformer",
-    inputs=("data", "loc"),
     attrs={
         "target_shape": shape((0, 0)),
         "transform_type": choice("affine"),

@@ -147,7 +147,6 @@ def _like_part(attrs, lhs, rhs):
 
 @operator(
     "reshape_like",
-    inputs=("lhs", "rhs"),
     attrs={k: maybe_integer(None) for k in ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")},
     aliases=("_npx_reshape_like",),
     types=lambda attrs, ins: (ins, [ins[0]]),
@@ -255,7 +254,6 @@ def broadcast_axis(ctx, attrs, data):
 
 @operator(
     "broadcast_like",
-    inputs=("lhs", "rhs"),
     attrs={"lhs_axes": maybe_shape(None), "rhs_axes": maybe_shape(None)},
     types=lambda attrs, ins: (ins, [ins[0]]),
     rows=same_size_rows,
@@ -328,10 +326,8 @@ def pad(ctx, attrs, data):
 
 def _check_blocks(block: int, shape_: Shape, divided: Sequence[int], by: int) -> None:
     if len(shape_) != 4 or block < 1 or any(shape_[a] % by for a in divided):
-        raise ValueError(
-            f"data has shape {shape_}, block_size {block} requires (batch, channels, height, width) with axes {tuple(divided)} "
-            f"divisible by {by}; change block_size or the data"
-        )
+        needed = f"(batch, channels, height, width) with axes {tuple(divided)} divisible by {by}"
+        raise ValueError(f"data has shape {shape_}, block_size {block} requires {needed}; change block_size or the data")
 
 
 @operator("depth_to_space", attrs={"block_size": integer()}, rows=unmixed(lambda attrs, ndim: range(1, ndim)))

@@ -172,13 +172,7 @@ def slice_axis(ctx, attrs, data):
     return data[(slice(None),) * axis + (slice(attrs.begin, attrs.end),)]
 
 
-@operator(
-    "slice_like",
-    inputs=("data", "shape_like"),
-    attrs={"axes": shape(())},
-    types=lambda attrs, ins: (ins, [ins[0]]),
-    rows=same_size_rows,
-)
+@operator("slice_like", attrs={"axes": shape(())}, types=lambda attrs, ins: (ins, [ins[0]]), rows=same_size_rows)
 def slice_like(ctx, attrs, data, shape_like):
     """y = x truncated to the sizes of shape_like along all axes, or along `axes`."""
     axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))

@@ -132,7 +132,7 @@ def softmax_activation(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     return jax.nn.softmax(wide, axis=1).astype(data.dtype)
 
 
-@operator("softmax_cross_entropy", inputs=("data", "label"), fill=label_of_rows, types=label_types, rows=lost_rows)
+@operator("softmax_cross_entropy", fill=label_of_rows, types=label_types, rows=lost_rows)
 def softmax_cross_entropy(ctx: Ctx, attrs: Attrs, data: Array, label: Array) -> Array:
     """y = -Σ_rows log softmax(x)[label]; x (rows, classes), label (rows,), y (1,)."""
     logs = jax.nn.log_softmax(data.astype(accumulating(data.dtype)), axis=1)

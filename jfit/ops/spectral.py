@@ -36,7 +36,6 @@ def _sketch_rows(attrs, rows, shapes, outs):
 
 @operator(
     "_contrib_count_sketch",
-    inputs=("data", "h", "s"),
     attrs={"out_dim": integer(), "processing_batch_size": integer(32)},
     fill=from_data(lambda attrs, data, h, s: [data, h or (1, data[-1]), s or (1, data[-1])]),
     types=first_types,

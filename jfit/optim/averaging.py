@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.optim.core import Optimizer, copied, one_minus_power, wide
+from jfit.checks import below_1
+from jfit.optim.core import Optimizer, apply_updates, copied, one_minus_power, wide
 from jfit.optim.registry import get
-from jfit.optim.rows import apply_updates
 
 
 class EmaState(NamedTuple):
@@ -73,8 +73,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     Source: Polyak and Juditsky 1992, Acceleration of stochastic approximation by averaging; Kingma and Ba 2015,
     https://arxiv.org/abs/1412.6980 (correction of the bias).
     """
-    if not callable(decay) and not _in_range(decay):
-        raise ValueError(f"ema: decay is {decay!r}; it must be a number from 0 to below 1, such as 0.999, or a function")
+    if not callable(decay):
+        below_1(**{"ema: decay": decay})
     inner = get(optimizer)
     if inner.name.startswith("ema("):
         raise ValueError("ema: the optimizer is the result of jfit.optim.ema already; wrap it once, or leave ema= of fit out")
@@ -100,14 +100,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         return ema(inner.for_graph(names, fixed), decay, debias=debias)
 
     by_graph = None if inner.for_graph is None else for_graph
-    return Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
-
-
-def _in_range(decay: Any) -> bool:
-    try:
-        return not isinstance(decay, (bool, str)) and bool(0 <= decay < 1)
-    except (TypeError, ValueError):  # not a number
-        return False
+    averaged = Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
+    return averaged.keyed(ema, inner, decay, debias)
 
 
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:

@@ -21,9 +21,10 @@ import optax
 from jax import Array
 
 from jfit.checks import at_least_0, below_1, name_hint
-from jfit.optim.rows import SparseRows, in_rows
+from jfit.optim.rows import SparseRows, add_rows, in_rows
 from jfit.optim.schedules import Schedule
-from jfit.programs import Constants, depends_on_more
+from jfit.programs import Constants, depends_on_more, keyed
+from jfit.programs.constants import collected, is_argument
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]
@@ -161,23 +162,24 @@ class Optimizer(optax.GradientTransformationExtraArgs):
 
     @property
     def program_key(self) -> Any:
-        """What `update` depends on; a base learning rate that is a number is in the state, see `rate_at`."""
-        return *self, self.takes_rate, self.state_spec, _BaseRate(self.base_lr), self.name
+        """What `init` and `update` depend on; a base learning rate that is a number is in the state, see `rate_at`."""
+        return *self, self.takes_rate, self.base_lr if callable(self.base_lr) else self.base_lr is None
+
+    def keyed(self, *parts: Any, numbers: Sequence[Constants] = ()) -> Optimizer:
+        """This optimizer, whose functions have a key of these parts, see `jfit.programs.keyed`; `init` reads no numbers."""
+        for_graph = None if self.for_graph is None else keyed(self.for_graph, "for_graph", *parts, numbers)
+        init, update = keyed(self.init, "init", *parts), keyed(self.update, "update", *parts, numbers)
+        return Optimizer(init, update, **vars(self) | {"for_graph": for_graph})
+
+    def in_order(self, names: Sequence[str], fixed: Sequence[str]) -> Optimizer:
+        """The optimizer that `for_graph` makes, with a key."""
+        assert self.for_graph is not None
+        return self.for_graph(names, fixed).keyed(self.for_graph, tuple(names), tuple(fixed))
 
     @property
     def transform(self) -> Optimizer:
         """This optimizer, which is an optax transformation."""
         return self
-
-
-class _BaseRate(NamedTuple):
-    """A base learning rate.  Programs with different numbers are equal: they read it from the state, or call `rate_at`."""
-
-    value: LearningRate | None
-
-    @property
-    def program_key(self) -> Any:
-        return self.value if callable(self.value) or self.value is None else "number"
 
 
 def check_numbers(params: Mapping[str, Any]) -> None:
@@ -196,6 +198,9 @@ def check_numbers(params: Mapping[str, Any]) -> None:
 def optimizer(**defaults: Any) -> Callable[[F], F]:
     """Decorate the factory of an optimizer: add the parameters `Common`, and check the numbers (`check_numbers`).
 
+    The factory and its settings are the key of the optimizer (see `jfit.programs.keyed`), with its `Constants` in place of
+    parameters of type float: the update rule has to read them from these.
+
     `inspect.signature` of the result lists all parameters: those of `Common` that the factory does not have follow its
     positional ones.
 
@@ -211,6 +216,7 @@ def optimizer(**defaults: Any) -> Callable[[F], F]:
         last = [p.replace(kind=kind) for p in own.values() if p.kind == p.KEYWORD_ONLY]
         first = [p for p in own.values() if p.kind == kind]
         signature = inspect.Signature(first + common + last, return_annotation="Optimizer")
+        floats = {name for name, p in signature.parameters.items() if "float" in str(p.annotation)}
 
         def arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
             try:
@@ -220,15 +226,22 @@ def optimizer(**defaults: Any) -> Callable[[F], F]:
             bound.apply_defaults()
             return bound.arguments
 
+        def made(given: dict[str, Any]) -> Optimizer:
+            with collected() as numbers:
+                result = make(**given)
+            rate = given.get("learning_rate")
+            settings = {k: v for k, v in given.items() if k != "learning_rate" and not (k in floats and is_argument(v))}
+            return result.keyed(make, settings, rate if callable(rate) else None, numbers=tuple(numbers))
+
         @functools.wraps(make)
         def with_check(*args: Any, **kwargs: Any) -> Any:
             given = arguments(*args, **kwargs)
             check_numbers(given)
-            return make(**given)
+            return made(given)
 
         attributes: Any = with_check
         attributes.__signature__ = signature
-        attributes.unchecked = lambda *args, **kwargs: make(**arguments(*args, **kwargs))
+        attributes.unchecked = lambda *args, **kwargs: made(arguments(*args, **kwargs))
         return attributes
 
     return decorate
@@ -294,7 +307,7 @@ def transformation(
     starts: dict[str, Start] = dict(slots) if isinstance(slots, Mapping) else dict.fromkeys(slots, zeros)
     if multi_precision:
         starts[MASTER] = cast(Any, _master)
-    state_spec, initial = StateSpec(starts, counted, shared, lazy), _BaseRate(base)
+    state_spec = StateSpec(starts, counted, shared, lazy)
     decays, numbers = bool(decay_rate), numbers or Constants(wd=decay_rate)
 
     def init(params: Any) -> OptState:
@@ -313,7 +326,7 @@ def transformation(
             raise ValueError("jfit optimizers need the parameters to compute an update; call update(grads, state, params).")
         leaves, tree = jax.tree.flatten(params)
         names, gradients = leaf_names(params), tree.flatten_up_to(grads)
-        rate = rate_at(cast(LearningRate, initial.value), state.count) if learning_rate is None else learning_rate
+        rate = rate_at(base, state.count) if learning_rate is None else learning_rate
         t = jax.tree.map(lambda c: c + 1, state.count)
         old_slots = [tree.flatten_up_to(state.slots[name]) for name in starts]
         lr = rate if state.lr_mult is None else _times(rate, state.lr_mult, len(leaves))
@@ -612,3 +625,26 @@ def _decays(names: list[str], ndims: list[int], rule: str) -> list[float]:
     if any(name.endswith(_MXNET_ENDINGS) and "/" not in name for name in names):
         return [float(name.endswith(DECAYED[rule])) for name in names]
     return [float(ndim >= 2) for ndim in ndims]
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """params + updates, as `optax.apply_updates`, with row-sparse updates written to their rows only.
+
+    If the parameters are donated, the rows are written in place.
+
+    Args:
+        params: pytree of arrays.
+        updates: pytree of the same structure, of arrays and `SparseRows`.
+
+    Returns:
+        The new parameters, in the dtypes of `params`.
+
+    Example:
+        >>> apply_updates({"w": jnp.ones(3)}, {"w": SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
+        [1.0, 4.0, 1.0]
+    """
+
+    def add(weight: Any, update: Any) -> Any:
+        return add_rows(weight, update) if isinstance(update, SparseRows) else optax.apply_updates(weight, update)
+
+    return jax.tree.map(add, params, updates)

@@ -1,5 +1,7 @@
 """Optimizers by name: jfit's own and optax's; `get` also accepts optax transformations.
 
+`in_structure` is for models whose parameters are a pytree of the user, but flat dicts by name inside jfit.
+
 >>> from jfit.optim import get
 >>> get("sgd", momentum=0.9).learning_rate
 0.01
@@ -16,12 +18,14 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.optim import langevin, large_batch, leader, moments, momentum, rms
+from jfit.lowering.structure import Structure, Tree
+from jfit.optim import rules
 from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
 
 # learning rate of optax optimizers without a default
@@ -65,7 +69,7 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         *aliases: other lower-case names.
 
     Example:
-        >>> register("plain", lambda learning_rate=0.5: momentum.sgd(learning_rate))
+        >>> register("plain", lambda learning_rate=0.5: rules.sgd(learning_rate))
         >>> get("plain").learning_rate
         0.5
         >>> OPTIMIZERS.pop("plain").default_learning_rate
@@ -76,25 +80,12 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         OPTIMIZERS[each] = Named(make, rate)
 
 
-register("sgd", momentum.sgd, "ccsgd")
-register("nag", momentum.nag)
-register("signum", momentum.signum)
-register("dcasgd", momentum.dcasgd)
-register("test", momentum.adding)
-register("adam", moments.adam)
-register("adamw", moments.adamw)
-register("adamax", moments.adamax)
-register("nadam", moments.nadam)
-register("rmsprop", rms.rmsprop)
-register("adagrad", rms.adagrad)
-register("groupadagrad", rms.group_adagrad, "group_adagrad")
-register("adadelta", rms.adadelta)
-register("ftrl", leader.ftrl)
-register("ftml", leader.ftml)
-register("lamb", large_batch.lamb)
-register("lars", large_batch.lars)
-register("lbsgd", large_batch.lbsgd)
-register("sgld", langevin.sgld)
+_OWN = (rules.sgd, rules.nag, rules.signum, rules.dcasgd, rules.adam, rules.adamw, rules.adamax, rules.nadam, rules.rmsprop)
+_OWN += (rules.adagrad, rules.adadelta, rules.ftrl, rules.ftml, rules.lamb, rules.lars, rules.lbsgd, rules.sgld)
+for _make in _OWN:
+    register(_make.__name__, _make, *(("ccsgd",) if _make is rules.sgd else ()))
+register("test", rules.adding)
+register("groupadagrad", rules.group_adagrad, "group_adagrad")
 
 
 def get(spec: Any, **params: Any) -> Optimizer:
@@ -116,7 +107,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
     Example:
         >>> get(optax.sgd(0.1)).takes_rate
         False
-        >>> get(momentum.sgd(0.1)).learning_rate
+        >>> get(rules.sgd(0.1)).learning_rate
         0.1
     """
     if isinstance(spec, str):
@@ -125,10 +116,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
         kind = type(spec)  # not its repr: that of nnx.Optimizer has the whole state
         remedy = "; pass the optax transformation it was made with, such as optax.adam(0.001)" if hasattr(spec, "tx") else ""
         remedy = "; call it, as in optax.adam(0.001)" if callable(spec) and not remedy else remedy
-        raise TypeError(
-            "an optimizer must be a name or an optax transformation (init, update), but got an object of type "
-            f"{kind.__module__}.{kind.__qualname__}{remedy}."
-        )
+        found = f"an object of type {kind.__module__}.{kind.__qualname__}{remedy}"
+        raise TypeError(f"an optimizer must be a name or an optax transformation (init, update), but got {found}.")
     if params:
         raise ValueError(f"the optimizer is an instance, so its parameters ({', '.join(params)}) cannot be changed")
     if isinstance(spec, Optimizer):
@@ -172,12 +161,11 @@ def injected_rate(opt_state: Any) -> Array | None:
     return None if hyper is None else hyper["learning_rate"]
 
 
-def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any) -> Array | None:
-    """Return the learning rate that an update used.
+def own_rate(optimizer: Optimizer, before: Any, after: Any) -> Array | None:
+    """Return the learning rate that an update used to which none was passed.
 
     Args:
         optimizer: the `Optimizer` that made the update.
-        rate: learning rate passed to the update; None if the optimizer is an optax instance with its own learning rate.
         before: optimizer state before the update.
         after: optimizer state after the update.
 
@@ -185,11 +173,10 @@ def used_rate(optimizer: Optimizer, rate: Array | None, before: Any, after: Any)
         float32 scalar; None if it is unknown, because the optimizer has its own learning rate and does not store it.
 
     Example:
-        >>> used_rate(get("sgd"), jnp.float32(0.5), (), ()).item()
+        >>> sgd = get(rules.sgd(0.5))
+        >>> own_rate(sgd, sgd.init({"w": jnp.ones(1)}), ()).item()
         0.5
     """
-    if optimizer.takes_rate and rate is not None:
-        return rate
     if optimizer.state_spec is not None and optimizer.base_lr is not None:
         own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
         return jnp.asarray(rate_at(optimizer.base_lr, own.count), jnp.float32)
@@ -293,10 +280,10 @@ def _tiny_state(transform: Any, name: str) -> Any:
     for part in _parts(state):
         kind = type(part).__name__.lower()
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
-            raise ValueError(
-                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function inside the "
-                "update; use another optimizer, such as 'adam', or switch it off (linesearch=None) if the optimizer allows it."
+            problem = (
+                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function in the update"
             )
+            raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
     return state
 
 
@@ -316,3 +303,93 @@ def _parts(state: Any) -> Iterator[Any]:
     elif isinstance(state, tuple | list):
         for part in state:
             yield from _parts(part)
+
+
+# ------------------------------------------------------------------------------------------------ parameters that are a pytree
+# An optax transformation sees the pytree of the user: masks, labels and other options may depend on it.  jfit's own optimizers
+# update each parameter separately, by name; those that depend on the order of the parameters get the leaf order.
+def in_structure(optimizer: Optimizer, structure: Structure | None) -> Optimizer:
+    """Wrap an optimizer for parameters that are flat dicts by name, but have a tree structure for the user.
+
+    Args:
+        optimizer: one of jfit's, or of optax's converted by `jfit.optim.get`.
+        structure: `Model.structure`; None for a graph.
+
+    Returns:
+        `Optimizer` with the same attributes, whose `init` and `update` take and return dicts by name.  In its state, every tree
+        with the structure of the parameters (such as the moments of Adam) is a dict by name too.  An optax transformation sees
+        `optax.MaskedNode()` in place of parameters that are not trained.  The optimizer itself, if `structure` is None.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit, optax
+        >>> model = jfit.Model.from_function(
+        ...     lambda params, x: x * params["layers"][0], loss=jnp.subtract, params={"layers": [jnp.ones(2), jnp.ones(2)]}
+        ... )
+        >>> only_first = optax.masked(optax.sgd(0.1, momentum=0.9), {"layers": [True, False]})
+        >>> opt = in_structure(jfit.optim.get(only_first), model.structure)
+        >>> opt.init({"layers/0": jnp.ones(2), "layers/1": jnp.ones(2)}).inner_state[0].trace["layers/1"]
+        MaskedNode()
+    """
+    if structure is None:
+        return optimizer
+    if optimizer.state_spec is not None:
+        return optimizer if optimizer.for_graph is None else _in_leaf_order(optimizer, structure)
+
+    def init(params: Mapping[str, Array]) -> Any:
+        tree = structure.known("params")
+        try:
+            state = optimizer.init(tree.unflatten(params, missing=optax.MaskedNode()))
+        except Exception as error:
+            error.add_note(f"jfit: the optimizer was initialized with parameters of the structure {str(tree.treedef)[:400]}")
+            raise
+        return _named_state(state, tree)
+
+    def update(grads: Mapping[str, Array], state: Any, params: Any = None, **extra: Any) -> tuple[dict[str, Array], Any]:
+        tree = structure.known("params")
+        as_tree = lambda leaves: tree.unflatten(leaves, missing=optax.MaskedNode())  # noqa: E731
+        updates, state = optimizer.update(as_tree(grads), _tree_state(state, tree), params and as_tree(params), **extra)
+        by_name = tree.flatten(updates)
+        return {name: by_name[name] for name in grads}, _named_state(state, tree)
+
+    return Optimizer(init, update, **vars(optimizer))
+
+
+def _in_leaf_order(optimizer: Optimizer, structure: Structure) -> Optimizer:
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        assert optimizer.for_graph is not None
+        return optimizer.for_graph(structure.known("params").names, ()).update(grads, state, params, **extra)
+
+    return Optimizer(optimizer.init, update, **vars(optimizer))
+
+
+# The state of an optimizer contains trees like the parameters.  They are stored as dicts by name, as the parameters are: jit
+# flattens dicts faster than user-defined pytree nodes, at every dispatch, and checkpoints do not depend on the user's classes.
+def _named_state(state: Any, tree: Tree) -> Any:
+    """Replace each subtree with the structure of the parameters by a dict by name."""
+    if jax.tree_util.treedef_is_leaf(tree.treedef):
+        return state  # the parameters are one array, and so would be every leaf of the state
+    leaves_of = lambda part: _leaves(part, tree)  # noqa: E731
+    return jax.tree.map(lambda part: leaves_of(part) or part, state, is_leaf=lambda part: leaves_of(part) is not None)
+
+
+def _tree_state(state: Any, tree: Tree) -> Any:
+    """Inverse of `_named_state`."""
+    if jax.tree_util.treedef_is_leaf(tree.treedef):
+        return state
+
+    def named(part: Any) -> bool:
+        return isinstance(part, dict) and bool(part) and part.keys() == set(tree.names) and all(map(_is_leaf, part.values()))
+
+    return jax.tree.map(lambda part: tree.unflatten(part) if named(part) else part, state, is_leaf=named)
+
+
+def _leaves(part: Any, tree: Tree) -> dict[str, Any] | None:
+    try:
+        leaves = tree.flatten(part)
+    except (ValueError, TypeError):
+        return None
+    return leaves if leaves and all(map(_is_leaf, leaves.values())) else None
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, optax.MaskedNode))

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 
 
@@ -172,32 +171,23 @@ def in_rows(update: Callable[..., tuple[Any, Any]], gradient: SparseRows, weight
     return dataclasses.replace(gradient, values=delta), jax.tree.map(lambda x, y: _write(x, gradient, y), slots, new)
 
 
-def apply_updates(params: Any, updates: Any) -> Any:
-    """params + updates, as `optax.apply_updates`, with row-sparse updates written to their rows only.
-
-    If the parameters are donated, the rows are written in place.
+def add_rows(table: Array, rows: SparseRows) -> Array:
+    """Add rows to a table, which is written in place if it is donated.
 
     Args:
-        params: pytree of arrays.
-        updates: pytree of the same structure, of arrays and `SparseRows`.
+        table: array of shape (size, ...).
+        rows: what is added to its rows.
 
     Returns:
-        The new parameters, in the dtypes of `params`.
+        The new table, in the dtype of `table`.
 
     Example:
-        >>> apply_updates({"w": jnp.ones(3)}, {"w": SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))})["w"].tolist()
+        >>> add_rows(jnp.ones(3), SparseRows(jnp.array([1, 1]), jnp.array([1.0, 2.0]))).tolist()
         [1.0, 4.0, 1.0]
     """
-
-    def add(weight: Any, update: Any) -> Any:
-        if not isinstance(update, SparseRows):
-            return optax.apply_updates(weight, update)
-        update = coalesce(update, len(weight))
-        # As in `in_rows`, the barrier keeps XLA from copying the whole table.
-        new_rows = lax.optimization_barrier((read(weight, update) + update.values).astype(weight.dtype))
-        return _write(weight, update, new_rows)
-
-    return jax.tree.map(add, params, updates)
+    rows = coalesce(rows, len(table))
+    # As in `in_rows`, the barrier keeps XLA from copying the whole table.
+    return _write(table, rows, lax.optimization_barrier((read(table, rows) + rows.values).astype(table.dtype)))
 
 
 def on_values(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -36,7 +36,8 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.checks import name_hint, one_of
+from jfit.checks import at_least_0, name_hint, one_of
+from jfit.programs import keyed
 
 Rate = float | Array
 Length = Any  # number of updates or `Span`; inside the factories below always a number of updates
@@ -139,9 +140,15 @@ def _in_any_unit(make: Make) -> Make:
         bound = signature.bind(*args, **params).arguments
         warmup = bound.pop("warmup", {})
         arguments = measured({**bound, **warmup}, unit)
-        return _pending(name, make, arguments) if has_spans(arguments) else make(**arguments)
+        return _pending(name, make, arguments) if has_spans(arguments) else _made(make, arguments)
 
     return cast(Make, wrapped)
+
+
+def _made(make: Callable[..., Schedule], arguments: Mapping[str, Any]) -> Schedule:
+    """Make a schedule whose rule has a key; it gets the base learning rate as an argument."""
+    schedule = make(**arguments)
+    return replace(schedule, rule=keyed(schedule.rule, make, {k: v for k, v in arguments.items() if k != "base_lr"}))
 
 
 def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]) -> Schedule:
@@ -155,12 +162,11 @@ def _pending(name: str, make: Callable[..., Schedule], arguments: dict[str, Any]
 
     def over(updates: int | None, updates_per_epoch: int | None) -> Schedule:
         try:
-            return make(**in_updates(arguments, updates, updates_per_epoch))
+            return _made(make, in_updates(arguments, updates, updates_per_epoch))
         except ValueError as error:
             lengths = ", ".join(f"{k}={v!r}" for k, v in arguments.items() if has_spans({k: v}))
-            raise ValueError(
-                f"{error} ({name} with {lengths}; updates: {updates}, updates per epoch: {updates_per_epoch})"
-            ) from None
+            where = f"{name} with {lengths}; updates: {updates}, updates per epoch: {updates_per_epoch}"
+            raise ValueError(f"{error} ({where})") from None
 
     return Schedule(name, unknown_length(name), arguments.get("base_lr", 0.01), pending=over)
 
@@ -169,10 +175,8 @@ def unknown_length(name: str) -> RateRule:
     """Return a rule `(count, base) -> rate` that raises the error for lengths which are not converted to updates yet."""
 
     def rule(count: Any, base: Rate) -> Rate:
-        raise ValueError(
-            f"schedule {name} has lengths in epochs or fractions of a run of unknown length; pass the schedule to "
-            "jfit.fit, or call .over(updates=..., updates_per_epoch=...) first."
-        )
+        problem = f"schedule {name} has lengths in epochs or fractions of a run of unknown length"
+        raise ValueError(f"{problem}; pass the schedule to jfit.fit, or call .over(updates=..., updates_per_epoch=...) first.")
 
     return rule
 
@@ -405,9 +409,8 @@ def one_cycle(
     middle = [(int(pct_final * max_update), first)] if anneal == "linear" else []
     knots = [(0, first), (int(pct_start * max_update), 1.0), *middle, (int(max_update), last)]
     if any(b[0] <= a[0] for a, b in itertools.pairwise(knots)):
-        raise ValueError(
-            f"schedule one_cycle: the rate changes direction at the updates {[n for n, _ in knots]}; they must increase."
-        )
+        places = [n for n, _ in knots]
+        raise ValueError(f"schedule one_cycle: the rate changes direction at the updates {places}; they must increase.")
 
     def rule(count: Any, base: Rate) -> Array:
         rate = jnp.asarray(base * last)
@@ -519,9 +522,8 @@ def run_schedule(
         settings.setdefault("base_lr", base_lr)
     if "max_update" in accepted and "max_update" not in settings:
         if updates is None:
-            raise ValueError(
-                f"schedule {schedule!r} needs the number of updates of the run; pass schedule_params={{'max_update': ...}}"
-            )
+            needed = "the number of updates of the run; pass schedule_params={'max_update': ...}"
+            raise ValueError(f"schedule {schedule!r} needs {needed}")
         settings["max_update"] = fraction(1.0)
     return as_schedule(schedule, **settings).over(updates, updates_per_epoch)
 
@@ -609,8 +611,7 @@ class Span:
     unit: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.amount, int | float) or isinstance(self.amount, bool) or not 0 <= self.amount < math.inf:
-            raise ValueError(f"{self!r}: a length must be a finite number, at least 0.")
+        at_least_0(**{repr(self): self.amount})
         if self.unit == "fraction" and self.amount > 1:
             raise ValueError(f"{self!r}: a fraction of the run must be at most 1; use epochs(n) for epochs")
 
@@ -678,10 +679,8 @@ def unit_length(unit: str, total: int | None, per_epoch: int | None, who: str) -
     updates = {"step": 1, "epoch": per_epoch, "fraction": total}[unit]
     if updates is None:
         what = "an epoch" if unit == "epoch" else "the run"
-        raise ValueError(
-            f"{who}: the number of updates of {what} is unknown, because the training data has no length; give the "
-            "schedule numbers of updates, or train on data with a length."
-        )
+        problem = f"{who}: the number of updates of {what} is unknown, because the training data has no length"
+        raise ValueError(f"{problem}; give the schedule numbers of updates, or train on data with a length.")
     return updates
 
 
@@ -705,8 +704,7 @@ def check_unit(unit: Any) -> str:
         >>> check_unit("epoch")
         'epoch'
     """
-    if unit not in UNITS:
-        raise ValueError(f"unit is {unit!r}; it must be one of {', '.join(map(repr, UNITS))}.")
+    one_of(UNITS, unit=unit)
     return unit
 
 

@@ -108,17 +108,15 @@ def svrg(inner: Any) -> optax.GradientTransformationExtraArgs:
     within = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> SvrgState:
-        full = jax.tree.map(lambda w: jnp.zeros(jnp.shape(w), _wide(w)), params)
+        full = jax.tree.map(lambda w: jnp.zeros(jnp.shape(w), jnp.promote_types(jnp.result_type(w), jnp.float32)), params)
         return SvrgState(within.init(params), _own(params), full, jnp.zeros((), bool))
 
     def update(
         grads: Any, state: SvrgState, params: Any = None, *, snapshot_gradients: Any = None, **extra: Any
     ) -> tuple[Any, SvrgState]:
         if snapshot_gradients is None:
-            raise ValueError(
-                "svrg needs the gradient of the same batch at its snapshot: update(..., snapshot_gradients=...) in your"
-                " own training loop; jfit.fit and jfit.train_step compute one gradient per step."
-            )
+            needed = "the gradient of the same batch at its snapshot: update(..., snapshot_gradients=...) in your own loop"
+            raise ValueError(f"svrg needs {needed}; jfit.fit and jfit.train_step compute one gradient per step.")
 
         def corrected(g: Array, at_snapshot: Array, full: Array) -> Array:
             # jnp.where, not a product with 0: before the first snapshot, at_snapshot may be NaN.
@@ -162,10 +160,6 @@ def svrg_snapshot(state: SvrgState, params: Any, full_gradients: Any) -> SvrgSta
 
 def _own(params: Any) -> Any:
     return jax.tree.map(jnp.array, params)  # copies: jnp.array does not share buffers
-
-
-def _wide(w: Any) -> Any:
-    return jnp.promote_types(jnp.result_type(w), jnp.float32)
 
 
 def _floats(g: Any) -> bool:

@@ -5,7 +5,7 @@ from jfit.parallel.contexts import (
     Context as Context, check_entry as check_entry, cpu as cpu, gpu as gpu, resolve as resolve, tpu as tpu,
 )
 from jfit.parallel.data_parallel import (
-    DataParallel as DataParallel, data_parallel as data_parallel, with_local as with_local,
+    DataParallel as DataParallel, data_parallel as data_parallel,
 )
 from jfit.parallel.devices import (
     check_unsharded as check_unsharded, place as place, place_split as place_split, sharding as sharding,
@@ -13,3 +13,4 @@ from jfit.parallel.devices import (
 )
 from jfit.parallel.replicas import check_replicas as check_replicas
 from jfit.parallel.spmd import Window as Window, compile_spmd as compile_spmd
+from jfit.step.reduce import with_local as with_local

@@ -85,10 +85,7 @@ def collectives(program: Any, *args: Any) -> Collectives:
     lowered = program.lower(*args) if hasattr(program, "lower") else program
     compiled = lowered.compile() if hasattr(lowered, "compile") else lowered
     if not hasattr(compiled, "as_text"):
-        raise TypeError(
-            f"the program is a {type(program).__name__}, which cannot be lowered; pass a jitted function, a DataParallel, or "
-            "another object with a method lower"
-        )
+        raise TypeError(f"the program is a {type(program).__name__}, which cannot be lowered; pass a jitted function")
     return read_hlo(compiled.as_text())
 
 
@@ -143,10 +140,7 @@ def _own(instruction: _Instruction, shapes: dict[str, str], devices: int) -> Col
     """Count and bytes of the collective that an instruction is; zeros if it is none, or the end of an asynchronous one."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in _UNSUPPORTED and "is_host_transfer=true" not in instruction.rest:
-        raise ValueError(
-            f"the bytes of the collective {instruction.name} cannot be counted: it is a {kind}; supported are "
-            f"{', '.join(_KINDS)}"
-        )
+        raise ValueError(f"the bytes of {instruction.name} cannot be counted: it is a {kind}; supported are {_KINDS}")
     if kind not in _KINDS:
         return Collectives()
     operands = re.findall(r"([\w.\-]+)(?:,|$)", instruction.rest.split("), ", 1)[0].rstrip(")"))
@@ -178,8 +172,7 @@ def _called(instruction: _Instruction, of: Callable[[str], Collectives]) -> Coll
         trips = re.search(r'"known_trip_count":\{"n":"?(\d+)', attributes)
         if trips is None:
             raise ValueError(
-                f"the program has a collective in a loop ({instruction.name}) whose number of iterations is not known to the "
-                "compiler, so that its bytes are not known; use a loop of fixed length, such as lax.scan"
+                f"the program has a collective in a loop ({instruction.name}) whose number of iterations is not known"
             )
         n = int(trips[1])
         total = Collectives(*(Traffic(t.count * n, t.operand_bytes * n, t.wire_bytes * n) for t in total))

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from jfit import forks
 from jfit.distributed import RanksDiffer, exchange, num_processes
-from jfit.forks import check_not_forked
 
 Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 
@@ -134,9 +134,7 @@ def resolve(devices: Any = None) -> list[Device]:
     if isinstance(devices, (Context, jax.Device)):
         devices = [devices]
     if isinstance(devices, str) and devices == "auto":
-        raise ValueError(
-            "devices='auto' depends on the model, and is supported by jfit.fit, jfit.score and others with a model"
-        )
+        raise ValueError("devices='auto' depends on the model, and is supported by jfit.fit and others that get a model")
     if isinstance(devices, str) or not isinstance(devices, Sequence):
         raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
     result = [d.device if isinstance(d, Context) else d for d in devices]
@@ -318,23 +316,22 @@ def check_entry(entry: str, several: bool = False) -> None:
     Example:
         >>> check_entry("jfit.fit")
     """
-    check_not_forked(entry)
+    if forks.is_forked:
+        forks.check_not_forked(entry)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
-            f"{entry} is called within jax.set_mesh of a mesh with the axes {dict(mesh.shape)} of type Explicit, in which JAX "
-            "runs no programs for other devices; call it outside of that block, and pass the mesh to jfit.fit as mesh="
+            f"{entry} is called within jax.set_mesh of a mesh with the axes {dict(mesh.shape)} of type Explicit; call it "
+            "outside of that block, and pass the mesh to jfit.fit as mesh="
         )
     count = jax.process_count()
     if count > 1 and several and num_processes() != count:
         raise RuntimeError(
-            f"JAX runs in {count} processes, which jax.distributed.initialize joined, so {entry} cannot agree with the others "
-            "on what is not computed on devices; call jfit.distributed.init() instead, which also starts JAX"
+            f"JAX runs in {count} processes, in which {entry} cannot agree with the others; call jfit.distributed.init()"
         )
     if count > 1 and not several:
         raise NotImplementedError(
-            f"{entry} does not support jobs of {count} processes: each would use its own data and its own parameters, without "
-            'exchanging gradients; start one process, in which devices="all" uses all devices of its host'
+            f'{entry} does not support jobs of {count} processes: each would train alone; start one process with devices="all"'
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -11,64 +12,21 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch, as_batch, check_batch, flat_inputs, rows
 from jfit.lowering.coupling import warn_per_device
-from jfit.lowering.model import Model, Params, verified_plan
+from jfit.lowering.model import Model, verified_plan
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
-from jfit.parallel.devices import STATE_AXES, merge_outputs, place, split_batch
+from jfit.parallel.devices import STATE_AXES, merge_outputs, place, place_split, split_batch
 from jfit.parallel.mesh import SplitDevices, split_devices
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers
 from jfit.parallel.spmd import GATHERED, Window, compile_spmd
 from jfit.parallel.whole import host_state, is_spread, with_whole_params
 from jfit.step import Step, StepOut
-from jfit.step.reduce import Reduce, all_reduce
+from jfit.step.reduce import Reduce, all_reduce, with_local
 from jfit.step.state import TrainState, split_params
-from jfit.step.train import with_reduce
+from jfit.step.train import TrainStep
 
 OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
-
-
-def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -> TrainState:
-    """Add the initial per-device state of a reduction rule, such as the residuals of "2bit", unless the state has one.
-
-    The per-device state of an earlier rule is dropped if this rule has none.
-
-    Args:
-        state: `TrainState`.
-        rule: the reduction rule.
-        trainable: the trainable parameters by name, which have the shapes and dtypes of their gradients.
-        count: number of devices.
-
-    Returns:
-        `TrainState` whose `local` has a leading device axis if there are several devices.
-
-    Raises:
-        ValueError: the state has one with other shapes, such as that of another number of devices.
-
-    Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
-        >>> state = jfit.init_state(model, "sgd")
-        >>> with_local(state, jfit.step.reduce.two_bit(), state.params, 4).local["w"].shape
-        (4, 2)
-    """
-    local = rule.init(trainable)
-    if count > 1:
-        local = jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local)
-    if state.local is None:
-        return state._replace(local=local)
-    if local is None:  # residuals of another rule are not needed; per-device state of the user's own is kept
-        is_residual = isinstance(state.local, Mapping) and set(state.local) == set(trainable)
-        return state._replace(local=None) if is_residual else state
-    expected, actual = (
-        {jax.tree_util.keystr(k): np.shape(x) for k, x in jax.tree.leaves_with_path(t)} for t in (local, state.local)
-    )
-    if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
-        raise ValueError(
-            f"state.local{differ[0]} (residuals of '2bit' or '1bit') has shape {actual.get(differ[0])}, expected "
-            f"{expected.get(differ[0])} on {count} device(s); for new residuals pass state._replace(local=None)"
-        )
-    return state
 
 
 class DataParallel:
@@ -99,7 +57,9 @@ class DataParallel:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
         check_same_devices(self.devices, "jfit.data_parallel")
-        step = step if reduce is None else with_reduce(step, reduce)
+        if reduce is not None and not isinstance(step, TrainStep):
+            raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
+        step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
         self.devices = split_devices(self.devices, step)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
         slices = slices_of(step)
@@ -164,7 +124,8 @@ class DataParallel:
     def _split(self, batch: Batch) -> Batch:
         """Split a batch over the devices; of the devices of other processes, this one has no slices."""
         own = slice(None) if self._own_rows else self._own
-        return split_batch(batch, self._parts, self._axes, self._multiple, own=own)
+        split = split_batch(batch, self._parts, self._axes, self._multiple, own=own)
+        return place_split(split, self.devices) if isinstance(self.devices, SplitDevices) else split
 
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
         """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""

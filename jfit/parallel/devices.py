@@ -39,8 +39,8 @@ def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
         sharding = getattr(value, "sharding", None)
         if isinstance(value, jax.Array) and sharding is not None and not sharding.is_fully_replicated:
             raise ValueError(
-                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, which only shard= of fit supports; "
-                f"if the parameters fit on one device, pass jax.device_get({kind})"
+                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, which only shard= of fit "
+                f"supports; if the parameters fit on one device, pass jax.device_get({kind})"
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jfit.checks import matching, positive_integer
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import Device, resolve
-from jfit.programs import assign_key, assigned_key
+from jfit.programs import Made
 from jfit.step.layout import like_params
 from jfit.step.reduce import all_reduce
 from jfit.step.reduce import get as get_reduce
@@ -65,12 +65,6 @@ class MeshDevices(list[Device]):
         """Return the sharding of each array of a state: of parameters, of optimizer state like a parameter, and of the rest."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), like_params(state, self.specs))
 
-    def _like(self, name: str | None, x: Any) -> NamedSharding:
-        """The sharding of a parameter for an array of its shape, else replicated."""
-        if name not in self.specs or np.shape(x) != self._shapes[name]:
-            return self.replicated
-        return NamedSharding(self.mesh, self.specs[name])
-
     @property
     def program_key(self) -> Any:
         """What programs depend on, see `jfit.programs.key_of`."""
@@ -109,8 +103,8 @@ class MeshDevices(list[Device]):
 
     def split_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Split parameters, and thereby their gradients, in a traced function; cut-down embedding tables stay as they are."""
-        like = {k: self._like(k, v) for k, v in params.items()}
-        return {k: v if like[k] is self.replicated else lax.with_sharding_constraint(v, like[k]) for k, v in params.items()}
+        whole = {k: v for k, v in params.items() if k in self.specs and v.shape == self._shapes[k]}
+        return {**params, **{k: lax.with_sharding_constraint(v, self.state.params[k]) for k, v in whole.items()}}
 
 
 class SplitDevices(list[Device]):
@@ -129,8 +123,8 @@ class SplitDevices(list[Device]):
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda p, x: x @ p["w"], loss=jnp.subtract, params={"w": jnp.ones((4, 2))})
         >>> devices = SplitDevices(jax.devices()[:1], jfit.train_step(model, "adam", reduce="sharded"))
-        >>> devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec
-        PartitionSpec('devices',)
+        >>> tuple(devices.shardings(jfit.init_state(model, "adam")).opt_state.slots["mean"]["w"].spec)
+        ('devices',)
     """
 
     def __init__(self, devices: Sequence[Device], step: Any) -> None:
@@ -142,18 +136,37 @@ class SplitDevices(list[Device]):
         specs = step_layout(self._step, state, AXIS, len(self)).of_state(state._replace(local=None))
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
-    def jit(self, fn: Callable[..., Any], in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
-        """Compile a function of one device for the mesh, with the axes of `jfit.parallel.compile_spmd`."""
 
-        def mapped(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                return jax.vmap(fn, tuple(in_axes), out_axes, axis_name=AXIS, axis_size=len(self))(*args)
+def mesh_jit(fn: Callable[..., Any], mesh: Mesh, in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
+    """Compile a function of one device by jit for the axis "devices" of a mesh: arrays keep their natural shapes and shardings.
 
-        def of_result(axis: Any) -> Any:  # the step constrains its state itself
-            return None if isinstance(axis, TrainState) else NamedSharding(self.mesh, PartitionSpec(*[AXIS] * (axis == 0)))
+    Arrays of axis None are not mapped by `jax.vmap`: what is computed from them alone is computed once, for all devices, and
+    XLA splits it as the arrays are split.
 
-        results = jax.tree.map(of_result, out_axes, is_leaf=lambda axis: axis is None or isinstance(axis, TrainState))
-        return jax.jit(mapped, out_shardings=results, donate_argnums=donate)
+    Args:
+        fn: function of one device, in which "devices" is the name of the device axis.
+        mesh: the mesh.
+        in_axes, out_axes, donate: as for `jfit.parallel.compile_spmd`.
+
+    Returns:
+        Function of `jax.jit`.  A `TrainState` has the shardings of its arrays, and the function decides those of the result.
+    """
+
+    def mapped(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.vmap(fn, tuple(in_axes), out_axes, axis_name=AXIS, axis_size=mesh.size)(*args)
+
+    def shardings(axes: Any) -> Any:
+        where = lambda a: None if isinstance(a, TrainState) else NamedSharding(mesh, spec_of_axis(a))  # noqa: E731
+        return jax.tree.map(where, axes, is_leaf=lambda a: a is None or isinstance(a, TrainState))
+
+    options: Any = {"in_shardings": shardings(tuple(in_axes)), "out_shardings": shardings(out_axes)}
+    return jax.jit(mapped, **options, donate_argnums=donate)
+
+
+def spec_of_axis(axis: int | None) -> PartitionSpec:
+    """Return how an array with a leading device axis (0) is split, or one of which every device has a copy (None)."""
+    return PartitionSpec() if axis is None else PartitionSpec(AXIS)
 
 
 def split_devices(devices: list[Device], step: Any) -> list[Device]:
@@ -179,11 +192,9 @@ def on_mesh(model: Model, devices: Sequence[Device]) -> Model:
     def apply_split(params: Any, aux: Any, inputs: Any, **options: Any) -> Any:
         return apply(devices.split_params(params), aux, devices.split_rows(inputs, axes), **options)
 
-    if assigned_key(apply) is not None:
-        assign_key(apply_split, ("mesh", assigned_key(apply), devices))
     # a model of a function gets its apply when the names of its outputs are known
     bound = None if bind is None else lambda _, specs: on_mesh(bind(model, specs), devices)
-    return model._replace(apply=apply_split, bind=bound)
+    return model._replace(apply=cast(Any, Made(apply_split, "mesh", apply, devices, axes)), bind=bound)
 
 
 # ------------------------------------------------------------------------------------------------ arguments of fit
@@ -210,16 +221,13 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
     """
     if jax.process_count() > 1:
         raise NotImplementedError(
-            f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters', which "
-            "splits the parameters over the devices of all processes"
+            f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters'"
         )
     if not isinstance(shard, Mapping | None):
         raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
     if get_reduce(reduce) != all_reduce():
         name = "shard" if mesh is None else "mesh"
-        raise ValueError(
-            f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one of them out"
-        )
+        raise ValueError(f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one out")
     if isinstance(devices, str) and devices == "auto":
         raise ValueError("devices='auto' chooses devices that split batches, but a mesh has as many as its axes; leave it out")
     if isinstance(mesh, Mesh):
@@ -228,9 +236,7 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
     if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
-        raise TypeError(
-            f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes such as {{'data': 2}}"
-        )
+        raise TypeError(f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes")
     positive_integer(**{f"mesh[{name!r}]": size for name, size in sizes.items()})
     count = math.prod(sizes.values())
     chosen = resolve(count if devices is None else devices)
@@ -258,8 +264,7 @@ def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
         return result
     except TypeError:
         raise TypeError(
-            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, a tuple of "
-            "names, or None, such as ('model', None)"
+            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, or None"
         ) from None
 
 
@@ -299,8 +304,8 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     for axis, size in mesh.shape.items():
         if axis not in used and size > 1:
             raise ValueError(
-                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it, so its devices would all "
-                f"compute the same; use it in shard=, name it {ROWS!r} to split the batch over it, or leave it out"
+                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it; use it in shard=, name it "
+                f"{ROWS!r} to split the batch over it, or leave it out"
             )
     parts = mesh.shape.get(ROWS, 1)
     for what, count in rows.items():

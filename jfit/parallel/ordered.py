@@ -21,7 +21,7 @@ from jfit.parallel.contexts import own_part, spans_processes
 from jfit.parallel.devices import sharding
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
-from jfit.programs import Program
+from jfit.programs import Made, Program
 from jfit.step import StepOut
 from jfit.step.ordered import finish_slices, slice_sums, tree_sum
 from jfit.step.state import TrainState
@@ -59,7 +59,7 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
     if equal and count % processes:
         raise ValueError(
             f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes that pass their own rows cannot "
-            f"share equally; pass the same batches in all processes, or start a number of processes that divides {count}"
+            "share equally; pass the same batches in all processes"
         )
     own = ranks.index(jax.process_index())
     return slice(own, own + ranks.count(jax.process_index()))
@@ -101,6 +101,10 @@ def cut_slices(
     return tuple(Batch({k: v[i] for k, v in inputs.items()}, weights[0][i], weights[1][i]) for i in range(len(numbers)))
 
 
+def _unchanged(out: StepOut) -> StepOut:
+    return out
+
+
 class OrderedSteps:
     """Run training steps made with `reduce="ordered"`: `steps(state, batch) -> (state, result, values)`.
 
@@ -140,7 +144,7 @@ class OrderedSteps:
         step: Any,
         devices: Sequence[Any],
         *,
-        result: Callable[[StepOut], Any] = lambda out: out,
+        result: Callable[[StepOut], Any] = _unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
         batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
@@ -170,9 +174,10 @@ class OrderedSteps:
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
             axes = (None, None) if rescaled is None else (None, None, None)
-            return compile_spmd(fn, self._devices[:1], axes, None, donate=donate, name="train_update")
+            keyed = Made(fn, "finish", step if rescaled is None else rescaled, weighted, result)
+            return compile_spmd(keyed, self._devices[:1], axes, None, donate=donate, name="train_update")
 
-        self._one = Program(one, jax.jit, name="train_slice")
+        self._one = Program(Made(one, "slice", stages, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
         if own is not None:
@@ -231,13 +236,8 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 def _check(step: Any, devices: int) -> None:
     if step.sync_batch_stats:
-        raise ValueError(
-            "reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True; leave one of them out"
-        )
-    if step.returns_gradients:
+        raise ValueError("reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True")
+    if step.gradients:
         raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
     if devices > step.reduce.slices:
-        raise ValueError(
-            f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices; pass fewer, or "
-            "reduce=jfit.step.reduce.ordered(slices=...) with a larger power of 2"
-        )
+        raise ValueError(f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices")

@@ -17,7 +17,7 @@ from jax import Array
 
 from jfit.parallel.contexts import Device
 from jfit.parallel.spmd import GATHERED, compile_spmd
-from jfit.programs import Program
+from jfit.programs import Made, Program
 
 Buffers = dict[str, Array]  # dtype -> the elements of all leaves of this dtype, one after the other
 
@@ -62,8 +62,12 @@ class Gather:
         def same(packed: Buffers, axis_name: str | None = None) -> Buffers:
             return packed
 
-        self._pack, self._join = Program(pack, jax.jit, name=f"{name}_pack"), Program(join, jax.jit, name=f"{name}_join")
-        self._gather = compile_spmd(same, [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather")
+        settings = combine, early, sizes
+        self._pack = Program(Made(pack, "pack", settings), jax.jit, name=f"{name}_pack")
+        self._join = Program(Made(join, "join", settings), jax.jit, name=f"{name}_join")
+        self._gather = compile_spmd(
+            Made(same, "same"), [firsts[process] for process in order], (0,), GATHERED, name=f"{name}_gather"
+        )
 
     def __call__(self, parts: Sequence[Any]) -> Any:
         """Combine the values of all slices.

@@ -43,8 +43,7 @@ def check_replicas(tree: Any) -> None:
 
 def _difference(path: Any, leaf: jax.Array, one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> str:
     (device, value), (other_device, other_value) = one, other
-    size = value.dtype.itemsize
-    bits = [np.frombuffer(v.tobytes(), np.uint8).reshape(-1, size) for v in (value, other_value)]
+    bits = [np.frombuffer(v.tobytes(), np.uint8).reshape(-1, value.dtype.itemsize) for v in (value, other_value)]
     differ = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
     at, index = differ[0], tuple(int(i) for i in np.unravel_index(differ[0], value.shape))
     return (

@@ -1,14 +1,12 @@
 """Compile a function for N devices (SPMD), and limit how far the host runs ahead of the devices.
 
 This is the only file that uses pmap.  Parameters are ONE replicated array of their natural shape (out_axes=None), without a
-leading device axis.  `SPMD` selects pmap or jit(shard_map), which JAX recommends in place of pmap; both have the same
-signature here.  For the devices of a named mesh, jit splits the function for one device (`jfit.parallel.mesh`).  Programs are
-kept for the process (`jfit.programs`): an equal function is not compiled again.
+leading device axis.  For the devices of a named mesh, and for a state that is split over the devices, jit splits the program
+(`jfit.parallel.mesh`).  Programs are kept for the process (`jfit.programs`): an equal function is not compiled again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,16 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import global_array_to_host_local_array, host_local_array_to_global_array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jfit import activity
 from jfit.parallel.contexts import Device, spans_processes
 from jfit.parallel.devices import AXIS, place
-from jfit.parallel.mesh import MeshDevices, SplitDevices
+from jfit.parallel.mesh import MeshDevices, SplitDevices, mesh_jit, spec_of_axis
 from jfit.programs import Program
+from jfit.step.layout import WHOLE, on_each_device
 from jfit.step.state import TrainState
 
-SPMD = "pmap"  # or "shard_map"
 GATHERED = "gathered"  # an axis of results: 0, but every process of a job gets the slices of the devices of all processes
 # number of calls between two waits of the host, so that at most 16 are queued: with 32, emulated CPU devices abort the process
 WAIT_EVERY = 8
@@ -40,13 +38,14 @@ def compile_spmd(
     donate: tuple[int, ...] = (),
     name: str = "program",
 ) -> Program:
-    """Compile `fn(*args, axis_name=...)` for devices: jit for one device, pmap or shard_map for several.
+    """Compile `fn(*args, axis_name=...)` for devices: jit for one device or a mesh, pmap for several devices.
 
     A function that computes the same as one that was compiled before in this process uses its program, see `jfit.programs`.
 
     Args:
         fn: pure function; called with axis_name=None for one device, else with the name of the device axis.
-        devices: list of `jax.Device`, or `jfit.parallel.mesh.MeshDevices`, for which functions are those of one device.
+        devices: list of `jax.Device`; `jfit.parallel.mesh.MeshDevices`, for which functions are those of one device; or
+            `SplitDevices`, for which jit compiles the functions of a `TrainState`.
         in_axes: one pytree prefix per argument: None for replicated arrays, 0 for arrays with a leading device axis.
         out_axes: pytree prefix for the result, likewise; `GATHERED` in place of 0 for arrays of which each process of a job
             needs the slices of all devices, not only of its own.
@@ -64,140 +63,112 @@ def compile_spmd(
     """
     mesh = devices if isinstance(devices, MeshDevices) else None
     split = devices if isinstance(devices, SplitDevices) and any(isinstance(a, TrainState) for a in in_axes) else None
-    axis, devices, spmd, count = AXIS if len(devices) > 1 else None, mesh or list(devices), SPMD, len(devices)
+    axis, devices, count = AXIS if len(devices) > 1 else None, mesh or list(devices), len(devices)
     gathered, is_leaf = None, lambda a: a is None
     if mesh is None and spans_processes(devices):
-        spmd, gathered = "pmap", out_axes  # shard_map needs global arrays
+        gathered = out_axes
         out_axes = jax.tree.map(lambda a: None if a == GATHERED else a, out_axes, is_leaf=is_leaf)
     else:
         out_axes = jax.tree.map(lambda a: 0 if a == GATHERED else a, out_axes, is_leaf=is_leaf)
-
-    def program(*args: Any) -> Any:
-        # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
-        if axis is not None and (size := jax.lax.axis_size(axis)) != count:
-            raise _wrong_axis(size, count)
-        result = fn(*args, axis_name=axis)
-        if gathered is None:
-            return result
-        return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)
 
     def build(traced: Callable[..., Any], more: int) -> Any:
         if mesh is not None:
             return mesh.jit(traced, (*in_axes, *(None,) * more), out_axes, donate)
         if axis is None:
             return jax.jit(traced, donate_argnums=donate)
-        compile_, axes = jax.pmap if spmd == "pmap" else _shard_map, (*in_axes, *(None,) * more)
+        axes = (*in_axes, *(None,) * more)
         if split is not None:
-            mapped = split.jit(traced, axes, out_axes, donate)
-            return _Split(mapped, split.mesh, axes, out_axes) if spans_processes(devices) else mapped
-        options: Any = {"axis_name": AXIS, "devices": devices, "in_axes": axes, "out_axes": out_axes, "donate_argnums": donate}
-        mapped = compile_(traced, **options)
-        return _Joined(mapped, _shard_map(traced, **options), axes, count) if spans_processes(devices) else mapped
+            run = jitted = mesh_jit(traced, split.mesh, axes, out_axes, donate)
+        else:
+            options: Any = {"in_axes": axes, "out_axes": out_axes, "donate_argnums": donate}
+            run = jitted = jax.pmap(traced, axis_name=AXIS, devices=devices, **options)
+        if not spans_processes(devices):
+            return run
+        everywhere = Mesh(np.array(devices), (AXIS,))
+        if split is not None:
+            run = _of_global_arrays(jitted, everywhere, axes, out_axes)
+        else:
+            specs = jax.tree.map(lambda a: WHOLE if a is None else a, out_axes, is_leaf=is_leaf)
+            whole = on_each_device(lambda _, *args: traced(*args), AXIS, specs)
+            jitted = mesh_jit(whole, everywhere, axes, out_axes, donate)
+        return _Joined(run, jitted, axes, count)
 
-    where = tuple(devices) if mesh is None else mesh.program_key
-    static = spmd, split is not None, where, donate, _hashable(in_axes), _hashable(out_axes), gathered and _hashable(gathered)
+    static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
+    program = functools.partial(_on_device, fn, count, gathered)
     return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
+
+
+def _on_device(fn: Callable[..., Any], count: int, gathered: Any, *args: Any) -> Any:
+    """Call a function on one of `count` devices; `gathered`: see `GATHERED`, None without it."""
+    axis = AXIS if count > 1 else None
+    # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
+    if axis is not None and (size := jax.lax.axis_size(axis)) != count:
+        raise _wrong_axis(size, count)
+    result = fn(*args, axis_name=axis)
+    if gathered is None:
+        return result
+    return _each(lambda x, a: jax.lax.all_gather(x, AXIS) if a == GATHERED else x, result, gathered)
 
 
 _running = activity.Doing(activity.DEVICES, "running a program")
 
 
 class _Joined:
-    """A function of pmap for the devices of several processes; `lower` makes the same program with shard_map.
+    """A function for the devices of several processes.
 
     Args:
-        mapped: from pmap; it gets the arguments of this process, whose split axes have the slices of its own devices.
-        lowerable: the same function from `_shard_map`.  (`lower` of pmap does not support several processes.)
+        run: from pmap, or from `_of_global_arrays`; it gets the arguments of this process, whose split axes have the slices of
+            its own devices.
+        jitted: the same function of global arrays, from jit, for `lower`, which pmap does not have for several processes.
         in_axes: one pytree prefix per argument.
         count: number of devices.
     """
 
     lowers_apart = True  # `lower` traces the function once more
 
-    def __init__(self, mapped: Any, lowerable: Any, in_axes: tuple[Any, ...], count: int) -> None:
-        self._mapped, self._lowerable, self._in_axes, self._count = mapped, lowerable, in_axes, count
+    def __init__(self, run: Any, jitted: Any, in_axes: tuple[Any, ...], count: int) -> None:
+        self._run, self._jitted, self._in_axes, self._count = run, jitted, in_axes, count
 
     def __call__(self, *args: Any) -> Any:
         activity.begin_together("a program of all processes")
         if activity.record.now.kind in (activity.COMPILING, activity.DEVICES):
-            return self._mapped(*args)
+            return self._run(*args)
         with _running:
-            return self._mapped(*args)
+            return self._run(*args)
 
     def lower(self, *args: Any) -> Any:
         """Lower the function; the arguments are those of a call in this process, with the slices of its own devices."""
 
         def of_all(x: Any, axis: Any) -> Any:
             shape = np.shape(x) if axis is None else (self._count, *np.shape(x)[1:])
-            return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+            where = None if getattr(x, "is_fully_addressable", True) else x.sharding
+            return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=getattr(x, "weak_type", False), sharding=where)
 
-        return self._lowerable.lower(*(_each(of_all, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)))
+        return self._jitted.lower(*(_each(of_all, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)))
 
 
-class _Split:
-    """A function of `SplitDevices.jit` for several processes: each has its own copies of arrays that are whole on all devices.
+def _of_global_arrays(jitted: Any, mesh: Mesh, in_axes: tuple[Any, ...], out_axes: Any) -> Callable[..., Any]:
+    """Call a function of global arrays with those of this process: its own copies, or the slices of its own devices.
 
-    Args:
-        mapped: the compiled function of global arrays.
-        mesh: mesh of the devices of all processes.
-        in_axes, out_axes: one pytree prefix per argument, and one of the result.
+    Arrays that are split otherwise, those of the state, are global in all processes.
     """
 
-    lowers_apart = True
+    def own(x: jax.Array, axis: Any) -> jax.Array:
+        is_own = axis is not None or x.is_fully_replicated
+        return global_array_to_host_local_array(x, mesh, spec_of_axis(axis)) if is_own else x
 
-    def __init__(self, mapped: Any, mesh: Mesh, in_axes: tuple[Any, ...], out_axes: Any) -> None:
-        self._mapped, self._mesh, self._in_axes, self._out_axes = mapped, mesh, in_axes, out_axes
+    def run(*args: Any) -> Any:
+        whole = [
+            _each(lambda x, axis: host_local_array_to_global_array(x, mesh, spec_of_axis(axis)), arg, axes)
+            for arg, axes in zip(args, in_axes, strict=True)
+        ]
+        return _each(own, jitted(*whole), out_axes)
 
-    def __call__(self, *args: Any) -> Any:
-        activity.begin_together("a program of all processes")
-        with _running if activity.record.now.kind not in (activity.COMPILING, activity.DEVICES) else contextlib.nullcontext():
-            result = self._mapped(*self._global(args))
-        own = lambda x, axis: global_array_to_host_local_array(x, self._mesh, _spec(axis))  # noqa: E731
-        return _each(lambda x, a: own(x, a) if a == 0 or x.is_fully_replicated else x, result, self._out_axes)
-
-    def lower(self, *args: Any) -> Any:
-        return self._mapped.lower(*self._global(args))
-
-    def _global(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        join = lambda x, axis: host_local_array_to_global_array(x, self._mesh, _spec(axis))  # noqa: E731
-        return tuple([_each(join, arg, axes) for arg, axes in zip(args, self._in_axes, strict=True)])
-
-
-def _spec(axis: Any) -> PartitionSpec:
-    return PartitionSpec(*[AXIS] * (axis == 0))
+    return run
 
 
 def _wrong_axis(size: int, devices: int) -> ValueError:
     return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
-
-
-def _hashable(axes: Any) -> Any:
-    leaves, tree = jax.tree.flatten(axes, is_leaf=lambda a: a is None)
-    return tree, tuple(leaves)
-
-
-def _shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
-    """pmap implemented with jit(shard_map): same arguments, same results."""
-    mesh = Mesh(np.array(devices), (axis_name,))
-    is_none = lambda a: a is None  # noqa: E731
-    spec = lambda a: PartitionSpec(axis_name) if a == 0 else PartitionSpec()  # noqa: E731
-
-    def slice_of(x: Any) -> Any:
-        if x.shape[0] != 1:
-            raise _wrong_axis(x.shape[0] * len(devices), len(devices))
-        return x[0]
-
-    def inner(*args: Any) -> Any:
-        squeezed = [
-            _each(lambda x, a: slice_of(x) if a == 0 else x, arg, axes) for arg, axes in zip(args, in_axes, strict=True)
-        ]
-        result = fn(*squeezed)
-        return _each(lambda x, a: x[None] if a == 0 else x, result, out_axes)
-
-    specs = (jax.tree.map(spec, in_axes, is_leaf=is_none), jax.tree.map(spec, out_axes, is_leaf=is_none))
-    # With check_vma=True, shard_map would psum the gradients of replicated parameters a second time.
-    mapped = jax.shard_map(inner, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-    return jax.jit(mapped, donate_argnums=donate_argnums)
 
 
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:

@@ -144,9 +144,7 @@ def check_same(value: list[Any], what: str) -> None:
             continue
         i = next((i for i, (a, b) in enumerate(zip(values[0], theirs, strict=False)) if a != b), None)
         first, second = (values[0][i], theirs[i]) if i is not None else (f"{len(values[0])} of them", len(theirs))
-        raise ValueError(
-            f"the {what} of rank 0 and of rank {other} differ: {first} and {second}; start all processes of a job alike"
-        )
+        raise ValueError(f"the {what} of rank 0 and of rank {other} differ: {first} and {second}; start all processes alike")
 
 
 def _home() -> Device:

@@ -11,10 +11,9 @@ import numpy as np
 
 from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
-from jfit.checks import integer, one_of, positive, positive_integer
+from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 from jfit.distributed import num_processes
-from jfit.optim.core import check_numbers
 
 NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
@@ -112,7 +111,9 @@ class FitOptions:
         optional = {name: value for name, value in optional.items() if value is not None}
         positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every, **optional)
         integer(seed=self.seed)
-        check_numbers({k: v for k, v in (self.optimizer_params or {}).items() if k == "learning_rate"})
+        rate = (self.optimizer_params or {}).get("learning_rate", 0)
+        if not callable(rate):
+            at_least_0(learning_rate=rate)
         positive(none="no limit", data_timeout=self.data_timeout)
         fraction = self.validation_split
         if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, _NUMBERS) or not 0 < fraction < 1):

@@ -13,15 +13,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 
+from jfit import optim
 from jfit.checkpoints.fingerprint import AtStart, describe, describe_data, describe_optimizer, fingerprint
-from jfit.data import ArrayData, StreamData
+from jfit.data import ArrayData, Batch, StreamData
+from jfit.data.batch import is_array, rows
 from jfit.data.columns import Columns
 from jfit.distributed import num_processes
 from jfit.evaluate.scorer import Scorer, make_evaluate
@@ -33,19 +37,19 @@ from jfit.feed.train_data import add_class_weights, split_rows
 from jfit.graph import Symbol
 from jfit.lowering.build import lower_with_inputs, model_and_values, split_trained
 from jfit.lowering.coupling import warn_per_device
-from jfit.lowering.model import Model, Plan, specs_of
+from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
-from jfit.optim import Optimizer
-from jfit.parallel import check_unsharded, with_local
+from jfit.optim.schedules import run_schedule
+from jfit.parallel import check_unsharded
 from jfit.parallel.contexts import across, is_auto, own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
-from jfit.prepare.checks import check_host_metrics, check_trainable, checked_plan, in_eval_data, may_be_labels, rows_of_parts
-from jfit.prepare.optimizer import Chosen, choose_optimizer
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
 from jfit.programs import check_shapes
 from jfit.step import train_step
+from jfit.step.batch_check import BatchLabels, check_model_labels
 from jfit.step.fitting import choose_metrics, paired
 from jfit.step.reduce import get as get_reduce
+from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import step_names, zero_totals
@@ -78,6 +82,22 @@ class Task(NamedTuple):
     metrics: tuple[Any, ...]
     metric_choice: str
     columns: Columns | None
+
+
+class Chosen(NamedTuple):
+    """An optimizer with its schedule.
+
+    Attributes:
+        optimizer: the `Optimizer`, with the moving average of the parameters if there is one (ema=).
+        resolved: the optimizer without the moving average.
+        schedule: the `Schedule` of the run, with all lengths in updates; None: a constant learning rate.
+        learning_rate: the base learning rate that the user passed; None: the default of the optimizer or schedule.
+    """
+
+    optimizer: optim.Optimizer
+    resolved: optim.Optimizer
+    schedule: optim.Schedule | None
+    learning_rate: float | None
 
 
 @dataclass
@@ -220,7 +240,8 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     names = step_names(metrics) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
     step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
-    settings = replace(settings, devices=split_devices(settings.devices, step))
+    if rule.sharded:
+        settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     state = with_local(state, rule, trainable, len(settings.devices))
@@ -284,7 +305,64 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns)
 
 
-def initial_state(options: FitOptions, task: Task, optimizer: Optimizer) -> TrainState:
+def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None) -> Chosen:
+    """Make the optimizer and the schedule of a run.
+
+    Args:
+        options: the arguments of `fit`.
+        model: the model to train; the `lr_mult` and `wd_mult` attributes of its graph become parameters of the optimizer.
+        num_batches: number of training batches per epoch; None if it is not known.
+    """
+    rate, schedule = (options.optimizer_params or {}).get("learning_rate"), options.schedule
+    passed = _passed_rate(options.optimizer, rate, schedule, options.schedule_params)
+    if schedule is not None:
+        updates = num_batches and num_batches * options.num_epoch
+        schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
+    resolved = resolve_optimizer(options.optimizer, options.optimizer_params, model, schedule)
+    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed)
+
+
+def resolve_optimizer(
+    optimizer: Any, optimizer_params: Mapping[str, Any] | None, model: Model, schedule: Any = None
+) -> optim.Optimizer:
+    """Make the optimizer from the arguments of `fit`, with the `lr_mult` and `wd_mult` attributes of the graph's variables."""
+    params = dict(optimizer_params or {})
+    attrs = {} if model.symbol is None else model.symbol.attr_dict()
+    for kind in ("lr_mult", "wd_mult"):
+        multipliers = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
+        if multipliers and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
+            params.setdefault(kind, multipliers)
+        elif multipliers:
+            warnings.warn(
+                f"the {kind} attributes of {', '.join(multipliers)} are ignored: only jfit optimizers by name support them",
+                stacklevel=3,
+            )
+    if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
+        base = optim.as_schedule(schedule).base_lr
+        if base is not None:
+            params["learning_rate"] = base
+    return optim.get(optimizer, **params)
+
+
+def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:
+    """The base learning rate that the user passed to `fit`; None for the default of the optimizer or schedule."""
+    if not isinstance(optimizer, str):
+        return optim.get(optimizer).learning_rate
+    if learning_rate is None:
+        learning_rate = (schedule_params or {}).get("base_lr", getattr(schedule, "base_lr", None))
+    return None if learning_rate is None or callable(learning_rate) else float(learning_rate)
+
+
+def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
+    if ema is None:
+        return optimizer
+    options = ema if isinstance(ema, Mapping) else {"decay": ema}
+    if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
+        raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
+    return optim.ema(optimizer, **options)
+
+
+def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -> TrainState:
     """Draw or take the initial parameters, and initialize the optimizer and the running sums."""
     state = init_state(
         task.model,
@@ -363,3 +441,86 @@ def _evaluation(task: Task, options: FitOptions, settings: Settings, state: Trai
         raise ValueError(f"eval_data: {unpaddable_message(last, devices, plan.coupled)}")
     resident = task.data.nbytes if isinstance(task.data, ArrayData) else 0
     return make_evaluate(scorer, data, paddable=plan.paddable, on_device=options.data_on_device, resident=resident)
+
+
+# ------------------------------------------------------------------------------------------------ checks before compilation
+def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str, Any], state: TrainState) -> Plan:
+    """Infer the shapes of the model for the first batch, and check its heads and the labels before anything is compiled.
+
+    Args:
+        model: the `Model` to train.
+        data: the training data.  Labels and row indices of all rows are checked if it is an `ArrayData`, else those of the
+            first batch.
+        probe: inputs of the first batch by name.
+        state: parameters and auxiliary states, to test on `probe` whether rows affect each other where that is in question.
+
+    Returns:
+        Plan: shapes and row layouts of the outputs.
+
+    Raises:
+        ValueError: no output is a loss head, a label is not a valid class index, or an index is not in its table.
+    """
+    plan = verified_plan(model, state.params, state.aux, probe)
+    check_heads(model)
+    labels = labels_of(model, data)
+    if labels is not None:
+        mapped = data.mapped if isinstance(data, ArrayData) else set()  # they are checked when they are read
+        check_model_labels(model, {k: v for k, v in labels.items() if k not in mapped}, plan)
+    elif isinstance(data, ArrayData):  # labels on disk: the others are checked when they are read
+        BatchLabels(model).check(Batch(dict(probe)), "the first batch")
+    else:
+        BatchLabels(model).check(data.peek(0), "batch 0 of epoch 0")
+    return plan
+
+
+def check_heads(model: Model) -> None:
+    """Raise a ValueError if no output of a model is a loss head."""
+    if model.joint_loss is None and all(o.kind == "plain" for o in model.outputs):
+        raise ValueError(
+            f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
+            "a SoftmaxOutput, a RegressionOutput or MakeLoss to the network, or pass a function as model with loss="
+        )
+
+
+def check_trainable(model: Model, state: TrainState) -> None:
+    if model.symbol is None and not any(jax.numpy.issubdtype(x.dtype, jax.numpy.inexact) for x in state.params.values()):
+        dtypes = {name: str(x.dtype) for name, x in list(state.params.items())[:10]}
+        raise ValueError(f"none of the parameters {dtypes} is floating-point, so there is nothing to train; convert them")
+
+
+def check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:
+    if metrics and micro_batches > 1:
+        raise ValueError(
+            f"metric {metrics[0].name!r} runs on the host and needs the outputs of a whole batch, but with micro_batches="
+            f"{micro_batches} they are not kept; write it as a jfit.metrics.Metric of JAX functions, or set micro_batches=1"
+        )
+
+
+def rows_of_parts(model: Model, data: Any, probe: Mapping[str, Any], options: FitOptions) -> dict[str, int]:
+    """Numbers of rows that are split over the axis "data" of a mesh, by a description for error messages."""
+    in_arrays, batch_size, eval_batch_size = isinstance(data, ArrayData), options.batch_size, options.eval_batch_size
+    micro_batches = options.micro_batches
+    size = batch_size if in_arrays else rows(Batch(dict(probe)), model.batch_axes)
+    what = f"a batch (batch_size={batch_size})" if in_arrays else "the first batch"
+    if micro_batches > 1 and size % micro_batches == 0:
+        what, size = f"each of the {micro_batches} micro-batches of {what}", size // micro_batches
+    evaluated = {} if eval_batch_size is None else {f"an evaluation batch (eval_batch_size={eval_batch_size})": eval_batch_size}
+    return {what: size} | evaluated
+
+
+def may_be_labels(data: Any, inputs: Any) -> bool:
+    """Whether data is an array or a list of numbers with as many rows as `inputs`, and so may be their labels."""
+    flat = isinstance(data, list) and bool(data) and not hasattr(data[0], "__len__")
+    if not (flat or (is_array(data) and getattr(data, "ndim", 0))) or isinstance(inputs, tuple | Mapping):
+        return False
+    return hasattr(inputs, "__len__") and len(data) == len(inputs)
+
+
+@contextlib.contextmanager
+def in_eval_data() -> Iterator[None]:
+    """Context manager that adds to a ValueError that it is about the evaluation data."""
+    try:
+        yield
+    except ValueError as error:
+        error.add_note("jfit: this error is in eval_data; its rows must have the same shapes as the rows of the training data")
+        raise

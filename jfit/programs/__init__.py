@@ -3,10 +3,11 @@
 `Program` compiles a function at its first call for arguments of some shapes and dtypes, unless an equal one was compiled
 before:
 
-1. By key, without a trace.  `key_of` reads a function of jfit completely: its code and all values that it refers to.  The key
-   is read at this first call and again after the trace; if a value changed in between, the program is not shared.
-2. By text, with a trace.  A function that the user wrote may depend on anything, so it has no key.  It is traced and lowered,
-   and if an equal text was compiled before, nothing is compiled.  Functions that call Python on the host are always compiled.
+1. By key, without a trace.  Functions of jfit are values: a training step, for example, is equal to one with an equal graph and
+   equal settings (`jfit.programs.keys`).  The key is read at this first call.
+2. By text, with a trace.  A function that the user wrote, or an optax transformation, may depend on anything, so it has no key.
+   It is traced and lowered, and if an equal text was compiled before, nothing is compiled.  Functions that call Python on the
+   host are always compiled.
 
 Both tables have at most 128 entries, those by key for 64 signatures (shapes, dtypes, devices, settings of jax) each; the entry
 that was used least recently is dropped.  Entries refer neither to the data nor to the parameters of a fit, but they have the
@@ -29,22 +30,22 @@ A change of the code of jfit, jax, NumPy or optax at run time, such as a method 
 """
 
 from jfit.programs.constants import Constants, depends_on_more
-from jfit.programs.keys import ByIdentity, Unkeyed, assign_key, assigned_key, key_of
-from jfit.programs.tables import Jitted, Program, Recent, check_shapes, clear_programs, kept, settings
+from jfit.programs.keys import ByIdentity, Made, key_of, keyed, made, read_key
+from jfit.programs.tables import Program, Recent, check_shapes, clear_programs, kept, settings
 
 __all__ = [
     "ByIdentity",
     "Constants",
-    "Jitted",
+    "Made",
     "Program",
     "Recent",
-    "Unkeyed",
-    "assign_key",
-    "assigned_key",
     "check_shapes",
     "clear_programs",
     "depends_on_more",
     "kept",
     "key_of",
+    "keyed",
+    "made",
+    "read_key",
     "settings",
 ]

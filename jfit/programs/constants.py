@@ -19,11 +19,13 @@ class _Tracing(threading.local):
         values: (id of a `Constants`, name) -> traced element of the extra argument, or the Python number if it is compiled in.
         incomplete: whether the program depends on a value that is not in its key.
         calls_python: whether the program calls Python on the host.
+        new: the `Constants` that were made in a block of `collected`; None outside of one.
     """
 
     def __init__(self) -> None:
         self.values: dict[tuple[int, str], Any] = {}
         self.incomplete = self.calls_python = False
+        self.new: list[Constants] | None = None
 
 
 tracing = _Tracing()
@@ -62,6 +64,8 @@ class Constants:
 
     def __init__(self, **values: Any) -> None:
         self.values = values
+        if tracing.new is not None:
+            tracing.new.append(self)
 
     def __getattr__(self, name: str) -> Any:
         bound = tracing.values.get((id(self), name))
@@ -77,6 +81,18 @@ class Constants:
     def names(self) -> tuple[str, ...]:
         """Names of the numbers that are arguments of programs."""
         return tuple(name for name, value in self.values.items() if is_argument(value))
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[Constants]]:
+    """Context manager that returns a list, to which the `Constants` are added that are made in its block."""
+    outer, tracing.new = tracing.new, (new := [])
+    try:
+        yield new
+    finally:
+        tracing.new = outer
+        if outer is not None:
+            outer.extend(new)
 
 
 def is_argument(value: Any) -> bool:

@@ -1,25 +1,26 @@
-"""Keys of functions: values that are equal only for functions that compute the same.
+"""Keys: values that are equal only for functions that compute the same.
 
-A function computes the same as another if its code is the same, and everything that the code can read: the values that it
-closes over, its defaults, its attributes.  `key_of` follows all of these.  What it cannot describe completely (an array, a
-function or an object that the user wrote) has no key, and then the whole function has none.
+A function is a value if it is one of these, and then it has a key by its content, however often it was made:
 
-The code of jfit and of the libraries in `TRUSTED` is not followed into its global variables, because they do not change.
+- a function of a module of jfit, or of a library in `TRUSTED`, which does not change;
+- what a factory of jfit returned that has the decorator `made`: the key is the factory with its arguments;
+- a `functools.partial`, dataclass or NamedTuple of such values;
+- an object whose class has the property `program_key`: a value that takes its place, such as a tuple of the fields that matter.
 
-A class can determine the key of its objects by a property `program_key`: a value that replaces the object, such as a tuple of
-the fields that matter, or `ByIdentity(object)`.  `assign_key` does so for one function.
+All others (functions, objects and arrays of the user) are equal to themselves only, and they may read values that change: what
+has one of them in its key is traced again for each program.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import types
-import weakref
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Callable, Hashable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -32,45 +33,7 @@ TRUSTED = frozenset(
 )
 MAX_ARRAY_BYTES = 4096  # larger arrays are data
 _PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented))
-
-
-class Unkeyed(Exception):
-    """A value has no key."""
-
-
-def key_of(value: Any) -> Hashable | None:
-    """Return a key of a function or value, or None if it cannot be described completely.
-
-    Args:
-        value: function, or a value of Python, NumPy or jfit.
-
-    Returns:
-        Hashable value; equal keys mean equal values, and functions that compute the same.
-
-    Example:
-        >>> from jfit.optim import adam
-        >>> key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.9)), key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.8))
-        (True, False)
-        >>> key_of([jax.numpy.ones(2)]) is None  # arrays on devices are data
-        True
-    """
-    return read_function(value, False)[0]
-
-
-def read_function(value: Any, arguments: bool) -> tuple[Hashable | None, list[Constants]]:
-    """Return (the key of a function, None if it has none; the `Constants` that it reads, in an order fixed by the key).
-
-    Args:
-        value: the function.
-        arguments: whether the numbers of `Constants` are arguments of the program; if not, the key has their values.
-    """
-    reader = _Reader(arguments)
-    try:
-        key = reader.read(value)
-        hash(key)
-    except (TypeError, RecursionError):
-        return None, []
-    return (key if reader.complete else None), reader.constants
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ByIdentity:
@@ -97,48 +60,131 @@ class ByIdentity:
         return id(self.value)
 
 
-class _Assigned:
-    """A key with the function that it was assigned to: functools.wraps and jax.jit copy the attributes of functions."""
+class Key(NamedTuple):
+    """Content of a value.
 
-    def __init__(self, owner: Any, key: Any) -> None:
-        self.owner, self.key = owner, key
+    Attributes:
+        value: hashable; equal for equal values.
+        is_complete: whether values with this key compute the same.  False if a part is compared by its identity.
+        constants: the `Constants` in the value, in an order fixed by the key.
+    """
 
-    def __reduce__(self) -> Any:  # the key of a function that was pickled is not that of its copy
-        return _Assigned, (type(None), None)
+    value: Hashable
+    is_complete: bool
+    constants: tuple[Constants, ...]
 
 
-def assign_key(fn: Any, key: Any) -> None:
-    """Assign a key to one Python function; functions that wrap it do not have the key.
+class Made:
+    """A function with a key: functions that were made alike compute the same.  `made` returns these.
 
     Args:
-        fn: function.
-        key: value from which the key is read, such as a tuple or `ByIdentity(object)`.
+        fn: the function.
+        *parts: its key: all that it depends on.
 
     Example:
-        >>> def double(x):
-        ...     return 2 * x
-        >>> assign_key(double, "double")
-        >>> assigned_key(double), assigned_key(functools.wraps(double)(lambda x: double(x) + 1))
-        ('double', None)
+        >>> scaled = lambda factor: Made(lambda x: factor * x, "scaled", factor)
+        >>> scaled(2)(3), key_of(scaled(2)) == key_of(scaled(2)), key_of(scaled(2)) == key_of(scaled(5))
+        (6, True, False)
     """
-    fn.__dict__["program_key"] = _Assigned(weakref.ref(fn), key)
+
+    def __init__(self, fn: Callable[..., Any], *parts: Any) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._parts = fn, parts
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fn(*args, **kwargs)
+
+    @property
+    def program_key(self) -> Any:
+        """The parts of the key."""
+        return self._parts
 
 
-def assigned_key(fn: Any) -> Any:
-    """Return the value that `assign_key` assigned to this function, or None.
+def made(make: F) -> F:
+    """Decorate a factory: what it returns, a function or a NamedTuple of functions, has the factory and its arguments as key.
 
     Args:
-        fn: any callable.
+        make: pure factory; what its result computes depends on nothing but the arguments.
 
     Returns:
-        The value; None if there is none, or if `fn` copied it from the function that it wraps.
+        The factory, with the same arguments.
 
     Example:
-        >>> assigned_key(len) is None
+        >>> from jfit.metrics import mse
+        >>> key_of(mse()) == key_of(mse()), key_of(mse()) == key_of(mse(average="micro"))
+        (True, False)
+    """
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        result, given = make(*args, **kwargs), signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return keyed(result, make, given.arguments)
+
+    return factory  # pyright: ignore[reportReturnType]
+
+
+def keyed(value: Any, *parts: Any) -> Any:
+    """Give a function, or the functions of a NamedTuple, a key.
+
+    Args:
+        value: function, or NamedTuple of which the fields that are functions get the key.
+        *parts: all that they depend on.
+
+    Returns:
+        `Made`, or a copy of the NamedTuple.
+
+    Example:
+        >>> key_of(keyed(lambda x: x + 1, "next")) == key_of(keyed(lambda x: x + 1, "next"))
         True
     """
-    assigned = getattr(fn, "program_key", None)
-    return assigned.key if isinstance(assigned, _Assigned) and assigned.owner() is fn else None
+    if not isinstance(value, tuple):
+        return Made(value, *parts)
+    functions = {n: v for n, v in zip(value._fields, value, strict=True) if callable(v)}  # pyright: ignore
+    return value._replace(**{name: Made(fn, name, *parts) for name, fn in functions.items()})  # pyright: ignore
+
+
+def key_of(value: Any) -> Hashable | None:
+    """Return a key of a function or value, or None if it depends on objects of the user.
+
+    Args:
+        value: function, or a value of Python, NumPy or jfit.
+
+    Returns:
+        Hashable value; equal keys mean equal values, and functions that compute the same.
+
+    Example:
+        >>> from jfit.optim import adam
+        >>> key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.9)), key_of(adam(beta1=0.9)) == key_of(adam(beta1=0.8))
+        (True, False)
+        >>> key_of([jax.numpy.ones(2)]) is None  # arrays on devices are data
+        True
+    """
+    key = read_key(value)
+    return key.value if key.is_complete else None
+
+
+def read_key(value: Any, arguments: bool = False) -> Key:
+    """Read the content of a value.
+
+    Args:
+        value: any value.
+        arguments: whether the numbers of `Constants` are arguments of programs; if not, the key has their values.
+
+    Returns:
+        `jfit.programs.keys.Key`: the content, whether it is complete, and the `Constants`.
+
+    Example:
+        >>> from jfit.optim import adam
+        >>> read_key(adam(beta1=0.9), arguments=True).value == read_key(adam(beta1=0.8), arguments=True).value
+        True
+    """
+    reader = _Reader(arguments)
+    try:
+        return Key(reader.read(value), reader.is_complete, tuple(reader.constants))
+    except RecursionError:  # a list that contains itself
+        return Key(ByIdentity(value), False, ())
 
 
 def is_trusted(module: Any) -> bool:
@@ -147,150 +193,62 @@ def is_trusted(module: Any) -> bool:
 
 
 class _Reader:
-    """Computes the key of one function.
-
-    A function or container that was visited before is replaced by the number of its visit, so that cycles end.
-    """
+    """Reads one value."""
 
     def __init__(self, arguments: bool) -> None:
-        self._arguments = arguments
-        self._numbers: dict[int, int] = {}
-        self.complete, self.constants = True, list[Constants]()
-        self._alive: list[Any] = []  # objects whose ids are in `_numbers`: another object must not get such an id
+        self._arguments, self.is_complete, self.constants = arguments, True, list[Constants]()
 
     def read(self, x: Any) -> Any:
         kind = type(x)
         if kind in _PLAIN:
-            return kind.__name__, x
+            return kind, x
         if kind is float:
-            return "float", x.hex()
-        if kind is complex:
-            return "complex", x.real.hex(), x.imag.hex()
-        if isinstance(x, ByIdentity):
+            return kind, x.hex()
+        if isinstance(x, ByIdentity | jax.Device | np.dtype):
             return x
-        if kind is tuple:
-            return ("tuple", *map(self.read, x))
-        if id(x) in self._numbers:
-            return "again", self._numbers[id(x)]
-        self._numbers[id(x)] = len(self._numbers)
-        self._alive.append(x)
-        try:
-            return self._object(x, kind)
-        except Unkeyed:
-            self.complete = False  # there is no key; the rest is read for its `Constants`
-            return None
-
-    def _object(self, x: Any, kind: type) -> Any:
-        if isinstance(x, types.FunctionType):
-            return self._function(x)
-        if isinstance(x, type):
-            return self._type(x)
         if isinstance(x, Constants):
             return self._constants(x)
-        own = getattr(kind, "program_key", None)
-        if own is not None:
-            return "own", self._type(kind), self.read(x.program_key)
-        for classes, read in _READERS:
-            if isinstance(x, classes):
-                return read(self, x)
-        if dataclasses.is_dataclass(x):
-            return self._type(kind), *[(f.name, self.read(getattr(x, f.name))) for f in dataclasses.fields(x)], self._rest(x)
-        return self._library_object(x)
+        if hasattr(kind, "program_key"):
+            return kind, self.read(x.program_key)
+        parts = _parts(x, kind) if is_trusted(kind.__module__) else None
+        if parts is not None:
+            return kind, *[self.read(part) for part in parts]
+        if kind in (set, frozenset):
+            return kind, frozenset(map(self.read, x))
+        self.is_complete &= _is_of_library(x)
+        return ByIdentity(x)
 
     def _constants(self, x: Constants) -> Any:
+        known = [i for i, each in enumerate(self.constants) if each is x]
+        if known:
+            return Constants, known[0]
         self.constants.append(x)
-        if not self._arguments:
-            return "constants", self.read(x.values)
-        return "constants", x.names, self.read({k: v for k, v in x.values.items() if k not in x.names})
-
-    def _function(self, fn: types.FunctionType) -> Any:
-        assigned = assigned_key(fn)
-        if assigned is not None:
-            return "own", self.read(assigned)
-        module = fn.__globals__.get("__name__")  # not fn.__module__, which functools.wraps changes
-        if not is_trusted(module):
-            raise Unkeyed
-        cells = [("empty",) if _is_empty(cell) else self.read(cell.cell_contents) for cell in fn.__closure__ or ()]
-        attributes = {k: v for k, v in fn.__dict__.items() if k not in ("__wrapped__", "program_key")}
-        return "function", module, fn.__code__, *map(self.read, (fn.__defaults__, fn.__kwdefaults__, attributes)), *cells
-
-    def _type(self, kind: type) -> Any:
-        if not is_trusted(kind.__module__):
-            raise Unkeyed
-        return ByIdentity(kind)
-
-    def _rest(self, x: Any) -> Any:
-        """Attributes that are no fields; those of a cached_property are computed from the fields."""
-        names = {f.name for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else set()
-        attributes = {k: v for k, v in getattr(x, "__dict__", {}).items() if k not in names}
-        cached = [k for k in attributes if isinstance(getattr(type(x), k, None), functools.cached_property)]
-        return self.read({k: v for k, v in attributes.items() if k not in cached})
-
-    def _tuple(self, x: tuple[Any, ...]) -> Any:  # a NamedTuple or another subclass
-        return self._type(type(x)), *map(self.read, x), self._rest(x)
-
-    def _mapping(self, x: Mapping[Any, Any]) -> Any:
-        default = self.read(getattr(x, "default_factory", None))  # of a defaultdict
-        return "mapping", self._type(type(x)), default, *[(self.read(k), self.read(v)) for k, v in x.items()]
-
-    def _set(self, x: Set[Any]) -> Any:
-        known = len(self._numbers)
-        items = frozenset(self.read(item) for item in x)
-        if len(self._numbers) != known:  # objects would be numbered in the order of the set, which is arbitrary
-            raise Unkeyed
-        return "set", self._type(type(x)), items
-
-    def _partial(self, x: functools.partial[Any]) -> Any:
-        return "partial", self._type(type(x)), self._rest(x), self.read(x.func), self.read(x.args), self.read(dict(x.keywords))
-
-    def _array(self, x: np.ndarray[Any, Any] | np.generic) -> Any:
-        # subclasses, such as masked arrays, have more data than their bytes, and structured dtypes more than their text
-        is_plain = type(x) is np.ndarray or isinstance(x, np.generic)
-        if x.nbytes > MAX_ARRAY_BYTES or x.dtype.hasobject or _is_structured(x.dtype) or not is_plain:
-            raise Unkeyed
-        return "array", self._type(type(x)), x.strides, x.dtype.str, x.dtype.name, x.shape, x.tobytes()
-
-    def _dtype(self, x: np.dtype[Any]) -> Any:
-        if _is_structured(x):
-            raise Unkeyed
-        return "dtype", x.str, x.name
-
-    def _library_object(self, x: Any) -> Any:
-        """A function of a library that is not a Python function (such as a jitted one), found there under its name."""
-        module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
-        if isinstance(x, types.ModuleType) and is_trusted(x.__name__):
-            return "module", x.__name__
-        if not (is_trusted(module) and isinstance(name, str) and callable(x)):
-            raise Unkeyed
-        found = sys.modules.get(str(module))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not x:
-            raise Unkeyed
-        return "library", ByIdentity(x)
+        names = x.names if self._arguments else ()
+        return Constants, names, self.read({k: v for k, v in x.values.items() if k not in names})
 
 
-_READERS: tuple[tuple[Any, Any], ...] = (
-    ((np.ndarray, np.generic), _Reader._array),
-    (np.dtype, _Reader._dtype),
-    (jax.Device, lambda reader, x: ByIdentity(x)),
-    (Enum, lambda reader, x: (reader._type(type(x)), x.name)),
-    (tuple, _Reader._tuple),
-    (list, lambda reader, x: (reader._type(type(x)), *map(reader.read, x))),
-    ((dict, types.MappingProxyType), _Reader._mapping),
-    ((set, frozenset), _Reader._set),
-    (functools.partial, _Reader._partial),
-    (types.MethodType, lambda reader, x: ("method", reader.read(x.__func__), reader.read(x.__self__))),
-)
+def _parts(x: Any, kind: type[Any]) -> Any:
+    """The values that a container or record consists of; None for other objects."""
+    if isinstance(x, tuple | list):
+        return x
+    if kind in (dict, types.MappingProxyType):
+        return x.items()
+    if kind is functools.partial:
+        return x.func, x.args, x.keywords
+    if isinstance(x, Enum):
+        return (x.name,)
+    if kind is np.ndarray or isinstance(x, np.generic):
+        is_data = x.nbytes > MAX_ARRAY_BYTES or x.dtype.hasobject or x.dtype.names is not None
+        return None if is_data else (x.dtype, x.shape, x.tobytes())
+    return [getattr(x, f.name) for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
 
 
-def _is_structured(dtype: np.dtype[Any]) -> bool:
-    return dtype.names is not None or dtype.subdtype is not None
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
+def _is_of_library(x: Any) -> bool:
+    """Whether an object is that which a trusted module has under its name, or one that this wraps (`functools.wraps`)."""
+    module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", getattr(x, "__name__", None))
+    found = sys.modules.get(str(module)) if is_trusted(module) and isinstance(name, str) else None
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    while found is not None and found is not x:
+        found = getattr(found, "__wrapped__", None)
+    return found is not None

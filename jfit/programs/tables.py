@@ -2,8 +2,8 @@
 
 `Program` wraps a function that is to be compiled.  Two tables, both bounded, make sure that equal functions are compiled once:
 
-1. By key.  `key_of` describes a function completely: its code and the values that it closes over.  Programs with equal keys
-   share their compiled functions, and the second is neither traced nor compiled.
+1. By key.  `read_key` describes a function of jfit by its content (see `jfit.programs.keys`).  Programs with equal keys share
+   their compiled functions, and the second is neither traced nor compiled.
 2. By text.  A function without a key (such as one that the user wrote) is traced and lowered.  If an equal text was compiled
    before, the result of that is called.
 
@@ -13,14 +13,13 @@ The tables contain compiled functions; they do not refer to the functions they w
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ import numpy as np
 
 from jfit import counters, forks, interrupts
 from jfit.programs.constants import Constants, bound, table_of, tracing
-from jfit.programs.keys import key_of, read_function
+from jfit.programs.keys import key_of, read_key
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128
@@ -161,7 +160,10 @@ class _Waiting:
         self._run = run
 
     def __call__(self, *args: Any) -> Any:
-        return counters.wait(self._run(*args))  # sync: nothing may be dispatched before the Python code has run
+        result = self._run(*args)
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):  # pyright: ignore
+            counters.wait(result)  # sync: nothing may be dispatched before the Python code has run
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)
@@ -180,7 +182,7 @@ class _Body:
             raise _Untraced
         counters.count_trace(self.name)
         inputs, table = (args[:-1], args[-1]) if self.has_table else (args, None)
-        with bound(self.constants, table):
+        with bound(self.constants, table) if self.constants else contextlib.nullcontext():
             result = self.fn(*inputs)
         leaves, tree = jax.tree.flatten(result)
         self.results = tree, tuple([repr(jax.typeof(x)) for x in leaves])
@@ -212,42 +214,6 @@ class _Prepared(NamedTuple):
     is_shared: bool  # whether programs with the same key may use it
     lowered: Any  # as long as it exists, a call of `run` uses what was compiled from it
     compiled: Future[Any]
-
-
-class Jitted:
-    """`jax.jit` for a function that may call Python on the host: then a call waits for its results, as a `Program` does.
-
-    Args:
-        fn: pure function.
-        **options: further arguments of `jax.jit`.
-
-    Example:
-        >>> run = Jitted(lambda x: jax.pure_callback(lambda v: 2 * np.asarray(v), x, x))
-        >>> with counters.counted() as counts:
-        ...     y = run(np.float32(3))
-        >>> float(y), counts["host_syncs"]
-        (6.0, 1)
-    """
-
-    def __init__(self, fn: Callable[..., Any], **options: Any) -> None:
-        self._waits = self._is_new = False
-
-        @functools.wraps(fn)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            self._is_new = True
-            return fn(*args, **kwargs)
-
-        self._run = jax.jit(traced, **options)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the compiled function; returns what `fn` returns."""
-        result = self._run(*args, **kwargs)
-        if self._is_new:
-            self._waits |= _calls_python(_jaxprs(self._run.trace(*args, **kwargs).jaxpr, set()))
-            self._is_new = False
-        if self._waits and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):  # pyright: ignore
-            counters.wait(result)  # sync: as in `_Waiting`
-        return result
 
 
 class _Call(NamedTuple):
@@ -293,7 +259,7 @@ def _shapes(args: tuple[Any, ...]) -> Any:
 
 
 class Program:
-    """A function that is compiled at its first call, unless this process has compiled one with equal code and closures before.
+    """A function that is compiled at its first call, unless this process has compiled an equal one before.
 
     Calls with other shapes or dtypes, or under other settings of jax, are first calls, too, as for `jax.jit`.
 
@@ -301,7 +267,7 @@ class Program:
         fn: pure function of positional arguments.
         build: function that returns the compiled version of a function, such as `jax.jit`.
         name: name under which `jfit.counters` counts how often the function is traced.
-        static: hashable value with everything on which `build` depends: devices, axes, donated arguments.
+        static: value with everything on which `build` depends: devices, axes, donated arguments.
         place: function that puts an array on the devices.  The values of the `Constants` that `fn` reads, if any, are then an
             extra last argument of the compiled function, and `build` is called as `build(function, 0 or 1 extra arguments)`.
             None: they are compiled into the program.
@@ -321,7 +287,7 @@ class Program:
         build: Callable[..., Any],
         *,
         name: str = "program",
-        static: Hashable = (),
+        static: Any = (),
         place: Callable[[Any], Any] | None = None,
     ) -> None:
         self._fn, self._build, self._name, self._static, self._place = fn, build, name, static, place
@@ -406,9 +372,9 @@ class Program:
                 (shared if is_shared else self._unshared).prepared[call.signature] = entry
 
     def _read(self, args: tuple[Any, ...]) -> _Call:
-        """Read the key of the function at the time of the call: values that it refers to may have changed since it was made."""
-        key, constants = read_function(self._fn, self._place is not None)
-        table = ()
+        """Read the key of the function at the time of the call: a dict in it may have changed since it was made."""
+        value, is_complete, constants = read_key((self._fn, self._static, self._name), self._place is not None)
+        key, table = value if is_complete else None, ()
         if self._place is not None and any(c.names for c in constants):
             table = (self._place(table_of(constants)),)
         return _Call(args, table, constants, key, _signature((*args, *table)))
@@ -419,7 +385,7 @@ class Program:
 
     def _shared(self, call: _Call) -> _Shared:
         """The compiled functions of the programs with the key of this call."""
-        return self._unshared if call.key is None else _by_key.setdefault((call.key, self._static, self._name), _Shared())
+        return self._unshared if call.key is None else _by_key.setdefault(call.key, _Shared())
 
     def _first_call(self, call: _Call) -> Any:
         if call.signature is None or _is_disabled():  # called by a traced function, or nothing is to be compiled
@@ -502,9 +468,11 @@ class Program:
     def _lowered(self, call: _Call, body: _Body, run: Any) -> tuple[Any, Any, bool]:
         """Trace and lower a function; return (lowered, key of the table by text or None, whether equal keys may share it)."""
         lowered, digest, complete = _text_of(run, (*call.args, *call.table))
-        # If a value changed between the reading of the key and the trace, the key is not that of the traced function.
-        is_shared = complete and not tracing.incomplete and read_function(self._fn, self._place is not None)[0] == call.key
-        return lowered, digest and (digest, body.results, call.signature, self._static), is_shared
+        return (
+            lowered,
+            digest and (digest, body.results, call.signature, read_key(self._static).value),
+            complete and not tracing.incomplete,
+        )
 
     def _keep(self, call: _Call, run: Any, shared: _Shared | None = None) -> None:
         self._runs[call.signature] = run, call.table
@@ -558,7 +526,7 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
         traced = run.trace(*args)
         jaxprs = list(_jaxprs(traced.jaxpr, set()))
         large = sum(getattr(x, "nbytes", 0) for jaxpr in jaxprs for x in getattr(jaxpr, "consts", ())) > MAX_CONSTANTS
-        python = large and _calls_python(jaxprs)
+        python = large and any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
     lowered = run.lower(*args) if traced is None else traced.lower()
     text = "" if large else lowered.as_text()
     if python or _CALLS.search(text):
@@ -575,10 +543,6 @@ def _text_of(run: Any, args: tuple[Any, ...]) -> tuple[Any, Any, bool]:
 # operations that communicate with Python, as primitives of jax and in a text
 _HOST = ("callback", "infeed", "outfeed")
 _CALLS = re.compile(r"custom_call @\w*callback|stablehlo\.(infeed|outfeed|send|recv)\b")
-
-
-def _calls_python(jaxprs: Iterable[Any]) -> bool:
-    return any(op in equation.primitive.name for jaxpr in jaxprs for equation in jaxpr.eqns for op in _HOST)
 
 
 def _jaxprs(jaxpr: Any, visited: set[int]) -> Iterator[Any]:
@@ -632,5 +596,5 @@ def check_shapes(fn: Callable[..., Any], *args: Any) -> None:
     if key is not None and _checked.get((key, signature)):
         return
     jax.eval_shape(fn, *args)
-    if key is not None and key == key_of(fn):  # no value changed since the trace
+    if key is not None:
         _checked[key, signature] = True

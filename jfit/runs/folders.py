@@ -111,10 +111,8 @@ def open_run(path: str | os.PathLike[str]) -> RunFolder:
     path = Path(path)
     folders = folders_of(path)
     if not folders:
-        raise FileNotFoundError(
-            f"runs: {path} has no checkpoint (step-...); pass a folder that was checkpoint= of jfit.fit, or run: "
-            f"python -m jfit.runs list {path}"
-        )
+        remedy = f"pass a folder that was checkpoint= of jfit.fit, or run: python -m jfit.runs list {path}"
+        raise FileNotFoundError(f"runs: {path} has no checkpoint (step-...); {remedy}")
     meta, problems = {}, []
     for folder in reversed(folders):
         try:

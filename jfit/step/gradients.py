@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.ops.axis import Axis
-from jfit.programs import Jitted
+from jfit.programs import Program, made
 from jfit.step.slices import BatchShard, fill_padding, has_padding, mask_padding, num_rows, part_key, shard_of, table_rows
 from jfit.step.state import split_params
 from jfit.step.train import mean_aux
@@ -21,6 +22,7 @@ Outputs = tuple[Array, ...]
 Gradients = dict[str, Array]
 
 
+@made
 def forward_step(model: Model, *, train: bool = True, policy: Policy | str | None = None) -> Callable[..., Outputs]:
     """Make the forward pass of a model as a pure function.  Auxiliary states are not updated.
 
@@ -53,6 +55,7 @@ def forward_step(model: Model, *, train: bool = True, policy: Policy | str | Non
     return step
 
 
+@made
 def gradient_step(
     model: Model, wrt: Sequence[str], *, policy: Policy | str | None = None, by_rows: bool = False
 ) -> Callable[..., tuple[Outputs, dict[str, Array], Aux]]:
@@ -220,7 +223,9 @@ def full_gradients(
     def more_sums(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
         return jax.tree.map(jnp.add, sums, sums_of(*args))
 
-    first, more, mean = Jitted(sums_of), Jitted(more_sums, donate_argnums=0), jax.jit(_mean)
+    first = Program(sums_of, jax.jit, name="full_gradients")
+    more = Program(more_sums, functools.partial(jax.jit, donate_argnums=0), name="full_gradients")
+    mean = jax.jit(_mean)
 
     def fn(params: Params, aux: Aux, batches: Iterable[Any], key: Array | None = None) -> Gradients:
         key, sums = _key(key), None

@@ -12,11 +12,13 @@ from jax import Array, lax
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy, plan_of
 from jfit.metrics import Metric
+from jfit.programs import made
 from jfit.step.regularizers import penalty, with_penalty
 from jfit.step.slices import BatchShard, forward, part_number, shared_sums
 from jfit.step.totals import Totals, fold
 
 
+@made
 def eval_step(
     model: Model,
     *,
@@ -69,6 +71,7 @@ def eval_step(
     return step
 
 
+@made
 def predict_step(model: Model, *, policy: Policy | str | None = None) -> Callable[..., tuple[Array, ...]]:
     """Make a prediction step, a pure function that returns the outputs of the model for a batch.
 

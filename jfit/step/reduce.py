@@ -15,16 +15,19 @@ Loss and metric sums are always summed over devices.  docs/scaling.md has a tabl
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
+from jfit.programs import made
 from jfit.step.packed import added, on_vectors, pack, psum, sum_bfloat16, sum_signs, unpack
+from jfit.step.state import TrainState
 
 
 class Reduce(NamedTuple):
@@ -50,6 +53,7 @@ class Reduce(NamedTuple):
 
 
 @functools.cache  # always return the same object, because compiled programs are cached by it
+@made
 def all_reduce() -> Reduce:
     """Sum the gradients over devices in one all-reduce; `SparseRows` gradients are gathered from all devices instead.
 
@@ -74,6 +78,7 @@ def all_reduce() -> Reduce:
 
 
 @functools.cache
+@made
 def unreduced() -> Reduce:
     """No reduction: each device uses its own gradient, so the parameters of the devices diverge.
 
@@ -94,6 +99,7 @@ def unreduced() -> Reduce:
 
 
 @functools.cache
+@made
 def bfloat16() -> Reduce:
     """Sum of gradients that are rounded to bfloat16 on each device and added in float32: half the bytes of `all_reduce`.
 
@@ -123,6 +129,7 @@ def bfloat16() -> Reduce:
 
 
 @functools.cache
+@made
 def two_bit(threshold: float = 0.5) -> Reduce:
     """For gradient g of each device: r ← r + g;  q = ±t where |r| ≥ t, else 0;  r ← r − q;  result: Σ_devices q.
 
@@ -171,6 +178,7 @@ def two_bit(threshold: float = 0.5) -> Reduce:
 
 
 @functools.cache
+@made
 def one_bit() -> Reduce:
     """For gradient g of each device: r ← r + g;  q = mean(|r|) · sign(r);  r ← r − q;  result: Σ_devices q, with sign(0) = 1.
 
@@ -245,6 +253,7 @@ def quantize(gradient: Array, residual: Array, threshold: float | Array) -> tupl
 
 
 @functools.cache
+@made
 def ordered(slices: int = 8) -> Reduce:
     """Sum the gradients of a fixed number of slices of the batch in a fixed order, so that bits do not depend on the devices.
 
@@ -277,6 +286,7 @@ def ordered(slices: int = 8) -> Reduce:
 
 
 @functools.cache
+@made
 def sharded() -> Reduce:
     """Split update and optimizer state over the devices (ZeRO-1): reduce-scatter of gradients, all-gather of parameters.
 
@@ -303,6 +313,7 @@ def sharded() -> Reduce:
 
 
 @functools.cache
+@made
 def sharded_parameters() -> Reduce:
     """As `sharded`, and the parameters are split between two steps, too (FSDP).
 
@@ -333,6 +344,49 @@ RULES: dict[str, Callable[[], Reduce]] = {
     "sharded": sharded,
     "sharded_parameters": sharded_parameters,
 }
+
+
+def with_local(state: TrainState, rule: Reduce, trainable: Params, count: int) -> TrainState:
+    """Add the initial per-device state of a reduction rule, such as the residuals of "2bit", unless the state has one.
+
+    The per-device state of an earlier rule is dropped if this rule has none.
+
+    Args:
+        state: `TrainState`.
+        rule: the reduction rule.
+        trainable: the trainable parameters by name, which have the shapes and dtypes of their gradients.
+        count: number of devices.
+
+    Returns:
+        `TrainState` whose `local` has a leading device axis if there are several devices.
+
+    Raises:
+        ValueError: the state has one with other shapes, such as that of another number of devices.
+
+    Example:
+        >>> import jax.numpy as jnp, jfit
+        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
+        >>> state = jfit.init_state(model, "sgd")
+        >>> with_local(state, two_bit(), state.params, 4).local["w"].shape
+        (4, 2)
+    """
+    local = rule.init(trainable)
+    if count > 1:
+        local = jax.tree.map(lambda x: np.stack([np.asarray(x)] * count), local)
+    if state.local is None:
+        return state._replace(local=local)
+    if local is None:  # residuals of another rule are not needed; per-device state of the user's own is kept
+        is_residual = isinstance(state.local, Mapping) and set(state.local) == set(trainable)
+        return state._replace(local=None) if is_residual else state
+    expected, actual = (
+        {jax.tree_util.keystr(k): np.shape(x) for k, x in jax.tree.leaves_with_path(t)} for t in (local, state.local)
+    )
+    if differ := [k for k in {**expected, **actual} if expected.get(k) != actual.get(k)]:
+        raise ValueError(
+            f"state.local{differ[0]} (residuals of '2bit' or '1bit') has shape {actual.get(differ[0])}, expected "
+            f"{expected.get(differ[0])} on {count} device(s); for new residuals pass state._replace(local=None)"
+        )
+    return state
 
 
 def get(rule: Reduce | str | None) -> Reduce:

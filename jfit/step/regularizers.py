@@ -134,8 +134,7 @@ class _Sum(NamedTuple):
         for function, value in zip(self.functions, values, strict=True):
             if value.ndim:
                 raise ValueError(
-                    f"the regularizer {function!r} returned an array of shape {value.shape} for a parameter of shape "
-                    f"{param.shape}; expected a scalar: sum over the elements"
+                    f"the regularizer {function!r} returned an array of shape {value.shape} (expected a scalar: sum them)"
                 )
         return sum(values, jnp.float32(0))
 

@@ -239,8 +239,10 @@ def shared_sums(
         part: from `part_number`.
     """
     losses = loss_sums(model, done.outputs, shard.inputs, shard.weight, rows, done.joint)
-    heads = head_arguments(model, done.outputs, shard.inputs, shard.metric_weight, rows)
-    stats = metric_stats(for_batch(metrics, model, heads, shard.inputs), *heads, *part)
+    stats = ()
+    if metrics:
+        heads = head_arguments(model, done.outputs, shard.inputs, shard.metric_weight, rows)
+        stats = metric_stats(for_batch(metrics, model, heads, shard.inputs), *heads, *part)
     mean = losses.mean if losses else (jnp.zeros(()), jnp.zeros(()))
     return losses, Shared(mean, stats, logged_sums(done.joint, shard.weight))
 
@@ -355,10 +357,7 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
     """
     model, count, rows = settings.model, settings.micro_batches, len(shard.row_ids)
     if rows % count:
-        raise ValueError(
-            f"micro_batches={count} does not divide the {rows} rows of the batch on each device; use jfit.data_parallel or "
-            "jfit.fit, which pad the batch"
-        )
+        raise ValueError(f"micro_batches={count} does not divide the {rows} rows of a device; use fit, which pads the batch")
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
 

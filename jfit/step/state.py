@@ -21,7 +21,7 @@ from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim import get as get_optimizer
-from jfit.optim.structure import in_structure
+from jfit.optim.registry import in_structure
 from jfit.programs import Program
 from jfit.step.totals import zero_totals
 
@@ -212,7 +212,7 @@ def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:
     if not optimizer.takes_rate:
         raise ValueError(
             f"learning_rate is {learning_rate}, but the optimizer is an optax instance with its own learning rate; pass it to "
-            "the constructor of the optimizer, or pass the optimizer by name"
+            "the constructor of the optimizer"
         )
     return learning_rate
 

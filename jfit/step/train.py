@@ -8,9 +8,9 @@ devices in one all-reduce, and every device computes the same update.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import functools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -26,11 +26,11 @@ from jfit.metrics import Metric
 from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
 from jfit.optim import get as get_optimizer
-from jfit.optim.core import is_small, wide
-from jfit.optim.registry import used_rate
-from jfit.optim.rows import SparseRows, apply_updates, coalesce, on_values
-from jfit.optim.structure import in_structure
-from jfit.programs import Constants
+from jfit.optim.core import apply_updates, is_small, wide
+from jfit.optim.registry import in_structure, own_rate
+from jfit.optim.rows import SparseRows, coalesce, on_values
+from jfit.optim.schedules import Schedule
+from jfit.programs import Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
@@ -136,7 +136,7 @@ def train_step(
     batch_metrics: bool = False,
     regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
     skip_nonfinite: bool = False,
-) -> Step:
+) -> TrainStep:
     """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
     θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`, wᵢ and ℓᵢ: weight and loss of row i.
@@ -169,7 +169,7 @@ def train_step(
             these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
 
     Returns:
-        `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
+        `TrainStep`, called as `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
         Rows of weight 0 do not affect the result, even if they contain NaN: in graphs, whose batch statistics apply the row
         weights too, and in functions whose rows are independent.  In a function whose rows affect each other, such as one with
         its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
@@ -191,25 +191,93 @@ def train_step(
         >>> int(state.step), out.loss.shape
         (1, ())
     """
-    arguments = dict(locals())  # for `with_reduce`
-    policy = Policy(policy) if isinstance(policy, str) else policy
-    if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
-        raise ValueError(
-            f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does not "
-            'scale the loss; pass policy="bfloat16", which has the range of float32'
-        )
-    _check_micro_batches(model, micro_batches)
-    metrics, reduce = tuple(metrics), get_reduce(reduce)
-    optimizer = _in_graph(in_structure(get_optimizer(optimizer), model.structure), model, frozen)
-    settings = GradientSettings(model, metrics, micro_batches, policy, sync_batch_stats, outputs)
-    rule = UpdateRule.of(optimizer, schedule, rescale, clip_norm, clip_value)
-    update = UpdateSettings(model, metrics, frozen, rule, reduce, regularizers, skip_nonfinite, batch_metrics)
-    stages = Stages(functools.partial(_shard_pass, settings, frozen), functools.partial(_finish, update))
+    return TrainStep(**locals())
 
-    def step(state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        _check_state(model, state)
-        count = mesh_size(axis_name) if reduce.sharded else 1
-        layout = None if count == 1 else step_layout(step, state, cast(str, axis_name), count)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainStep:
+    """A training step as a value: equal to a step with equal settings.  Create it with `train_step`.
+
+    Graphs are compared by their content; optimizers, metrics and schedules of jfit by their settings, without the numbers of an
+    optimizer that programs take as arguments (see `jfit.programs.Constants`).  Functions of the user and optax
+    transformations are equal to themselves only.  `dataclasses.replace(step, reduce="ordered")` makes the step with another
+    setting.
+
+    Args: see `train_step`.
+
+    Example:
+        >>> import dataclasses, jfit
+        >>> net = jfit.sym.MakeLoss(jfit.sym.Variable("data"))
+        >>> step, again = (jfit.train_step(jfit.lower(net), jfit.optim.sgd(0.1, momentum=m)) for m in (0.5, 0.9))
+        >>> step == again, dataclasses.replace(step, reduce="ordered") == again
+        (True, False)
+    """
+
+    model: Model
+    optimizer: Any
+    metrics: tuple[Metric, ...]
+    schedule: Any
+    frozen: Sequence[str]
+    micro_batches: int
+    clip_norm: float | None
+    clip_value: float | None
+    policy: Policy | None
+    rescale: Any
+    sync_batch_stats: bool
+    outputs: bool
+    gradients: bool
+    reduce: Reduce
+    batch_metrics: bool
+    regularizers: Mapping[str, Callable[[Array], Any]] | None
+    skip_nonfinite: bool
+
+    def __post_init__(self) -> None:
+        policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
+        if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
+            raise ValueError(
+                f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does "
+                'not scale the loss; pass policy="bfloat16", which has the range of float32'
+            )
+        _check_micro_batches(self.model, self.micro_batches)
+        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), optimizer=get_optimizer(self.optimizer))
+        self.rule  # noqa: B018, checks the settings of the update
+
+    @functools.cached_property
+    def rule(self) -> UpdateRule:
+        """The update of the parameters, with an optimizer for parameters by name."""
+        optimizer = _in_graph(in_structure(self.optimizer, self.model.structure), self.model, self.frozen)
+        return UpdateRule.of(optimizer, self.schedule, self.rescale, self.clip_norm, self.clip_value)
+
+    @property
+    def program_key(self) -> Any:
+        """The settings, with the rule of the update in place of its numbers; see `jfit.programs.read_key`."""
+        names = ("optimizer", "schedule", "clip_norm", "clip_value", "rescale")
+        return self.rule, *[getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in names]
+
+    @functools.cached_property
+    def _key(self) -> Any:
+        return read_key(self, arguments=True).value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainStep) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def stages(self) -> Stages:
+        """The two halves of the step."""
+        settings = GradientSettings(
+            self.model, self.metrics, self.micro_batches, self.policy, self.sync_batch_stats, self.outputs
+        )
+        return Stages(functools.partial(_shard_pass, settings, self.frozen), functools.partial(_finish, self))
+
+    def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
+        """Compute one update: (new state, results); see `train_step`."""
+        _check_state(self.model, state)
+        count = mesh_size(axis_name) if self.reduce.sharded else 1
+        layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
+        stages = self.stages
 
         def of_batch(split: bool, state: TrainState, batch: Any) -> tuple[ShardPass, Any, Params | None]:
             (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name)
@@ -219,33 +287,20 @@ def train_step(
                 total, (rows, shared) = layout.scattered(of_shard, (sums.rows, sums.shared))
                 local = state.local
             else:
-                total, (rows, shared), local = reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
-            return ShardPass(total, aux, sums._replace(rows=rows, shared=shared)), local, of_shard if gradients else None
+                total, (rows, shared), local = self.reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
+            return ShardPass(total, aux, sums._replace(rows=rows, shared=shared)), local, of_shard if self.gradients else None
 
         if layout is None:
             reduced, local, of_shard = of_batch(False, state, batch)
         else:
             state = layout.constrained(state)  # also within a loop over steps, for which XLA would choose a layout
-            trainable, _ = split_params(model, state.params, frozen)
+            trainable, _ = split_params(self.model, state.params, self.frozen)
             specs = {name: layout.specs.get(name, WHOLE) for name in trainable}
             results = ShardPass(specs, WHOLE, Sums(WHOLE, WHOLE, WHOLE, 0)), 0, 0  # type: ignore[arg-type]
             needed = state._replace(opt_state=(), metrics=(), base_lr=None)
             reduced, local, of_shard = on_each_device(of_batch, layout.axis_name, results)(needed, batch)
         state, out = stages.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
         return state, out._replace(gradients=of_shard)
-
-    # data_parallel reads these
-    step.__dict__.update(
-        model=model,
-        micro_batches=micro_batches,
-        sync_batch_stats=sync_batch_stats,
-        reduce=reduce,
-        frozen=frozen,
-        stages=stages,
-        returns_gradients=gradients,
-    )
-    _made[step] = functools.partial(train_step, **arguments), optimizer
-    return step
 
 
 def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Layout:
@@ -261,19 +316,6 @@ def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Lay
     return Layout.of(trainable, step.model.tables, axis_name, count, step.reduce.sharded_parameters)
 
 
-class UpdateSettings(NamedTuple):
-    """The arguments of `train_step` that affect the update."""
-
-    model: Model
-    metrics: tuple[Metric, ...]
-    frozen: Sequence[str]
-    rule: UpdateRule
-    reduce: Reduce
-    regularizers: Mapping[str, Callable[[Array], Any]] | None
-    skip_nonfinite: bool
-    batch_metrics: bool
-
-
 def _shard_pass(
     settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis
 ) -> tuple[ShardPass, Array | None]:
@@ -285,7 +327,7 @@ def _shard_pass(
 
 
 def _finish(
-    settings: UpdateSettings, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
+    settings: TrainStep, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
 ) -> tuple[TrainState, StepOut]:
     """The update of `Stages.finish`."""
     gradients, aux, sums = reduced
@@ -309,7 +351,7 @@ def _finish(
     return after, StepOut(loss + 0, loss, lr, after.metrics.first_bad_step, sums.outputs, None, of_batch)
 
 
-def _with_penalties(settings: UpdateSettings, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
+def _with_penalties(settings: TrainStep, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
     """Add the penalties of the regularizers to the mean loss; return its sums, and the gradients of the penalties by name."""
     if not settings.regularizers:
         return shared, {}
@@ -317,40 +359,7 @@ def _with_penalties(settings: UpdateSettings, shared: Shared, trainable: Params)
     return with_penalty(shared, extra), gradients
 
 
-# step -> (function that makes it again with another reduce=, its optimizer).  They are no attributes of the step, because these
-# are part of the key of programs (`jfit.programs.key_of`), and numbers such as clip_norm are not.
-_made: weakref.WeakKeyDictionary[Any, tuple[Callable[..., Step], Optimizer]] = weakref.WeakKeyDictionary()
-
-
-def optimizer_of(step: Any) -> Optimizer:
-    """The optimizer of a step from `train_step`, for parameters by name."""
-    return _made[step][1]
-
-
-def with_reduce(step: Any, rule: Reduce | str) -> Step:
-    """Make a training step again with another rule for the reduction of gradients over devices.
-
-    Args:
-        step: from `train_step`.
-        rule: a `Reduce` or the name of one, see `jfit.step.reduce.get`.
-
-    Returns:
-        The new step.
-
-    Raises:
-        TypeError: the step was not made by `train_step`.
-
-    Example:
-        >>> import jfit
-        >>> step = jfit.train_step(jfit.lower(jfit.sym.MakeLoss(jfit.sym.Variable("data"))), "sgd")
-        >>> with_reduce(step, "ordered").reduce.slices
-        8
-    """
-    if step not in _made:
-        raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
-    return _made[step][0](reduce=rule)
-
-
+@made
 def update_step(
     optimizer: Any = "sgd",
     *,
@@ -423,8 +432,17 @@ class UpdateRule(NamedTuple):
             raise ValueError(
                 f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
             )
-        check_limits(clip_norm=norm, clip_value=value)
+        if norm is not None or value is not None:
+            check_limits(clip_norm=norm, clip_value=value)
         return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
+
+    @property
+    def program_key(self) -> Any:
+        """The rule without the base learning rate of its schedule: that in the state takes its place."""
+        rate_of = self.rate_of
+        if isinstance(rate_of, Schedule):
+            rate_of = dataclasses.replace(rate_of, base_lr=None)
+        return self.optimizer, rate_of, self.rescale, self.limits
 
     @property
     def by_rows(self) -> bool:
@@ -450,6 +468,10 @@ class UpdateRule(NamedTuple):
             loss: mean loss of the batch, which optax passes to optimizers that use it; nan if it is unknown.
             added: gradients by name that are added to the rescaled gradients, those of regularizers; None: none.
         """
+        base = state.base_lr
+        if base is None and self.rate_of is not None:
+            depends_on_more()  # on the base learning rate of the schedule
+        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         is_exact = self.optimizer.state_spec is not None
         tables = {name: _rows_or_table(g, trainable[name], self.by_rows) for name, g in _tables(gradients).items()}
@@ -459,12 +481,11 @@ class UpdateRule(NamedTuple):
             scaled |= {name: scaled[name] + g.astype(scaled[name].dtype) for name, g in (added or {}).items()}
             return _clip(scaled, self.limits.norm, self.limits.value)
 
-        gradients = on_values(change, {**gradients, **tables})
-        base = state.base_lr
-        lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
-        extra = {"value": loss} | ({"learning_rate": lr} if self.optimizer.takes_rate and lr is not None else {})
+        gradients = on_values(change, {**gradients, **tables}) if tables else change(gradients)
+        passed = self.optimizer.takes_rate and lr is not None
+        extra = {"value": loss} | ({"learning_rate": lr} if passed else {})
         updates, opt_state = self.optimizer.update(gradients, state.opt_state, trainable, **extra)
-        lr = used_rate(self.optimizer, lr, state.opt_state, opt_state)
+        lr = lr if passed else own_rate(self.optimizer, state.opt_state, opt_state)
         return apply_updates(trainable, updates), opt_state, lr
 
 
@@ -481,7 +502,7 @@ def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Opti
     # MXNet does not update parameters that the user froze, but it does update gammas with fix_gamma.
     patterns = [frozen] if isinstance(frozen, str) else frozen
     chosen_names = {n for n in names for pattern in patterns if fnmatch.fnmatchcase(n, pattern)}
-    return optimizer.for_graph(names, [n for n in names if n in model.frozen - chosen_names])
+    return optimizer.in_order(names, [n for n in names if n in model.frozen - chosen_names])
 
 
 def check_limits(**limits: Any) -> None:
@@ -502,13 +523,15 @@ def _check_state(model: Model, state: Any) -> None:
 
 
 def _check_micro_batches(model: Model, micro_batches: int) -> None:
+    if micro_batches == 1:
+        return
     positive_integer(micro_batches=micro_batches)
     reasons = {
         "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
         "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
     }
     for trait, reason in reasons.items():
-        if micro_batches > 1 and trait in model.traits:
+        if trait in model.traits:
             raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
 
 

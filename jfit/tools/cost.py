@@ -34,9 +34,7 @@ from jfit.parallel.data_parallel import OUT_AXES
 from jfit.parallel.devices import STATE_AXES
 from jfit.parallel.spmd import compile_spmd
 from jfit.prepare import FitOptions
-from jfit.prepare.checks import check_heads
-from jfit.prepare.optimizer import choose_optimizer
-from jfit.prepare.problem import make_step, run_settings
+from jfit.prepare.problem import check_heads, choose_optimizer, make_step, run_settings
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params

@@ -288,7 +288,7 @@ def _exponential(start: float, end: float, steps: int) -> Schedule:
 
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, str) and not (isinstance(optimizer, Optimizer) and optimizer.takes_rate):
-        raise ValueError(f"lr_find: optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
+        raise ValueError(f"lr_find: the optimizer {optimizer!r} contains its learning rate; pass it by name, such as 'adam'")
 
 
 def _dispatches(dispatcher: Any, data: Any, batch_size: int, steps: int) -> Dispatches:

@@ -1,6 +1,5 @@
 """`python -m jfit.bench scaling`, on devices and with `--processes`: layouts, processes that fail or hang, jobs of two."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ from jfit import distributed, sym
 from jfit.bench import measure, report
 from jfit.bench.__main__ import main
 from jfit.bench.processes import run_together
-from jfit.distributed import job
 from jfit.distributed.settings import launched
 
 
@@ -109,22 +107,6 @@ def test_processes_of_a_launcher_that_jax_does_not_know_are_an_error(monkeypatch
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
     distributed.init()
     assert distributed.num_processes() == 1
-
-
-def test_hosts_whose_own_name_is_a_loopback_address_are_reached_by_another_one(monkeypatch):
-    class Probe(contextlib.nullcontext):
-        def connect(self, address):
-            assert not address[0].startswith("127.")
-
-        def getsockname(self):
-            return "10.1.2.3", 5
-
-        __enter__ = lambda self: self  # noqa: E731
-
-    assert job._address_of("no-such-host.invalid") == "127.0.0.1"
-    monkeypatch.setattr(job.socket, "socket", lambda *kind: Probe())
-    assert job._outward_address("10.0.0.7") == "10.0.0.7"
-    assert job._outward_address("127.0.1.1") == "10.1.2.3"
 
 
 def python(code):

@@ -104,12 +104,13 @@ def _prefixes(name: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
-def test_nothing_imports_the_private_parts_of_jax():
+def test_nothing_imports_the_private_parts_of_jax_but_the_client_of_its_coordination_service():
     private = [
         f"{source.path}, line {line}: {name} changes without notice between releases of jax"
         for source in sources()
         for line, name in source.imports
-        if re.match(r"jax\.(_src|core)(\.|$)", name)
+        # tests/jobs/test_jobs_client.py runs with the newest jax, too
+        if re.match(r"jax\.(_src|core)(\.|$)", name) and source.module != "jfit.distributed.client"
     ]
     assert not private, "\n".join(private)
 

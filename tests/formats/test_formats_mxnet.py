@@ -1,6 +1,5 @@
 """MXNet's array files and optimizer-state files: recorded files are read and written again, malformed ones raise."""
 
-import json
 import pickle
 import struct
 from pathlib import Path
@@ -18,8 +17,6 @@ from jfit.formats.sparse import SparseArray
 from jfit.mxnet.mutable import MutableArray
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint"
-MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
-RUNS = [name for name, entry in MANIFEST.items() if isinstance(entry, dict) and "npz" in entry]
 
 
 def dense(array):
@@ -152,19 +149,9 @@ def test_an_inconsistent_sparse_array_raises(data, message):
 
 
 # ------------------------------------------------------------------------------------------ .states
+
+
 # trainer_*.states, sparse.states and protocol0.states were written by MXNet 1.9.1 (gluon Trainer, and pickle of NDArrays).
-@pytest.mark.parametrize("name", RUNS)
-def test_recorded_states_have_the_parameters_shapes_and_no_counts(name):
-    read = load_states(GOLDEN / f"{name}-0002.states")
-    assert [str(index) for index in read.states] == MANIFEST[name]["updater_state_keys"]
-    assert read[1:] == (None, None, None)
-    params = [a.shape for key, a in load_arrays(GOLDEN / f"{name}-0002.params").items() if key.startswith("arg:")]
-    for state in read.states.values():
-        parts = state if isinstance(state, tuple) else () if state is None else (state,)
-        assert len(parts) == {"sgd": 1, "adam": 2, "sgd_nomom": 0}[name]
-        assert all(part.dtype == np.float32 and part.shape in params for part in parts)
-
-
 def test_a_trainers_file_gives_the_counts_and_the_optimizer_as_data():
     read = load_states(GOLDEN / "trainer_adam.states")
     assert read.counts == {0: 2, 1: 2} and read.num_update == 2
@@ -181,22 +168,6 @@ def test_sparse_states_and_the_oldest_pickle_protocol_are_read():
     assert read[0].todense().tolist() == [[0, 0], [1, 1], [0, 0]] and read[1].stype == "csr"
     assert read["w"][0].tolist() == [1, 1] and read["w"][1] is None and read["e"][0].tolist() == [1, 1]
     assert load_states(GOLDEN / "protocol0.states").states[0][0].tolist() == [1, 1]
-
-
-def test_states_round_trip_with_their_update_counts(tmp_path):
-    states = {
-        0: (jnp.ones(2), np.ones((2, 1), "float16")),
-        "w": None,
-        7: [MutableArray(np.ones(1)), 1.5, (None, True, -(2**40))],
-    }
-    data = dump_states(states, {0: 3, "w": np.int64(2)}, 3, optimizer={"name": "adam", "lr": np.float32(0.5), "raw": b"\0"})
-    (tmp_path / "a.states").write_bytes(data)
-    for read in (load_states(data), load_states(tmp_path / "a.states"), load_states(bytearray(data))):
-        assert list(read.states) == [0, "w", 7] and read.states["w"] is None
-        assert read.states[0][1].dtype == np.float16 and read.states[7][1:] == [1.5, (None, True, -(2**40))]
-        assert read.counts == {0: 3, "w": 2} and read.num_update == 3
-        assert read.optimizer == {"name": "adam", "lr": 0.5, "raw": b"\0"}
-    assert load_states(dump_states(states))[1:] == (None, None, None)
 
 
 class StandIn:
@@ -244,7 +215,7 @@ def test_update_counts_that_mxnet_left_stale_are_ignored():
 
 
 def test_values_that_a_states_file_cannot_store_raise():
-    with pytest.raises(TypeError, match=r"a set cannot be written: a \.states file contains"):
+    with pytest.raises(TypeError, match=r"a set cannot be written: a \.states file has only arrays"):
         dump_states({0: {1}})
     with pytest.raises(TypeError, match="state 0 has dtype complex64"):
         dump_states({0: np.ones(1, "complex64")})

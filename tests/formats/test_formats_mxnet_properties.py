@@ -61,7 +61,7 @@ def check_same(got, want):
 
 
 @given(st.dictionaries(st.text(max_size=8), entries, min_size=1, max_size=4) | st.lists(entries, max_size=4))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_arrays_round_trip_bit_equal(values):
     got = loads(dumps(values))
     if isinstance(values, dict):

@@ -35,14 +35,6 @@ def test_sparse_arrays_are_kept_or_become_bcoo_or_dense(path):
         load_arrays(path, sparse="csr")
 
 
-def test_conversion_to_dense_raises_where_a_small_file_would_need_much_memory(tmp_path):
-    huge = SparseArray("row_sparse", np.zeros((0, 1024), "float32"), (np.zeros(0, np.int64),), (2**27, 1024))
-    path = save_arrays(tmp_path / "h.params", {"w": huge})
-    with pytest.raises(FormatError, match="array 'w': a row_sparse array of shape"):
-        load_arrays(path, sparse="dense")
-    assert load_arrays(path)["w"].shape == load_arrays(path, sparse="bcoo")["w"].shape == (2**27, 1024)
-
-
 def test_a_bcoo_is_written_as_mxnet_has_it(path):
     again = loads(save_arrays(path.with_name("b.params"), load_arrays(path, sparse="bcoo")).read_bytes())
     assert [again[name].stype for name in ("rows", "cube", "matrix")] == ["row_sparse", "row_sparse", "csr"]
@@ -56,7 +48,7 @@ def test_duplicate_and_out_of_range_indices_are_normalized(tmp_path):
     got = load_arrays(save_arrays(tmp_path / "t.params", [twice]))[0]
     assert got.todense().tolist() == [[0, 2], [5, 0]] and got.data.size == 2
     cube = BCOO((jnp.ones(1), jnp.zeros((1, 3), int)), shape=(2, 2, 2))
-    with pytest.raises(ValueError, match="n_sparse=3 cannot be written: MXNet's files support nonzero rows"):
+    with pytest.raises(ValueError, match=r"n_sparse=3 cannot be written: MXNet has rows .* and matrices"):
         save_arrays(tmp_path / "c.params", [cube])
 
 

@@ -1,8 +1,5 @@
-"""Operator results recorded from MXNet 1.9.1: copy them into tests/golden/ops, load them, compare an operator with them.
+"""Operator results recorded from MXNet 1.9.1 in tests/golden/ops: load them, compare an operator with them.
 
-    python tests/golden/golden_ops.py FIXTURES NAME FAMILY OP [OP ...]
-
-copies the cases of these operators of one family from a fixture folder into tests/golden/ops/NAME.npz and NAME.json.
 A test replays them with
 
     @pytest.mark.parametrize(("case", "arrays"), load_cases("nn"), ids=case_id)
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,26 +160,3 @@ def _gradients(op: Op, case: Case, attrs: Attrs, args: list[jax.Array], aux: lis
     names = [case["order"][k] for k in learned]
     started = {name: case["grad_init"] if req[name] == "add" else 0 for name in names}
     return {name: grad + jnp.asarray(started[name], grad.dtype) for name, grad in zip(names, pull(heads), strict=True)}
-
-
-def copy_cases(fixtures: Path, name: str, family: str, ops: list[str]) -> int:
-    """Write NAME.npz and NAME.json with the cases of these operators; returns how many there are."""
-    manifest = json.loads((fixtures / "ops" / "manifest.json").read_text())
-    chosen = [case for case in manifest["cases"] if case["family"] == family and case["op"] in ops]
-    missing = set(ops) - {case["op"] for case in chosen}
-    if missing:
-        raise SystemExit(f"family {family!r} has no case of {sorted(missing)}")
-    starts = tuple(case["id"] + "/" for case in chosen)
-    with np.load(fixtures / "ops" / f"{family}.npz") as archive:
-        kept = {key: archive[key] for key in archive.files if key.startswith(starts)}
-    GOLDEN.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(GOLDEN / f"{name}.npz", **kept)
-    plain = [{key: value for key, value in case.items() if key not in ("symbol_json", "file")} for case in chosen]
-    (GOLDEN / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
-    return len(chosen)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 5:
-        raise SystemExit(__doc__)
-    print(copy_cases(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]), "cases")

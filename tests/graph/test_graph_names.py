@@ -5,8 +5,6 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 import jfit
 import jfit.mx as mx
 from jfit import sym
-from jfit.graph import GraphError, names
+from jfit.graph import GraphError
 from jfit.graph.nodes import Graph
 
 # One step of building a network: (operator, name or None, indices of inputs, whether the names are read after it).
@@ -118,23 +116,6 @@ def dropout_net():
     return sym.SoftmaxOutput(sym.FullyConnected(hidden, num_hidden=3), name="softmax")
 
 
-X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
-Y = (np.arange(24) % 3).astype("float32")
-
-
-def fit(**options):
-    return jfit.fit(dropout_net(), (X, Y), **{"num_epoch": 2, "batch_size": 8, "seed": 3, **options})
-
-
-def test_a_cell_run_again_trains_to_the_same_bits_and_can_resume(tmp_path):
-    first = fit()
-    sym.Dropout(dropout_net())  # something else in between
-    jax.tree.map(np.testing.assert_array_equal, first.params, fit().params)
-    fit(num_epoch=1, checkpoint=tmp_path)
-    resumed = fit(resume=tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, first.params, resumed.params)
-
-
 def test_joining_networks_after_models_were_made_of_them_warns():
     def layer():
         return sym.FullyConnected(sym.Variable("data"), num_hidden=2)
@@ -148,36 +129,6 @@ def test_joining_networks_after_models_were_made_of_them_warns():
         joined = (a + b).list_arguments()
     assert joined[1:3] + joined[4:] == [f"fullyconnected{i}_{end}" for i in (0, 1) for end in ("weight", "bias")]
     assert b.list_arguments()[1:] == ["fullyconnected0_weight", "fullyconnected0_bias"]
-
-
-def test_a_layer_that_was_renamed_in_a_joined_network_stays_one_layer():
-    """Reading names between the joins must not split a layer, with its parameters and moving statistics, into two."""
-
-    def branch():
-        return sym.relu(sym.BatchNorm(sym.FullyConnected(x, num_hidden=2))[0], name="out" + str(len(made)))
-
-    def joined(read):
-        made.clear()
-        for _ in range(3):
-            made.append(branch())
-        parts = [made[0] + made[1], made[1] + made[2]]
-        for part in (*made, *parts) if read else ():
-            part.list_arguments()
-        return sym.Group([*parts, *made, parts[0] * parts[1]])
-
-    x, made = sym.Variable("data"), []
-    expected, actual = joined(False), joined(True)
-    assert len(actual.nodes()) == len(expected.nodes()) == len({n.name for n in actual.nodes()})
-    assert len(set(actual.list_arguments())) == len(actual.list_arguments()) == 1 + 3 * 4
-    values = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
-    results = []
-    for net in (expected, actual):
-        params = {n: np.ones(s, "float32") for n, s in zip(net.list_arguments(), net.infer_shape(data=(4, 3))[0], strict=True)}
-        aux = {n: np.ones(2, "float32") for n in net.list_auxiliary_states()}
-        del params["data"]
-        results.append(jfit.lower(net, inputs=["data"]).apply(params, aux, {"data": values}, train=True))
-    for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(results[1]), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -218,38 +169,6 @@ def test_an_error_has_the_number_that_the_node_would_have():
     assert sym.Convolution(first, kernel=(1, 1), num_filter=1).name == "convolution1"
 
 
-def displayed(symbol):
-    """Texts that show a symbol without a decision about its names."""
-    errors = []
-    for wrong in (
-        lambda: symbol[99],
-        lambda: symbol(sym.Variable("a"), sym.Variable("b"), *[symbol] * 99),
-        lambda: sym.Concat(symbol, dim="x"),
-        lambda: sym.FullyConnected(symbol, sym.Group([symbol, symbol]), num_hidden=3),
-        lambda: sym.FullyConnected(symbol, symbol, symbol, symbol, num_hidden=3),
-        lambda: sym.split(symbol, num_outputs=10**9),
-        lambda: bool(symbol),
-    ):
-        with pytest.raises((GraphError, IndexError, TypeError)) as caught:
-            wrong()
-        errors.append(str(caught.value))
-    return [repr(symbol), symbol._repr_html_(), repr([head.node for head in symbol.raw_heads]), *errors]
-
-
-def test_displaying_a_part_decides_no_numbers():
-    a, b = (sym.relu(sym.FullyConnected(sym.Variable("data"), num_hidden=2)) for _ in "ab")
-    texts = displayed(b)
-    assert texts[0] == "<Symbol relu0>" and "fullyconnected0" in texts[1] and texts[2] == "[<relu relu0>]"
-    assert texts == displayed(b)
-    assert (
-        sym.Concat(a, b).list_arguments()
-        == sym.Concat(
-            *(sym.relu(sym.FullyConnected(sym.Variable("data"), num_hidden=2, name=f"fullyconnected{i}")) for i in range(2))
-        ).list_arguments()
-    )
-    assert (repr(a), repr(b)) == ("<Symbol relu0>", "<Symbol relu1>")
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=10))
 def test_a_displayed_network_has_the_names_that_it_then_gets(steps):
@@ -257,15 +176,6 @@ def test_a_displayed_network_has_the_names_that_it_then_gets(steps):
     text = repr(network)
     assert [repr(part) for part in network] and repr(network) == text
     assert network.tojson() == unseen.tojson() and repr(network) == text == repr(unseen)
-
-
-def test_reading_names_after_each_layer_numbers_only_new_nodes():
-    net = sym.Variable("data")
-    with mock.patch("jfit.graph.nodes.number", wraps=names.number) as whole_graphs:
-        for i in range(20):
-            net = sym.relu(sym.FullyConnected(net, num_hidden=2) + net)
-            assert net.name == f"relu{i}"
-    assert whole_graphs.call_count == 1
 
 
 def dense(x=None, **options):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import jfit
 from jfit import sym
 from jfit.graph import GraphError
 from jfit.graph.compose import apply_op
@@ -27,12 +26,6 @@ def test_a_shape_declared_on_a_variable_is_used():
 
 
 # ------------------------------------------------------------------------------------------ unknown sizes
-def test_an_unknown_batch_stays_unknown_and_all_else_is_known():
-    net = sym.Convolution(V("data"), kernel=(3, 3), num_filter=2, name="c")
-    net = sym.FullyConnected(sym.BatchNorm(net, name="b"), num_hidden=7, name="f")
-    found = shapes(net, data=(0, 3, 8, 8))
-    assert (found["c_weight"], found["b_gamma"], found["f_weight"], found["f_output"]) == ((2, 3, 3, 3), (2,), (7, 72), (0, 7))
-    assert net.infer_shape(data=(0, 3, 8, 8)) == (None, None, None)
 
 
 def test_nothing_is_inferred_from_no_shapes():
@@ -106,19 +99,6 @@ def test_unknown_names_and_dtypes_raise(given, message):
 
 
 # ------------------------------------------------------------------------------------------ size
-def test_five_thousand_nodes_are_inferred():
-    x = V("data")
-    for i in range(1_250):
-        x = sym.Activation(sym.FullyConnected(x, num_hidden=8, name=f"f{i}"), act_type="relu")
-    arguments, outputs, _ = x.infer_shape(data=(4, 8))
-    assert len(x.nodes()) == 5_001
-    assert (arguments[-1], outputs) == ((8,), [(4, 8)])
-
-
-def test_inference_and_lowering_agree():
-    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(V("data")), num_hidden=3), name="softmax")
-    plan = jfit.lower(net).plan(jfit.lowering.model.specs_of({"data": np.zeros((4, 2, 3)), "softmax_label": np.zeros(4)}))
-    assert plan.shapes[0].shape == net.infer_shape(data=(4, 2, 3))[1][0]
 
 
 def test_placeholder_sizes_are_traced_again_when_the_inputs_become_known():
@@ -165,23 +145,6 @@ def test_weights_of_both_directions_are_sized_from_the_rest_of_the_vector():
     found = shapes(net(*alike), data=(2, 3, 6))
     assert found["left"] == found["right"] == (5, 9) and found["r_output"] == (2, 3, 10)
     assert shapes(net(V("left", shape=(5, 9)), alike[1]), data=(2, 3, 6))["right"] == (5, 9)
-
-
-def test_shapes_of_a_graph_are_inferred_once(monkeypatch):
-    from jfit.graph import infer as module
-
-    calls = []
-    inferred = module._infer_shapes
-    monkeypatch.setattr(module, "_infer_shapes", lambda *args: calls.append(args[2]) or inferred(*args))
-    net = sym.SoftmaxOutput(sym.FullyConnected(sym.Variable("data"), num_hidden=3, name="fc"), name="softmax")
-    first = net.infer_shape(data=(2, 5))
-    assert net.infer_shape(data=(2, 5)) == first
-    assert net.infer_shape(data=(2, 5), fc_weight=(3, 5)) == first  # more shapes, which agree
-    assert calls == [{"data": (2, 5)}]
-    with pytest.raises(GraphError, match="fc_weight"):
-        net.infer_shape(data=(2, 5), fc_weight=(3, 4))  # they do not agree
-    assert net.infer_shape(data=(4, 5))[1] == [(4, 3)]
-    assert len(calls) == 3
 
 
 def test_results_of_one_output_are_not_used_for_several():

@@ -150,14 +150,6 @@ def test_the_message_names_the_file(tmp_path):
         sym.load(tmp_path / "none.json")
 
 
-def places(value, path=()):
-    """Every place in a JSON value."""
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in items:
-        yield from places(part, (*path, key))
-
-
 def test_a_warning_about_a_file_points_at_the_callers_line(tmp_path):
     graph = json.loads(sym.Activation(V("x"), act_type="relu", name="r").tojson())
     graph["nodes"][1]["attrs"]["odd"] = "1"

@@ -213,26 +213,6 @@ def test_other_generators_draw_their_own_bits():
         assert_same_bits(init.Uniform(0.1), parameters)
 
 
-def test_values_are_drawn_on_the_device_of_a_committed_key(monkeypatch):
-    """Another device may be full, or in use by another process."""
-    used = []
-    program = sampling._program
-
-    def observed(*kind):
-        return lambda *arrays: used.append((result := program(*kind)(*arrays)).devices()) or result
-
-    monkeypatch.setattr(sampling, "_program", observed)
-    parameters, first, second = described({"a_weight": (3, 2)}), *jax.devices()[:2]
-    draw_all(init.Normal(), KEY, parameters)
-    with counters.counted() as counts:
-        draw_all(init.Normal(), jax.device_put(KEY, first), parameters)
-    assert counts["traces"] == counts["compiles"] == 0
-    draw_all(init.Normal(), jax.device_put(KEY, second), parameters)
-    with jax.default_device(second):
-        draw_all(init.Normal(), jax.device_put(KEY, first), parameters)
-    assert used == [{first}, {first}, {second}, {first}]
-
-
 def test_a_traced_or_committed_key_draws_the_same_values():
     parameters = described({"a_weight": (3, 2), "b_bias": (4,)})
     plain = draw_all(init.Normal(), KEY, parameters)

@@ -1,4 +1,4 @@
-"""Distributions of the initializers against their formulas and MXNet's draws, and reproducibility on any number of devices."""
+"""Distributions of the initializers against MXNet's draws, and reproducibility on any number of devices."""
 
 import json
 import math
@@ -34,29 +34,6 @@ def many(start, shape, count=20_000, key=KEY):
 def some(items, few):
     """Parameters of which a few are fast tests, the others slow ones."""
     return [item if few(item) else pytest.param(item, marks=pytest.mark.slow) for item in items]
-
-
-@pytest.mark.repetitions(2)
-@pytest.mark.parametrize(
-    ("start", "law"),
-    [
-        (init.Uniform(0.2), stats.uniform(-0.2, 0.4)),
-        (init.Uniform(), stats.uniform(-0.07, 0.14)),
-        (init.Normal(0.5), stats.norm(0, 0.5)),
-        (init.Normal(), stats.norm(0, 0.01)),
-        (init.Xavier("gaussian", "in", 2), stats.norm(0, math.sqrt(2 / 9))),
-        (init.Default(), stats.norm(0, math.sqrt(2 / 9))),
-    ],
-    ids=lambda value: repr(value) if not hasattr(value, "rvs") else "law",
-)
-def test_values_have_the_declared_distribution_and_are_independent(start, law):
-    values = many(start, (4, 9))
-    flat = values.ravel()
-    assert stats.kstest(flat, law.cdf).pvalue > 1e-3
-    assert abs(flat.mean()) < 4 * law.std() / math.sqrt(flat.size)
-    assert flat.std() == pytest.approx(law.std(), rel=0.03)
-    kept = np.corrcoef(flat[:-1], flat[1:])[0, 1], np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]
-    assert max(map(abs, kept)) < 4 / math.sqrt(flat.size)  # neither neighbours nor arrays of neighbouring keys go together
 
 
 @pytest.mark.repetitions(2)
@@ -243,7 +220,7 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (lambda path: init.Load(path / "list.params"), FormatError, "the 1 arrays have no names"),
         (lambda path: init.Load(path / "bad.safetensors"), FormatError, "bad.safetensors"),
         (lambda path: init.Load({"w": np.ones(2)})(KEY, "v", (2,)), ValueError, "'v' is not among the 1 loaded arrays"),
-        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn', expected one of 'rnn_relu'"),
+        (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn'; expected one of 'rnn_relu'"),
         (
             lambda path: init.FusedRNN("one", 0, 1, "gru"),
             ValueError,

@@ -1,12 +1,13 @@
 """Faults in jobs of several processes: the others notice them, say what happened, and end; stops are agreed on."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
+import re
 import signal
 import socket
-import struct
 import threading
 import time
 from types import SimpleNamespace
@@ -18,15 +19,13 @@ from jobs import free_port, start
 import jfit
 from benchmarks.job_faults import EVENTS, measure
 from jfit import activity, interrupts
-from jfit.distributed import JobError
-from jfit.distributed.channel import Hub, connect, listen
-from jfit.distributed.connection import Connection, is_elsewhere, open_connection, serve
+from jfit.distributed import JobError, channel
+from jfit.distributed.channel import Channel, Log
+from jfit.distributed.client import Unreachable, wait_for_port
 from jfit.distributed.errors import is_of_another, last_line
-from jfit.distributed.job import _free_port
 from jfit.distributed.monitor import EXCHANGING, Monitor, Peer, Status, deadlocked, held_up, place_of, start_of
-from jfit.distributed.ranks import claim_rank
 from jfit.distributed.settings import Settings, token_of
-from jfit.distributed.stops import AgreedFlag, HubStops, Stops
+from jfit.distributed.stops import AgreedFlag, Stops
 
 
 # ------------------------------------------------------------------------------------------------ which process holds others up
@@ -105,39 +104,58 @@ def at_once(function, arguments):
         begun.join(60)
 
 
-@contextlib.contextmanager
-def hub_of(count, host="127.0.0.1"):
-    """A hub, and the connections of processes to it, from which nobody reads yet."""
-    settings = Settings(f"{host}:{free_port()}", count, 0, None, "this test")
-    hub, channels = Hub(listen(settings), count), [None] * count
+class Values:
+    """A store as that of `jfit.distributed.client`, in this process."""
 
-    def join(rank):
-        about = {"pid": 10 + rank, "host": "here", "versions": {}}
-        channels[rank] = connect(settings._replace(rank=rank), about, 30)[0]
+    def __init__(self):
+        self.values, self.answers, self.gone = {}, 0, False
+        self._changed = threading.Condition()
 
-    try:
-        joining = [thread(join, rank) for rank in range(count)]
-        hub.welcome(30, lambda: {"type": "welcome"})
-        for begun in joining:
-            begun.join(30)
-        yield hub, channels
-    finally:
-        hub.close()  # first: a channel may be sending to it, and it to one that does not read
-        for channel in channels:
-            if channel is not None:
-                channel.close()
+    def set(self, key, value):
+        self.add(key, value, replace=True)
+
+    def add(self, key, value, replace=False):
+        with self._changed:
+            if self.gone:
+                raise Unreachable("gone")
+            self.answers += 1
+            if key in self.values and not replace:
+                return False
+            self.values[key] = value
+            self._changed.notify_all()
+            return True
+
+    def get(self, key, seconds=0.0):
+        with self._changed:
+            self._changed.wait_for(lambda: key in self.values or self.gone, seconds)
+            if self.gone:
+                raise Unreachable("gone")
+            return self.values.get(key)
+
+    def all(self, folder):
+        return {key.rpartition("/")[2]: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
+
+    def delete(self, folder):
+        with self._changed:
+            for key in [key for key in self.values if key.startswith(f"{folder}/")]:
+                del self.values[key]
 
 
 @contextlib.contextmanager
 def connected(count):
     """The stopping points of `count` processes, which are threads."""
-    with hub_of(count) as (hub, channels):
-        HubStops(hub)
-        stops = [Stops(channel, lambda function: function()) for channel in channels]
-        hub.start()
-        for channel in channels:
-            channel.start()
-        yield stops
+    store, ended, stops = Values(), threading.Event(), []
+
+    def read(log):
+        while not ended.is_set():
+            log.read(0.01)
+
+    for rank in range(count):
+        log = Log(store)
+        stops.append(Stops(Channel(store, rank, count), log, rank, count, lambda function: function()))
+        thread(read, log)
+    yield stops
+    ended.set()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -187,13 +205,6 @@ def test_equal_decisions_stop_at_the_point_where_they_are_made():
 
         at_once(run, [(rank,) for rank in range(3)])
         assert [len(p) for p in points] == [7, 7, 7]
-
-
-def test_a_restarted_job_waits_for_the_port_of_the_one_before():
-    settings = Settings(f"127.0.0.1:{free_port()}", 2, 0, None, "this test")
-    before = listen(settings)
-    threading.Timer(0.5, before.close).start()
-    listen(settings, timeout=60).close()
 
 
 def test_a_second_stop_waits_for_the_processes_that_have_not_made_the_first():
@@ -250,97 +261,58 @@ def test_a_flag_is_set_by_the_signal_of_another_process():
 
 
 # ------------------------------------------------------------------------------------------------ the start of a job
-def test_a_port_in_use():
+def test_a_port_in_use_and_a_restarted_job_that_waits_for_it():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(JobError, match=f"rank 0 cannot listen at 127.0.0.1:{port} .*another program has the port"):
-            listen(Settings(f"127.0.0.1:{port}", 2, 0, None, "this test"))
+        settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 0, None, "this test")
+        with pytest.raises(JobError, match=f"rank 0 cannot listen at {settings.coordinator}.*another program has the port"):
+            wait_for_port(settings, 0)
+        threading.Timer(0.5, server.close).start()
+        wait_for_port(settings, 60)
 
 
-def test_a_coordinator_that_is_not_there():
-    with pytest.raises(JobError, match=r"rank 1 could not connect to rank 0 at .* within 1 s .*check that the process"):
-        connect(Settings(f"127.0.0.1:{free_port()}", 2, 1, None, "this test"), {}, 1)
-
-
-def test_a_program_that_is_no_coordinator():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        begun = thread(lambda: server.accept()[0].close())
-        settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, None, "this test")
-        with pytest.raises(JobError, match=r"rank 0 at .* did not answer rank 1"):
-            connect(settings, {}, 1)
-        begun.join(10)
-
-
-FIRST = {"pid": 10, "host": "here", "versions": {"jfit": "1", "jax": "0.1"}, "token": "abc"}
+# What is wrong with a job of which rank 0 is started for 2 processes, its others, and what all of them say.
 UNFIT = {
-    "has the same rank as process 10": {"rank": 0},
-    "was started for 3 processes, but rank 0 for 2": {"num_processes": 3},
-    "has a rank outside of 0 to 1": {"rank": 5},
-    "has jfit 2, jax 0.1, but process 10 on here has jfit 1, jax 0.1": {"versions": {"jfit": "2", "jax": "0.1"}},
-    "rank 1 (process 11 on here) has another token than the job of rank 0": {"token": "earlier"},
-    "has no versions, but process 10": {"versions": None},
-    "closed": {"pid": 0},
-    "closed ": {"pid": -1},
-    "closed  ": {"pid": 1 << 40},
-    "closed   ": {"host": "\x1b[2J"},
-    "closed    ": {"type": "jfit-job-0"},
+    "missing": ([], {}, {0: "rank 1 of 2 did not connect to rank 0 within 3 s; start what is missing, or wait longer"}),
+    "no rank 0": (
+        [(1, 2)],
+        {},
+        {1: "rank 1 could not connect to rank 0 at .* within 3 s .*check that its process runs"},
+    ),
+    "rank": ([(2, 3)], {}, {2: "this process is rank 2 of 3, but rank 0 was started for fewer processes"}),
+    "count": ([(1, 3)], {}, dict.fromkeys((0, 1), r"rank 1 \(process .*\) was started for 3 processes, but rank 0 for 2")),
+    "token": (
+        [(1, 2)],
+        {"JFIT_JOB_TOKEN": "b"},
+        dict.fromkeys((0, 1), r"rank 1 \(.*\) has another token than the job of rank 0"),
+    ),
 }
+BEGIN = """
+    import os, sys
+    import jfit
 
-
-def test_unfit_greetings_and_silent_connections_do_not_stop_the_start(caplog, monkeypatch):
-    """Each is turned away with a line in the log, and those that speak as jfit does are told why; the job begins."""
-    monkeypatch.setattr("jfit.distributed.connection._GREETING_SECONDS", 30)  # longer than this test
-    settings = Settings(f"127.0.0.1:{free_port()}", 2, 0, None, "this test")
-    hub, channels = Hub(listen(settings), 2, FIRST), [None, None]
-    greet = {"type": "jfit-job-1", "rank": 1, "num_processes": 2, **FIRST, "pid": 11}
-    short = b'{"type":"jfit-job-1","rank":1,"num_processes":2,"pid":11,"host":"h"}'.ljust(80 - 12)
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(settings.address)) for _ in range(10)]
-        welcome = thread(hub.welcome, 60, lambda: {"type": "welcome"})
-        for change in UNFIT.values():
-            connection = open_connection(settings.address, 10)
-            connection.send({**greet, **change})
-            try:
-                answer = connection.receive()[0]
-            except OSError:
-                answer = {"reason": "closed"}
-            expected = next(text for text, value in UNFIT.items() if value is change).strip()
-            assert expected in answer["reason"], (change, answer)
-            connection.close()
-        stranger = stack.enter_context(socket.create_connection(settings.address))
-        stranger.sendall(greeting(short))
-        assert b"has another token" in stranger.recv(1000)
-        assert welcome.is_alive() and not hub.peers and len(silent) == 10
-        assert [record.levelname for record in caplog.records if "turned away" in record.getMessage()] == ["WARNING"] * 12
-
-        def join(rank):
-            channels[rank] = connect(settings._replace(rank=rank), {**FIRST, "pid": 10 + rank}, 60)[0]
-
-        at_once(join, [(0,), (1,)])
-        welcome.join(60)
-        assert None not in channels and sorted(hub.peers) == [0, 1]
-        for channel in channels:
-            channel.close()
-    hub.close()
-
-
-def test_a_job_that_does_not_begin_says_who_was_turned_away():
-    settings = Settings(f"127.0.0.1:{free_port()}", 2, 1, None, "this test")
-    hub, errors = Hub(listen(settings), 2, FIRST), []
-
-    def join():
+    rank = int(sys.argv[3])
+    others, environment, own = {others}, {environment}, {own}
+    numbers = [(0, 2)] * own + others
+    if rank < len(numbers):
+        rank, count = numbers[rank]
+        os.environ.update(environment if rank else {{}})
         try:
-            connect(settings, {**FIRST, "pid": 11, "token": "earlier"}, 20)
-        except JobError as error:
-            errors.append(str(error))
+            jfit.distributed.init(sys.argv[1], count, rank, timeout=3 if {short} else 60)
+        except jfit.distributed.JobError as error:
+            print("REFUSED", rank, error)
+"""
 
-    begun = thread(join)
-    with pytest.raises(
-        JobError, match=r"ranks 0, 1 of 2 did not .*; turned away: rank 1 \(process 11 on here\) has another token"
-    ):
-        hub.welcome(1, dict)
-    begun.join(60)
-    assert "rank 1 (process 11 on here) has another token" in errors[0] and "JFIT_JOB_TOKEN" in errors[0]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_job_that_does_not_begin_says_why_in_all_processes(name, tmp_path):
+    others, environment, expected = UNFIT[name]
+    script = BEGIN.format(others=others, environment=environment, own=name != "no rank 0", short=name not in ("count", "token"))
+    with start(script, folder=tmp_path, settings="arguments", deadline=120) as job:
+        job.wait()
+        for rank, text in expected.items():
+            process = next(p for p in job if f"REFUSED {rank} " in p.out)
+            assert re.search(text, process.out), process
 
 
 def test_the_token_of_a_job_is_that_of_its_launch():
@@ -361,9 +333,8 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
     monkeypatch.setattr("jfit.distributed.monitor.start_of", lambda pid: 7 if pid < 2 else start_of(pid))
 
     def end(*values):
-        rank_0 = SimpleNamespace(rank=0, last_words=None, ended=[], channel=SimpleNamespace(fail=id), _ending=threading.Lock())
-        rank_0.peers = [Peer(0, "here", 10, place), Peer(1, "here", *values)]
-        Monitor.end(rank_0, "silent", 1, silent=True)
+        peers = [Peer(0, "here", 10, place), Peer(1, "here", *values)]
+        Monitor(0, peers, Values(), Log(Values()), SimpleNamespace(), 30).end("silent", 1, silent=True)
 
     for wrong in (start_of(pid) + 1, 0):
         end(pid, place, wrong)
@@ -378,7 +349,7 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
 
 def test_init_after_a_computation_is_refused():
     jax.numpy.ones(1).block_until_ready()
-    with pytest.raises(RuntimeError, match=r"jfit.distributed.init was called after JAX had started its devices"):
+    with pytest.raises(RuntimeError, match=r"must be called before any JAX calls that might initiali[sz]e"):
         jfit.distributed.init(f"127.0.0.1:{free_port()}", 2, 0, timeout=1)
 
 
@@ -393,76 +364,57 @@ def wait_until(condition, seconds=60):
 class Ended(list):
     """What a monitor would end its process with."""
 
-    def __call__(self, text, rank, *, silent=False):
+    def __call__(self, text, rank, *, silent=False, common=False):
         self.append((text, rank, silent))
 
 
-def monitored(hub, channels, watchdog):
-    monitor = Monitor(0, [Peer(rank, "here", rank) for rank in range(len(channels))], channels[0], hub, watchdog)
+@contextlib.contextmanager
+def monitored(watchdog, rank=0, peers=None, started=True):
+    """A monitor of one of two processes, its store and its channel."""
+    store = Values()
+    log, exchanges = Log(store), Channel(store, rank, 2)
+    peers = peers or [Peer(0, "here", 0), Peer(1, "here", 1)]
+    monitor = Monitor(rank, peers, store, log, exchanges, watchdog)
     monitor.end = Ended()
-    return monitor
-
-
-def test_a_process_that_stops_reading_a_large_message_is_noticed():
-    with hub_of(3) as (hub, channels):
-        monitor = monitored(hub, channels, 1.0)
-        hub.start()
-        channels[0].start()
-        channels[1].start()  # nobody reads from channel 2
-        for channel in (channels[0], channels[2]):
-            channel.begin_exchange("large", b"")
-        wait_until(lambda: hub.missing() == {"large#1": [1]})
-        channels[1].begin_exchange("large", bytes(64 << 20))  # the hub reads no more from rank 1 before this has arrived at all
+    if started:
         monitor.start()
-        done = threading.Event()
-        try:
-            monitor.later(lambda: (done.wait(60), None))  # a function that waits does not hold the watchdog up
-            wait_until(lambda: monitor.end)
-        finally:
-            done.set()
-            monitor.stop()
-        assert "rank 2" in monitor.end[0][0] and "gave no sign of life" in monitor.end[0][0]
-        assert monitor.end[0][1:] == (2, True)
-
-
-def test_a_slow_transfer_is_a_sign_of_life():
-    left, right = socket.socketpair()
-    sender, receiver = Connection(left), Connection(right)
-    data = bytes(24 << 20)
-    begun = thread(sender.send, {"type": "large"}, data)
-    seen = []
     try:
-        wait_until(lambda: sender.silent_for(time.monotonic(), False) > 0.2)  # nobody reads
-        assert not sender.try_send({"type": "beat"})  # and this does not wait
-        before = sender.moved_at, receiver.moved_at
-        at_once(lambda: seen.append(receiver.receive()), [()])
-        begun.join(60)
-        assert seen == [({"type": "large"}, data)]
-        assert sender.moved_at > before[0] and receiver.moved_at > before[1]
-        assert sender.try_send({"type": "beat"}) and receiver.receive() == ({"type": "beat"}, b"")
-        while sender.try_send({"type": "beat"}):  # until the buffer is full
-            pass
-        assert sender.silent_for(time.monotonic(), False) == 0 and sender.moved_at < receiver.received_at
+        yield monitor, store, exchanges
     finally:
-        sender.close()
-        receiver.close()
-
-
-def test_a_process_without_a_first_heartbeat_and_an_error_of_the_monitor_end_the_job(capfd):
-    with hub_of(2) as (hub, channels):
-        monitor = monitored(hub, channels, 0.5)
-        hub.start()
-        channels[0].start()
-        monitor.start()
-        wait_until(lambda: monitor.end)
         monitor.stop()
-        assert "rank 1" in monitor.end[0][0] and "no sign of life" in monitor.end[0][0]
-    with hub_of(2) as (hub, channels):
-        monitor = monitored(hub, channels, 30)
-        hub.handlers["odd"] = lambda rank, message, blob: 1 // 0
-        hub.start()
-        channels[0].start()
-        channels[1].send({"type": "odd"})
+
+
+def test_a_process_without_heartbeats_ends_the_job():
+    with monitored(0.5) as (monitor, store, _):
+        wait_until(lambda: monitor.end)
+        assert "rank 1 (process 1 on here) gave no sign of life for" in monitor.end[0][0] and monitor.end[0][1:] == (1, True)
+        assert json.loads(store.values["log/0"])["text"] == monitor.end[0][0]  # where the others read it
+    with monitored(10) as (monitor, _, _):
+        monitor.later(monitor.suspect)  # a collective has failed: nobody waits for the watchdog
+        wait_until(lambda: monitor._patience == 5)
+
+
+def test_a_store_that_is_silent_or_gone_ends_the_job():
+    with monitored(0.5, rank=1) as (monitor, store, _):
+        store.set = lambda key, value: time.sleep(60)  # as calls do when the process of rank 0 is stopped
+        wait_until(lambda: monitor.end)
+        assert "rank 0 (process 0 on here) gave no sign of life for" in monitor.end[0][0] and monitor.end[0][1:] == (0, True)
+    with monitored(30, rank=1) as (monitor, store, _):
+        store.gone = True
+        wait_until(lambda: monitor.end)
+        assert "rank 0 (process 0 on here) was lost: it was killed" in monitor.end[0][0]
+
+
+def test_a_process_of_this_host_that_has_ended_is_noticed_by_all():
+    place, gone = place_of(), Peer(1, "here", os.getpid(), place_of(), start_of(os.getpid()) + 1)
+    with monitored(4, peers=[Peer(0, "here", 0, place, 1), gone]) as (monitor, _, _):
+        wait_until(lambda: monitor.end)
+        assert monitor.end[0][0].endswith("was lost: it was killed, it crashed, or its host is gone") and monitor.end[0][1] == 1
+
+
+def test_an_error_of_the_monitor_ends_the_job(capfd):
+    with monitored(30) as (monitor, _, _):
+        monitor.later(lambda: 1 // 0)
         wait_until(lambda: monitor.end)
         assert monitor.end[0][0].endswith("failed: ZeroDivisionError: integer division or modulo by zero")
         assert "1 // 0" in capfd.readouterr().err
@@ -482,204 +434,85 @@ def test_processes_that_wait_for_each_other():
         assert deadlocked({0: other, 1: waits}, 30, missing) is None
     assert deadlocked({0: scores, 1: scores}, 30, missing) is None
     assert deadlocked({0: scores, 1: waits}, 30, {"old#1": [1], "old#2": [0]}) is None  # that is not what rank 1 waits for
-    with hub_of(2) as (hub, channels):
-        monitor = monitored(hub, channels, 0.1)
+    with monitored(30, started=False) as (monitor, store, exchanges):
+        ended = thread(lambda: exchanges.exchange("barrier", None))
+        wait_until(lambda: exchanges.open)
+        store.set("beat/0", json.dumps([1, list(exchanges.open), *waits]).encode())
+        store.set("beat/1", json.dumps([1, [], *scores]).encode())
         told = []
-        monitor._end_all = lambda text, rank, silent=False: told.append((text, rank))
-        hub.start()
-        monitor._statuses = {0: scores, 1: waits}
-        monitor._decide(time.monotonic() + 0.09)
-        channels[1].begin_exchange("barrier", None)
-        wait_until(hub.missing)
-        for peer in hub.peers.values():
-            peer.received_at = peer.moved_at + 10
-        monitor._decide(hub.moved_at() + 0.05)
-        assert not told  # a large message has just moved
-        monitor._decide(hub.moved_at() + 5)
+        monitor.tell = lambda text, rank, silent=False: told.append((text, rank))
+        monitor._decide()
         text, rank = told[0]
-        assert rank == 0 and "the processes wait for each other: the exchange 'barrier' waits for rank 0 (rank 0: dev" in text
+        assert rank == 1 and "the processes wait for each other: the exchange 'barrier' waits for rank 1 (rank 0: wait" in text
+        store.set("value/barrier#1/1", b"jnull")  # sent after its last heartbeat
+        monitor._decide()
+        assert len(told) == 1
+        ended.join(60)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_values_of_any_size_are_exchanged(host):
-    if host == "[::1]":
-        with contextlib.suppress(OSError), serve("::1", 0):
-            host = "::1 works"
-        if host == "[::1]":
-            pytest.skip("this host has no IPv6")
-        host = "[::1]"
-        assert _free_port("::1") > 0
-    large = "x" * (65 << 20) if host == "127.0.0.1" else "x"
-    with hub_of(2, host) as (hub, channels):
-        hub.start()
-        futures = []
-        for channel, value in zip(channels, (large, {"rows": [1, None]}), strict=True):
-            channel.start()
-            futures.append(channel.begin_exchange("values", value))
-        for future in futures:
-            first, second = future.result(60)
-            assert first == large and second == {"rows": [1, None]}
-        with pytest.raises(TypeError):
-            channels[0].begin_exchange("values", object())
-        futures = [channel.begin_exchange("values", value) for channel, value in zip(channels, (b"", None), strict=True)]
-        assert [future.result(60) for future in futures] == [[b"", None]] * 2
+# ------------------------------------------------------------------------------------------------ exchanges
+def test_values_are_exchanged_by_name(monkeypatch):
+    store, values = Values(), [{"rows": [1, None]}, b"", "x" * 100_000]
+    channels, results = [Channel(store, rank, 3) for rank in range(3)], [None] * 3
+    for name in ("values", "others/#1", "values"):
+        at_once(
+            lambda rank, name=name: results.__setitem__(rank, channels[rank].exchange(name, values[rank])), [(0,), (1,), (2,)]
+        )
+        assert results == [values] * 3
+    assert sorted({key.rpartition("/")[0] for key in store.values}) == ["value/others/#1#1", "value/values#2"]
+    with pytest.raises(TypeError):
+        channels[0].exchange("values", object())
+    errors = []
+
+    def wait():
+        try:
+            channels[0].exchange("values", None)
+        except JobError as error:
+            errors.append(str(error))
+
+    waits = thread(wait)
+    wait_until(lambda: channels[0].open)
+    assert channels[1].missing({0: list(channels[0].open), 1: [], 2: []}) == {"values#3": [1, 2]}
+    channels[0].error = JobError("rank 1 was lost")
+    waits.join(60)
+    assert errors == ["rank 1 was lost"] and not channels[0].open
 
 
-def test_values_larger_than_a_message_are_exchanged_by_parts(monkeypatch):
-    monkeypatch.setattr("jfit.distributed.channel.MOST_BYTES", 1 << 16)
-    values = [bytes(range(256)) * 700, {"text": "y" * 50_000}, b""]
-    with hub_of(3) as (hub, channels):
-        hub.start()
-        for channel in channels:
-            channel.start()
-        for _ in range(2):
-            futures = [channel.begin_exchange("values", value) for channel, value in zip(channels, values, strict=True)]
-            assert all(future.result(60) == values for future in futures)
-        assert not hub.missing()
+LARGE = """
+    import sys, hashlib
+    import jfit, jobs
+    from jfit.distributed import channel, job
+
+    coordinator, count, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    jfit.distributed.init(coordinator, count, rank)
+    store, sizes = job.current().store, []
+    put = store.set
+    store.set = lambda key, value: (sizes.append(len(value)), put(key, value))
+    value = bytes(range(256)) * (20_000 if rank == 0 else 5_000) + bytes([rank] * 7)
+    values = jfit.distributed.exchange(value, "large")
+    texts = jfit.distributed.exchange("y" * (2 << 20) if rank else None, "texts")
+    jobs.report(digests=[hashlib.md5(v).hexdigest() for v in values], texts=[t and len(t) for t in texts], largest=max(sizes))
+"""
 
 
-def test_a_message_that_announces_too_much_ends_its_connection(caplog):
-    """A process that joined, and then sends no messages of jfit: it is lost, and rank 0 holds nothing of it."""
-    for head in (struct.pack("!IQ", 20, 2 << 30), struct.pack("!IQ", 1 << 31, 0), greeting(b"[" * 100_000)):
-        with hub_of(2) as (hub, channels):
-            lost = []
-            hub.lost, hub.broken = lost.append, lost.append
-            hub.start()
-            channels[1].connection._sock.sendall(head)
-            wait_until(lambda lost=lost: lost == [1])
-    assert "rank 0 closed the connection of rank 1: a message of impossible length arrived" in caplog.text
-
-
-def test_one_process_cannot_fill_the_memory_of_rank_0(monkeypatch):
-    monkeypatch.setattr("jfit.distributed.channel._MOST_WAITING", 4 << 16)
-    with hub_of(2) as (hub, channels):
-        broken = []
-        hub.broken = broken.append
-        hub.start()
-        for number in range(5):
-            channels[1].begin_exchange(f"value {number}", bytes(1 << 16))
-        wait_until(lambda: broken)
-        assert "rank 1 has sent more than 0 MiB for exchanges that are not complete" in str(broken[0])
-
-
-# ------------------------------------------------------------------------------------------------ strangers
-def greeting(text, blob=0):
-    return struct.pack("!IQ", len(text), blob) + text
-
-
-GREETINGS = {
-    "nested": greeting(b"[" * 60_000 + b"]" * 60_000)[: 12 + 64_000],
-    "deep": greeting(b'{"type":' + b"[" * 30_000 + b"]" * 30_000 + b"}"),
-    "bytes": greeting(b'{"type": "jfit-job-1"}', 1 << 40),
-    "long": struct.pack("!IQ", 1 << 20, 0),
-    "no host": greeting(json.dumps({"type": "jfit-job-1", "rank": 1, "num_processes": 2, "pid": 1}).encode()),
-    "text": b"GET / HTTP/1.1\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("name", GREETINGS)
-def test_strangers_are_turned_away(name):
-    left, right = socket.socketpair()
-    with left, right:
-        left.sendall(GREETINGS[name])
-        hub = Hub(socket.socket(), 2)
-        begin = time.monotonic()
-        assert hub._greet(Connection(right)) is None and not hub.peers
-        assert time.monotonic() - begin < 3
-        left.settimeout(5)
-        with contextlib.suppress(ConnectionResetError):
-            assert left.recv(1) == b""
-        hub.close()
-
-
-@pytest.mark.parametrize("pause", [0.05, 60])
-def test_a_slow_stranger_has_one_deadline(pause, monkeypatch):
-    monkeypatch.setattr("jfit.distributed.connection._GREETING_SECONDS", 0.3)
-    left, right = socket.socketpair()
-    stop = threading.Event()
-
-    def drip():
-        with contextlib.suppress(OSError):
-            left.sendall(struct.pack("!IQ", 60_000, 0))
-            while not stop.wait(pause):
-                left.sendall(b" ")
-
-    begun = thread(drip)
-    hub = Hub(socket.socket(), 2)
-    try:
-        begin = time.monotonic()
-        assert hub._greet(Connection(right)) is None
-        assert 0.25 < time.monotonic() - begin < 4
-    finally:
-        stop.set()
-        begun.join(10)
-        left.close()
-        hub.close()
-
-
-def test_the_hub_stops_listening_once_all_are_there():
-    with hub_of(1) as (hub, _):
-        assert hub._server.fileno() == -1
-
-
-def test_an_answer_that_is_no_welcome_and_a_connection_to_oneself():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def echo():
-            connection = Connection(server.accept()[0])
-            connection.send(connection.receive()[0])
-            connection.close()
-
-        begun = thread(echo)
-        settings = Settings(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, None, "this test")
-        with pytest.raises(JobError, match=r"did not answer rank 1 \(it sent a message of type 'jfit-job-1'\)"):
-            connect(settings, {}, 5)
-        begun.join(10)
-    own = socket.socket()
-    own.bind(("127.0.0.1", 0))
-    own.connect(own.getsockname())  # as the kernel may do for a port from which it also takes outgoing ones
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket, "create_connection", lambda *args, **options: own)
-        with pytest.raises(ConnectionRefusedError, match="nobody listens"):
-            open_connection(("127.0.0.1", 1), 1)
-
-
-def test_the_coordinator_listens_at_its_own_address():
-    with serve("127.0.0.1", 0) as server:
-        assert server.getsockname()[0] == "127.0.0.1"
-    with pytest.raises(OSError) as caught:
-        serve("192.0.2.1", 0)  # of another host: for documentation only
-    assert is_elsewhere(caught.value)
-
-
-def test_ranks_are_claimed_beside_strangers():
-    settings = Settings(f"127.0.0.1:{free_port()}", 2, -1, None, "this test")
-    ranks = []
-
-    def claim():
-        ranks.append(claim_rank(settings, 30).rank)
-
-    first = thread(claim)
-
-    def stranger():
-        with contextlib.suppress(OSError), socket.create_connection(settings.address, 1) as sock:
-            sock.sendall(GREETINGS["deep"])
-            return True
-
-    wait_until(stranger)
-    at_once(claim, [()])
-    first.join(60)
-    assert sorted(ranks) == [0, 1]
+@pytest.mark.slow
+def test_large_values_are_sent_by_the_devices(tmp_path):
+    with start(LARGE, folder=tmp_path, settings="arguments", deadline=120) as job:
+        first, second = job.wait().values
+    contents = [bytes(range(256)) * size + bytes([rank] * 7) for rank, size in enumerate((20_000, 5_000))]
+    expected = [hashlib.md5(content).hexdigest() for content in contents]
+    assert first["digests"] == second["digests"] == expected and first["texts"] == second["texts"] == [None, 2 << 20]
+    assert max(first["largest"], second["largest"]) < channel.LARGE
 
 
 # ------------------------------------------------------------------------------------------------ jobs
 DIFFERENT = """
     import contextlib, sys
     import jfit
-    from jfit.distributed.connection import serve
+    import socket
 
     coordinator, count, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    with contextlib.suppress(OSError), serve("::1", 0):  # this host has IPv6
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):  # this host has IPv6
         coordinator = coordinator.replace("127.0.0.1", "[::1]")
     jfit.distributed.init(coordinator, count, rank, watchdog=1.5)
     jfit.distributed.exchange("x" * 100, "begin")

@@ -271,14 +271,39 @@ def test_four_processes_of_one_device_compute_the_bits_of_two_with_two(two_by_tw
 @pytest.mark.parametrize("count", [0, 1])
 def test_the_others_are_told_that_a_stream_is_closed(monkeypatch, count):
     told = []
-    channel = SimpleNamespace(begin_exchange=lambda name, value: told.append(value["closed"]))
+    channel = SimpleNamespace(post=lambda name, value: told.append(value))
     monkeypatch.setattr(job_batches.job, "current", lambda: SimpleNamespace(channel=channel))
     batches = StreamAgreement({}, "a test").batches(filled(2))
     for _ in range(count):
         next(batches)
     assert told == []
     batches.close()
-    assert told == [True]
+    assert told == [None]
+
+
+def test_batches_that_are_read_quickly_are_agreed_on_together(monkeypatch):
+    """The other process reads one at a time, and its stream is shorter; the error of a source comes after its batches."""
+    agreed = []
+
+    def exchange(value, name):
+        agreed.append(len(value))
+        return [value, value[:1] if len(agreed) < 4 else [None]]
+
+    def source():
+        rows = np.zeros((4, 2), "float32")
+        for number in range(6):
+            rows[:] = number  # the buffer of the batch before
+            yield Batch({"data": rows})
+        raise OSError("no more")
+
+    monkeypatch.setattr(job_batches, "exchange", exchange)
+    monkeypatch.setattr(job_batches, "_QUICKLY", 60)
+    seen = []
+    with pytest.raises(OSError, match="no more"):
+        for batch in StreamAgreement({}, "a test").batches(source()):
+            seen.append((batch.batch.inputs["data"][0, 0], batch.count))
+    assert seen == [(0, 8), (1, 8), (2, 8), (3, 4), (4, 4), (5, 4)]
+    assert agreed == [1, 2, 4, 3]
 
 
 def test_a_process_saves_alone_without_an_exchange(tmp_path, monkeypatch):

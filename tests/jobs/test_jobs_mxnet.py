@@ -11,7 +11,7 @@ import pytest
 
 import jfit
 from jfit import mx
-from jfit.distributed.settings import UNNUMBERED, Settings, settings_of
+from jfit.distributed.settings import Settings, settings_of
 from jfit.mxnet.job import end_unless_worker
 
 WORKERS, CONTEXTS, ROWS, STEPS = 2, 2, 16, 4  # ROWS of each worker
@@ -450,7 +450,8 @@ LAUNCHED = {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROO
 
 
 @pytest.mark.parametrize(
-    ("more", "rank"), [({"DMLC_WORKER_ID": "1"}, 1), ({"DMLC_TASK_ID": "0"}, 0), ({"DMLC_RANK": "1"}, 1), ({}, UNNUMBERED)]
+    ("more", "rank"),
+    [({"DMLC_WORKER_ID": "1"}, 1), ({"DMLC_TASK_ID": "0"}, 0), ({"DMLC_RANK": "1"}, 1), ({"PMI_RANK": "1"}, 1)],
 )
 def test_variables_of_the_launcher_describe_the_job(more, rank):
     settings = settings_of(environment={**LAUNCHED, "DMLC_NUM_SERVER": "1", **more})
@@ -465,8 +466,9 @@ def test_variables_of_the_launcher_describe_the_job(more, rank):
     [
         ({"DMLC_PS_ROOT_URI": None}, "has DMLC_NUM_WORKER, as MXNet's launcher sets it, but not DMLC_PS_ROOT_URI"),
         ({"DMLC_WORKER_ID": "2"}, "rank 2 of 2 processes, from the environment variables of MXNet's launcher"),
-        ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER is 'two', expected a whole number"),
-        ({"DMLC_NUM_WORKER": "0"}, "of 0 processes"),
+        ({}, "but not DMLC_WORKER_ID; start the script with the launcher, or set it for each process"),
+        ({"DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER is 'two', expected a whole number"),
+        ({"DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "0"}, "of 0 processes"),
         ({"DMLC_ROLE": "server"}, "only workers take part in a job"),
     ],
 )
@@ -489,6 +491,7 @@ def test_servers_and_schedulers_end_with_a_line(role, monkeypatch, capsys):
 
 LAUNCHED_SCRIPT = """
 import logging, os, subprocess, sys
+os.environ["DMLC_WORKER_ID"] = os.environ["JOB_RESULTS"][-1]  # the launcher of this test gives all the same variables
 import jfit.mx as mx  # ends servers and schedulers
 import jobs, numpy as np
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
@@ -518,13 +521,12 @@ jobs.report(rank=kv.rank, workers=kv.num_workers, pulled=out.asnumpy(), weight=w
 def test_a_script_for_dist_sync_joins_by_the_variables_of_the_launcher(tmp_path):
     environment = {**LAUNCHED, "DMLC_PS_ROOT_PORT": str(jobs.free_port()), "DMLC_NUM_SERVER": "1"}
     job = jobs.run_job(LAUNCHED_SCRIPT, WORKERS, folder=tmp_path, settings=None, environment=environment)
-    by_rank = sorted(job, key=lambda process: process.values["rank"])  # first come, first served
-    assert [process.values["rank"] for process in by_rank] == [0, 1]
-    for process in by_rank:
+    assert [process.values["rank"] for process in job] == [0, 1]
+    for process in job:
         assert process.values["workers"] == 2 and process.values["pulled"].tolist() == [3.0, 3.0]
-        np.testing.assert_array_equal(process.values["weight"], by_rank[0].values["weight"])
-    code, out, err = by_rank[0].values["server"]
+        np.testing.assert_array_equal(process.values["weight"], job[0].values["weight"])
+    code, out, err = job[0].values["server"]
     assert code == 0 and not out and "DMLC_ROLE is 'server'" in err
-    lines = [[line for line in process.out.splitlines() if "Epoch[1]" in line] for process in by_rank]
+    lines = [[line for line in process.out.splitlines() if "Epoch[1]" in line] for process in job]
     assert all(line.startswith("INFO:root:Epoch[1]") for line in lines[0]) and len(lines[0]) >= 3
     assert all(line.startswith("INFO:root:rank 1: Epoch[1]") for line in lines[1]) and len(lines[1]) == len(lines[0])

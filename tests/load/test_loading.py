@@ -1,6 +1,5 @@
 """`jfit.load`: read a model from files, predict, score and train it; mismatched files raise with the names."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import jfit
 from jfit import sym
 from jfit.formats import FormatError, save_arrays
-from jfit.lowering import build
 
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "checkpoint"
 V = sym.Variable
@@ -63,14 +61,6 @@ def test_a_second_call_compiles_nothing(files):
     with jfit.counters.counted() as counts:
         loaded.predict(files[1])
     assert not counts["compiles"]
-
-
-def test_a_graph_is_lowered_only_once(files, monkeypatch):
-    made, plan = [], build._make_plan
-    monkeypatch.setattr(build, "_make_plan", lambda *args: made.append(args) or plan(*args))
-    jfit.clear_programs()
-    jfit.load("net").predict(files[1])
-    assert len(made) == 1
 
 
 def test_assigned_parameters_are_used_by_the_next_call(files, trained):
@@ -287,13 +277,3 @@ def test_a_name_that_could_not_be_loaded_is_refused_when_the_node_is_made():
         sym.FullyConnected(V("data"), num_hidden=2, name="x" * 5000)
     with pytest.raises(jfit.sym.GraphError, match="the name has 4097 characters"):
         sym.FullyConnected(V("data"), num_hidden=2, name="x" * 4090)  # of its weight
-
-
-def test_unknown_attributes_are_ignored_with_one_warning(tmp_path):
-    graph = json.loads(network().tojson())
-    for node in graph["nodes"]:
-        if node["op"] == "FullyConnected":
-            node["attrs"]["from_the_future"] = "1"
-    with pytest.warns(UserWarning, match=r"'from_the_future' of FullyConnected \(2 nodes\)"):
-        net = sym.load_json(json.dumps(graph))
-    assert net.attr_dict()["fc"]["from_the_future"] == "1"

@@ -67,14 +67,6 @@ def test_jit_grad_and_vmap_apply(batch):
     )
 
 
-def test_the_loss_of_a_head_is_its_true_value(batch):
-    model, params, aux = started(mlp(), batch)
-    (prob,), _ = model.apply(params, aux, batch)
-    losses, counts = model.outputs[0].loss(prob, batch)
-    np.testing.assert_allclose(losses, -np.log(prob[np.arange(6), batch["softmax_label"].astype(int)]), rtol=1e-5)
-    np.testing.assert_array_equal(counts, np.ones(6))
-
-
 # ------------------------------------------------------------------------------------------ what must be fed
 def test_evaluation_needs_no_label_and_training_without_one_raises(batch):
     model, params, aux = started(mlp(), batch)
@@ -161,16 +153,6 @@ def test_shared_statistics_are_updated_once_per_use(rng):
     np.testing.assert_allclose(moved["m"], want, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_of_shared_weights_are_summed(batch):
-    w = V("weight")
-    h = sym.FullyConnected(V("data"), weight=w, num_hidden=4, no_bias=True)
-    net = sym.MakeLoss(sym.FullyConnected(h, weight=w, num_hidden=4, no_bias=True))
-    model, params, aux = started(net, {"data": batch["data"]})
-    grads, _ = gradients(model, params, aux, {"data": batch["data"]})
-    want = jax.grad(lambda w: (batch["data"] @ w.T @ w.T).sum())(params["weight"])
-    np.testing.assert_allclose(grads["weight"], want, rtol=1e-4, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------------------ recurrent
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
@@ -201,15 +183,6 @@ def test_begin_states_of_unknown_batch_size_get_it_from_the_data(rng):
 
 
 # ------------------------------------------------------------------------------------------ kinds of output
-def test_gradients_of_several_heads_are_summed(batch):
-    f = sym.FullyConnected(V("data"), num_hidden=3, name="f")
-    heads = [sym.SoftmaxOutput(f, name="softmax"), sym.LinearRegressionOutput(f, name="lin", grad_scale=0.5)]
-    inputs = {**batch, "lin_label": np.ones((6, 3), "float32")}
-    model, params, aux = started(sym.Group([*heads, f * 2]), inputs)
-    assert [o.kind for o in model.outputs] == ["head", "head", "plain"]
-    both, _ = gradients(model, params, aux, inputs)
-    parts = [gradients(started(h, inputs)[0], params, aux, inputs)[0] for h in heads]
-    np.testing.assert_allclose(both["f_weight"], parts[0]["f_weight"] + parts[1]["f_weight"], rtol=1e-4, atol=1e-6)
 
 
 def test_an_autoencoder_uses_its_data_as_label(rng):

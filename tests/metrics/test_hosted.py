@@ -3,7 +3,6 @@
 import json
 import math
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics as oracle
@@ -11,10 +10,9 @@ from engine_nets import CLASSES, batch_of, mlp
 
 import jfit
 from jfit import counters, metrics
-from jfit.callbacks import Event, csv_logger, early_stopping, jsonl_logger, progress, speedometer
+from jfit.callbacks import csv_logger, jsonl_logger, progress, speedometer
 from jfit.evaluate.host_metrics import HostMetrics, MetricInputs, _row_array
 from jfit.history.plots import _groups
-from jfit.history.table import History
 from jfit.ops.rows import RowLayout
 
 DATA = batch_of(45)
@@ -63,7 +61,7 @@ def test_an_evaluation_and_a_score_run_functions_too():
 
 
 def test_the_dispatch_queue_stays_filled_without_additional_waits(monkeypatch):
-    monkeypatch.setattr("jfit.loop.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
+    monkeypatch.setattr("jfit.loop.pace.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
     for name, metric in (("device", "acc"), ("host", Look())):
@@ -93,24 +91,6 @@ def test_an_exception_in_a_function_names_the_metric_and_keeps_the_state():
     assert jfit.last_run().predict(X).shape == (45, CLASSES)
     with pytest.raises(TypeError, match=r"metric custom\(<lambda>\): the function returned None, expected a number"):
         jfit.last_run().score((X, Y), lambda label, output: None)
-
-
-@pytest.mark.parametrize(("axis", "before", "after"), [(0, 1, 1), (0, 3, 2), (1, 2, 1), (2, 1, 2)])
-def test_device_slices_are_concatenated_along_their_batch_axis(axis, before, after):
-    whole = np.arange(5 * 6 * 4 * before * after).astype("float32")
-    shape = [5, 6]
-    shape.insert(axis, before * 4 * after)
-    whole = whole.reshape(shape)
-    cut = np.moveaxis(whole.reshape(*shape[:axis], before, 4, after, *shape[axis + 1 :]), axis + 1, 0)
-    slices = [
-        _row_array(jnp.asarray(np.moveaxis(cut[s], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])), rows)
-        for s in (slice(0, 2), slice(2, 4))
-        for rows in [RowLayout(axis, before, 2, after)]
-    ]
-    stacked = type(slices[0])(np.stack([np.asarray(s.array) for s in slices]), slices[0].layout)
-    found = HostMetrics((), 2)._rows(MetricInputs((), (stacked,), np.array([[1, 1], [1, 0]], np.float32)))[1][0]
-    kept = np.moveaxis(cut[:3], 0, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
-    np.testing.assert_array_equal(found, kept)
 
 
 def seen_batch(rows, label, output, weight):
@@ -159,16 +139,3 @@ def test_values_may_be_arrays(tmp_path, capsys):
     again = jfit.Run.load(tmp_path / "states", mlp())
     assert again.history.epochs == run.history.epochs
     assert [name for names in _groups(run.history).values() for name in names] == ["loss", "accuracy"]
-
-
-def test_the_history_keeps_array_values_and_log_lines_omit_them(tmp_path):
-    logs = {"loss": 0.5, "confusion_matrix": np.array([[2, np.nan], [0, 1]])}
-    history = History()
-    history.add_epoch(epoch=0, **logs)
-    again = History.from_json(history.to_json())
-    assert str(again.epochs[0]["confusion_matrix"]) == str(history.epochs[0]["confusion_matrix"]) == "[[2.0, nan], [0.0, 1.0]]"
-    assert "confusion" not in history.table() + history.to_csv(tmp_path / "history.csv").read_text()
-    assert [name for names in _groups(history).values() for name in names] == ["loss"]
-    with pytest.raises(ValueError, match="monitor='confusion_matrix' is an array; expected a number"):
-        stop = early_stopping("confusion_matrix")
-        stop.on(Event("epoch_end", 0, 1, 1, 1, logs, None), stop.init())

@@ -13,6 +13,7 @@ import sklearn.metrics as oracle
 from cases import metric_updates as recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 import jfit
 import jfit.mx as mx
@@ -233,20 +234,6 @@ def test_the_error_of_the_auc_is_within_its_bound(scale):
     assert got["roc_auc_bound"] < 5e-3 and abs(got["roc_auc"] - oracle.roc_auc_score(label, p)) < 1e-3
 
 
-def test_the_exact_auc_equals_scikit_learns():
-    for label, output, weight in (MANY, TWO):
-        for weighted in (False, True):
-            (metric,) = metrics.get("roc_auc", bins=None, weighted=weighted)
-            running = metric.init()
-            for s in (slice(0, 5), slice(5, 28)):
-                running = metric.update(running, [label[s]], [output[s]], [weight[s]])
-            got = metric.compute(running)["roc_auc"]
-            own = weight if weighted else None
-            columns = range(output.shape[1]) if output.shape[1] > 2 else [1]
-            wanted = np.mean([oracle.roc_auc_score(label == k, output[:, k], sample_weight=own) for k in columns])
-            assert float(got) == pytest.approx(wanted, rel=1e-12)
-
-
 def test_the_auc_of_one_class_or_nan_is_nan():
     label, p = np.array([0, 1, 1, 0]), np.array([0.1, 0.9, 0.4, 0.2], "float32")
     assert np.isnan(one(metrics.roc_auc(), label * 0, p)["roc_auc"])
@@ -283,25 +270,19 @@ def test_half_precision_outputs_are_summed_in_float32(dtype):
         assert got == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: metrics.pcc().init(), "metric pcc: the number of classes is unknown"),
-        (lambda: metrics.mcc("weighted"), "metric mcc: average is 'weighted'"),
-        (lambda: metrics.pearsonr("weighted"), "metric pearsonr: average is 'weighted'"),
-        (lambda: metrics.precision("binary", 3), "average='binary' needs two classes, but there are 3"),
-        (lambda: metrics.recall("samples"), "metric recall: average is 'samples'"),
-        (lambda: metrics.confusion_matrix(1), "num_classes is 1; it must be a whole number"),
-        (lambda: metrics.confusion_matrix(2, "rows"), "normalize is 'rows'"),
-        (lambda: metrics.roc_auc(bins=1), "bins is 1; it must be a whole number"),
-        (lambda: metrics.roc_auc(average="micro"), "metric roc_auc: average is 'micro'"),
-        (lambda: one(metrics.roc_auc(3), np.zeros(4), np.ones((4, 2), "float32")), r"expected \(rows, 3\)"),
-        (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, but num_classes is 2"),
-    ],
+test_errors_describe_the_problem = refused(
+    (lambda: metrics.pcc().init(), "metric pcc: the number of classes is unknown"),
+    (lambda: metrics.mcc("weighted"), "metric mcc: average is 'weighted'"),
+    (lambda: metrics.pearsonr("weighted"), "metric pearsonr: average is 'weighted'"),
+    (lambda: metrics.precision("binary", 3), "average='binary' needs two classes, but there are 3"),
+    (lambda: metrics.recall("samples"), "metric recall: average is 'samples'"),
+    (lambda: metrics.confusion_matrix(1), "num_classes is 1; it must be a whole number"),
+    (lambda: metrics.confusion_matrix(2, "rows"), "normalize is 'rows'"),
+    (lambda: metrics.roc_auc(bins=1), "bins is 1; it must be a whole number"),
+    (lambda: metrics.roc_auc(average="micro"), "metric roc_auc: average is 'micro'"),
+    (lambda: one(metrics.roc_auc(3), np.zeros(4), np.ones((4, 2), "float32")), r"expected \(rows, 3\)"),
+    (lambda: one(metrics.pcc(2), np.zeros(4), np.ones((4, 3), "float32")), "has 3 classes, but num_classes is 2"),
 )
-def test_errors_describe_the_problem(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # ------------------------------------------------------------------------------------------------ in a run

@@ -1,9 +1,8 @@
-"""Executor: forward and backward as one program, arrays updated in place, recorded operators and models."""
+"""Executor: forward and backward as one program, arrays updated in place, monitors."""
 
 import gc
 import weakref
 
-import golden_ops
 import numpy as np
 import pytest
 
@@ -11,11 +10,6 @@ import jfit.mx as mx
 from jfit import counters
 
 V = mx.sym.Variable
-FAMILIES = {"loss", "dtype_nn", "sequence"}  # families in which labels, casts and integer inputs meet
-
-
-def ndarray(value):
-    return mx.nd.array(np.asarray(value), dtype=np.asarray(value).dtype)
 
 
 def softmax(batch=4, hidden=3, req="write"):
@@ -26,39 +20,6 @@ def softmax(batch=4, hidden=3, req="write"):
         array[:] = rng.normal(size=array.shape)
     ex.arg_dict["softmax_label"][:] = np.arange(batch) % hidden
     return ex
-
-
-@pytest.mark.repetitions(6)
-@pytest.mark.parametrize(("case", "arrays"), golden_ops.load_cases(*sorted(FAMILIES)), ids=golden_ops.case_id)
-def test_a_recorded_operator_runs_bound(case, arrays):
-    op = case["op"]
-    variables = [V(i["name"]) for i in case["inputs"]]
-    attrs = {k: v for k, v in case["attrs"].items() if not (case["positional"] and k == "num_args")}
-    named = {} if case["positional"] else dict(zip([i["name"] for i in case["inputs"]], variables, strict=True))
-    symbol = getattr(mx.sym.op, op)(*(variables if case["positional"] else ()), name="op0", **named, **attrs)
-    skip = case.get("skip_compare") or ()
-    req = {i["name"]: i["grad_req"] for i in case["inputs"] if i["kind"] == "arg"}
-
-    def bound():
-        args = {n: ndarray(arrays[f"in/{n}"]) for n in req}
-        grads = {n: ndarray(np.full_like(arrays[f"in/{n}"], 0.5)) for n in req if req[n] != "null"}
-        return symbol.bind(mx.cpu(), args, grads, req, {n: ndarray(arrays[f"aux/{n}"]) for n in case["list_auxiliary_states"]})
-
-    def compare(key, got):
-        if key not in skip:
-            golden_ops.assert_near(f"{case['id']} {key}", got.asnumpy(), arrays[key])
-
-    for i, out in enumerate(bound().forward()):
-        compare(f"eval/{i}", out)
-    if not case["has_train"]:
-        return
-    ex = bound()
-    for i, out in enumerate(ex.forward(is_train=True)):
-        compare(f"train/{i}", out)
-    if case["has_grad"]:
-        ex.backward([ndarray(arrays[f"og/{i}"]) for i in range(case["n_outputs"])])
-        for name in (n for n in req if req[n] != "null" and arrays[f"in/{n}"].dtype.kind == "f"):
-            compare(f"grad/{name}", ex.grad_dict[name])
 
 
 def test_forward_and_backward_are_one_program():

@@ -7,10 +7,6 @@ import pytest
 
 import jfit.mx as mx
 from jfit.mx._modules import TABLE
-from jfit.mxnet import ndarray_classes
-
-MODULE = ndarray_classes.__name__
-CLASSES = [c for c in vars(ndarray_classes).values() if isinstance(c, type) and c.__module__ == MODULE]
 
 
 @pytest.mark.parametrize(
@@ -33,14 +29,6 @@ def test_a_missing_name_raises_attribute_error(module, name, near):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError, match=near):
         getattr(module, name)
-
-
-def test_the_classes_of_jfit_mx_add_only_ndarray_conversion():
-    assert len(CLASSES) >= 15
-    for made in CLASSES:
-        assert [base for base in made.__bases__ if base.__name__ == made.__name__ and base.__module__ != MODULE]
-        own = [v for v in vars(made).values() if not isinstance(v, type) and getattr(v, "__module__", "") == MODULE]
-        assert not own, f"{made.__name__} has methods of its own; they belong to the class below it"
 
 
 def test_every_module_of_jfit_mx_is_a_basemodule_of_jfit_mx():

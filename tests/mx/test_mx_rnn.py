@@ -49,23 +49,6 @@ def evaluated(symbol, args, **inputs):
     return [o.asnumpy() for o in symbol.bind(mx.cpu(), arrays).forward()]
 
 
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("mode", ["gru", pytest.param("rnn_tanh", marks=pytest.mark.slow)])
-def test_fused_and_single_cells_compute_the_same_with_the_same_weights(mode):
-    draw = np.random.default_rng(0)
-    cell = mx.rnn.FusedRNNCell(3, num_layers=2, mode=mode, bidirectional=True)
-    outputs = cell.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0]
-    x, size = draw.normal(size=(2, 2, 4)), outputs.infer_shape(data=(2, 2, 4))[0][1]
-    args = {f"{mode}_parameters": mx.nd.array(draw.uniform(-0.5, 0.5, size))}
-    stack = cell.unfuse()
-    single = stack.pack_weights(cell.unpack_weights(args))
-    (fused,) = evaluated(outputs, args, data=x)
-    (apart,) = evaluated(stack.unroll(2, mx.sym.Variable("data"), merge_outputs=True)[0], single, data=x)
-    np.testing.assert_allclose(fused, apart, rtol=1e-5, atol=1e-6)
-    back = cell.pack_weights(stack.unpack_weights(single))
-    np.testing.assert_array_equal(back[f"{mode}_parameters"].asnumpy(), args[f"{mode}_parameters"].asnumpy())
-
-
 def test_weights_of_wrong_size_or_name_raise():
     cell = mx.rnn.FusedRNNCell(3, prefix="f_")
     with pytest.raises(KeyError, match="no array is named 'f_parameters', which this cell needs"):

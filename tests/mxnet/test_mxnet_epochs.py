@@ -13,7 +13,6 @@ from jfit import counters
 from jfit.mxnet import keys as random_numbers
 from jfit.mxnet import metric
 from jfit.mxnet.callback import Speedometer, log_train_metric
-from jfit.mxnet.module.epochs import callback_period
 from jfit.mxnet.optimizer import lr_scheduler
 
 ROWS, BATCH = 46, 4
@@ -134,12 +133,6 @@ def test_a_callback_declares_its_period():
     assert ran_whole(lambda: trained(look, epochs=2))
     assert [s[:2] for s in seen] == [(e, n) for e in (0, 1) for n in (0, 4, 8, 11)]
     assert all(0 <= s[2] <= 1 for s in seen)
-
-
-def test_a_subclass_that_inherits_the_period_is_called_every_batch():
-    assert callback_period([Speedometer(4, 6), log_train_metric(4)]) == 2
-    assert callback_period([EachBatch(4, 6)]) is None
-    assert callback_period([]) == 0
 
 
 def test_later_epochs_and_fits_compile_nothing_and_wait_once_an_epoch():

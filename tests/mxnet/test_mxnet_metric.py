@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from refusals import refused
 
 import jfit
 import jfit.mx as mx
@@ -34,7 +34,7 @@ def same(got, want):
         return isinstance(got, float) and math.isnan(got)
     if isinstance(want, str):
         return got == want
-    return isinstance(got, float) and got == pytest.approx(want, rel=1e-4)
+    return isinstance(got, float) and got == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.repetitions(6)
@@ -91,24 +91,19 @@ def test_a_function_may_return_a_sum_and_a_count():
         metric.get_config()
 
 
-def test_invalid_use_raises_mxnets_error_classes():
-    ones = np.ones
-    with pytest.raises(AssertionError, match="Please use Accuracy if top_k is no more than 1"):
-        M.create("top_k_accuracy", top_k=1)
-    with pytest.raises(ValueError, match="binary"):
-        M.create("f1").update([np.array([0, 1, 2])], [ones((3, 3))])
-    with pytest.raises(ValueError, match="one label per prediction"):
-        M.create("acc").update([ones(3)], [ones((4, 2))])
-    with pytest.raises(ValueError, match="1 labels and 2 outputs"):
-        M.create("acc").update([ones(3)], [ones((3, 2)), ones((3, 2))])
-    with pytest.raises(ValueError, match="Shape of labels 1 does not match shape of predictions 2"):
-        M.create(lambda label, pred: 0.0).update([ones(3)], [ones((3, 2)), ones((3, 2))])
-    with pytest.raises(AssertionError, match="accurcy is not registered"):
-        M.create("accurcy")
-    with pytest.raises(ValueError, match="out of range"):
-        M.create(["acc"]).get_metric(3)
-    with pytest.raises(TypeError, match="found 3"):
-        M.create(3)
+test_invalid_use_raises_mxnets_error_classes = refused(
+    (lambda: M.create("top_k_accuracy", top_k=1), AssertionError, "Please use Accuracy if top_k is no more than 1"),
+    (lambda: M.create("f1").update([np.array([0, 1, 2])], [np.ones((3, 3))]), "binary"),
+    (lambda: M.create("acc").update([np.ones(3)], [np.ones((4, 2))]), "one label per prediction"),
+    (lambda: M.create("acc").update([np.ones(3)], [np.ones((3, 2)), np.ones((3, 2))]), "1 labels and 2 outputs"),
+    (
+        lambda: M.create(lambda label, pred: 0.0).update([np.ones(3)], [np.ones((3, 2)), np.ones((3, 2))]),
+        "Shape of labels 1 does not match shape of predictions 2",
+    ),
+    (lambda: M.create("accurcy"), AssertionError, "accurcy is not registered"),
+    (lambda: M.create(["acc"]).get_metric(3), "out of range"),
+    (lambda: M.create(3), TypeError, "found 3"),
+)
 
 
 @pytest.mark.repetitions(2)
@@ -165,28 +160,6 @@ def test_counting_never_waits_and_compiles_once_even_for_a_new_metric_of_equal_s
         metric.get_global()
         metric.get_name_value()
     assert seen == {"host_syncs": 1}
-
-
-@pytest.mark.repetitions(1)
-@pytest.mark.parametrize("where", ["one device", "eight devices", "pmap"])
-def test_outputs_that_were_put_on_devices_compile_once(where):
-    devices = jax.devices()
-    pred = np.ones((8, 3), "float32")
-    if where == "one device":
-        pred = jax.device_put(pred, devices[1])
-    elif where == "eight devices":
-        pred = jax.device_put(pred, NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec("d")))
-    else:
-        pred = getattr(jax, "pmap")(lambda x: x)(pred[:, None])[:, 0]  # noqa: B009
-    metric = M.create(["acc", "mse"]).metrics[0]
-    metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
-    with counters.counted() as seen:
-        for _ in range(3):
-            metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
-        metric.reset()
-        metric.fold([np.zeros(8)], [pred], np.ones(8, "float32"))
-    assert not seen
-    assert metric.get() == ("accuracy", 1.0)
 
 
 def test_running_sums_follow_the_device_of_the_outputs():
@@ -280,23 +253,6 @@ def test_sums_can_be_read_and_written():
         cells.update([np.array([0, 1])], [np.eye(2)])
 
 
-def test_running_sums_of_a_train_program_are_merged_into_the_metric():
-    metric = M.create(["acc", "ce"])
-    rules = [leaf.pure for leaf in metric.leaves()]
-    count = jax.jit(lambda label, output: [r.update(r.init(), r.stats((label,), (output,), (None,))) for r in rules])
-    sums = count(np.array([0, 1]), np.eye(2))
-    metric.set_sums(sums)
-    assert metric.get()[1] == pytest.approx([1.0, 0.0], abs=1e-6)
-    metric.reset_local()
-    assert metric.get_global()[1] == pytest.approx([1.0, 0.0], abs=1e-6)
-    one = M.create("acc")
-    one.set_sums(sums[0], one.pure.init())
-    assert one.get() == ("accuracy", 1.0)
-    assert math.isnan(one.get_global()[1])
-    with pytest.raises(TypeError, match="accumulates in Python"):
-        M.create(lambda label, pred: 0.0).set_sums((0, 0))
-
-
 def test_pure_metrics_and_instances_are_accepted():
     metric = M.create(pure.accuracy())
     metric.update([np.array([0, 1])], [np.eye(2)])
@@ -328,23 +284,6 @@ def test_a_list_of_instances_keeps_their_sums():
     one.update([np.array([1, 0])], [np.array([[0.0, 1.0], [0.0, 1.0]])])
     assert M.create([one]).get() == (["accuracy"], [0.5]) and one.get()[1] == 0.5
     assert M.CompositeEvalMetric([one]).get()[1] == [0.5]
-
-
-def test_the_number_of_classes_of_pcc_grows_and_its_sums_are_kept():
-    metric = M.create("pcc")
-    metric.update([np.array([0, 1, 1])], [np.eye(3, 2)])
-    assert metric.k == 2
-    metric.update([np.array([2, 1, 4])], [np.eye(3, 5)])
-    assert metric.k == 5 and (metric.num_inst, metric.global_num_inst) == (2, 2)
-    whole = M.create("pcc")
-    whole.update([np.array([0, 1, 1, 2, 1, 4])], [np.array([0, 1, 0, 0, 1, 2])])
-    assert metric.get()[1] == pytest.approx(whole.get()[1], rel=1e-6)
-    metric.reset()
-    assert metric.k == 5 and math.isnan(metric.get()[1])
-    local = M.PCC(has_global_stats=False)
-    local.update([np.array([0, 1])], [np.eye(2)])
-    local.reset_local()
-    assert math.isnan(local.get_global()[1])
 
 
 def test_the_global_value_of_a_micro_correlation_is_over_all_rows():

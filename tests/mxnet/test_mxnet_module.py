@@ -60,7 +60,7 @@ def test_reading_outputs_and_gradients_before_their_pass_raises():
     module = ready()
     with pytest.raises(RuntimeError, match=r"call forward\(batch\) first"):
         module.get_outputs()
-    with pytest.raises(RuntimeError, match=r"no gradient for \['fc_"):
+    with pytest.raises(RuntimeError, match="no gradient of 'fc_"):
         module.update()
     module.forward(batch_of(6), is_train=False)
     with pytest.raises(RuntimeError, match="training mode"):
@@ -267,23 +267,6 @@ def test_set_params_copies_the_arrays():
     want = error_of(module)[0] + np.eye(3)[y.astype(int)]
     x[:] = 99
     assert np.allclose(module.get_outputs()[0], want, atol=1e-6)
-
-
-def test_a_checkpoint_is_loaded_with_all_constructor_arguments(tmp_path):
-    module = steps(ready(normed(), rows=6, params={"learning_rate": 0.5, "momentum": 0.9}), 2)
-    module.save_checkpoint(str(tmp_path / "net"), 7, save_optimizer_states=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["net-0007.params", "net-0007.states", "net-symbol.json"]
-    again = Module.load(str(tmp_path / "net"), 7, context=cpus(3), fixed_param_names=["fc1_weight"])
-    assert again.params_initialized and not again.binded
-    again.bind([("data", (10, 4))], for_training=False)
-    for mine, theirs in zip(module.get_params(), again.get_params(), strict=True):
-        assert all(np.array_equal(mine[name], theirs[name]) for name in mine) and set(mine) == set(theirs)
-    x = data_of(10)[0]
-    module.forward(DataBatch([x]), is_train=False)
-    again.forward(DataBatch([x]))
-    assert np.allclose(module.get_outputs()[0], again.get_outputs()[0], atol=1e-6)
-    module.save_checkpoint(str(tmp_path / "plain"), 1)
-    assert not (tmp_path / "plain-0001.states").exists()
 
 
 def test_moving_statistics_are_the_mean_over_the_devices_after_every_step():

@@ -13,55 +13,26 @@ import jfit
 from jfit import counters
 from jfit.data import DataBatch
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
+from jfit.mxnet.monitor.capture import capture_gradients
 from jfit.mxnet.monitor.monitor import Monitor
-from jfit.step import forward_step, gradient_step
+from jfit.step import gradient_step
 
 FOLDER = Path(__file__).parents[1] / "golden" / "fit"
 KEY = jax.random.key_data(jax.random.key(7))
 SYM = jfit.sym
 
 
-class Net:
-    """The smallest shell a monitor can look into: SGD of one step at a time."""
-
-    def __init__(self, symbol, params, inputs=("data", "softmax_label")):
-        self.symbol, self.params, self.batch, self.number = symbol, params, {}, 0
-        self.aux_dict = {}
-        self.model = jfit.lower(symbol, inputs=inputs)
-        self.gradients = jax.jit(gradient_step(self.model, list(params)))
-
-    def install_monitor(self, monitor):
-        self.monitor = monitor
-        self.outputs = capture_outputs(self.symbol, ["data", "softmax_label"], monitor.pattern, monitor.monitor_all)
-        self.flows = capture_gradients(self.symbol, ["data", "softmax_label"], monitor.pattern)
-        monitor.install(self)
-
-    @property
-    def arg_dict(self):
-        known = {**self.params, **self.batch}
-        return {name: known[name] for name in self.symbol.list_arguments()}
-
-    def step(self, rate):
-        args = self.params, {}, self.batch, KEY, self.number, 0
-        if self.monitor.active:
-            self.monitor.collect(self.outputs(*args))
-            self.monitor.collect(self.flows(*args))
-        _, gradients, _ = self.gradients(*args)
-        self.params = {k: v - rate * gradients[k] for k, v in self.params.items()}
-        self.number += 1
-
-
 def recorded():
+    """What MXNet's monitor showed; the network, its first parameters and its first four batches."""
     manifest = json.loads((FOLDER / "manifest.json").read_text())
     with np.load(FOLDER / "fit.npz") as arrays:
         values = dict(arrays)
-    net = Net(SYM.load_json(manifest["symbol_json"]), {k[5:]: jnp.asarray(v) for k, v in values.items() if k[:5] == "init/"})
+    params = {k[5:]: jnp.asarray(v) for k, v in values.items() if k[:5] == "init/"}
     size = manifest["batch_size"]
     batches = [
         {"data": values["X"][i : i + size], "softmax_label": values["Y"][i : i + size]} for i in range(0, 4 * size, size)
     ]
-    return manifest["monitor"], net, batches, size
+    return manifest["monitor"], SYM.load_json(manifest["symbol_json"]), params, batches
 
 
 # Nobody asked for the gradient of the data when the fixture was made: MXNet then reports a buffer that it never wrote.  These
@@ -75,48 +46,6 @@ def expected(want):
 
 def numbers_of(got):
     return [float(text) for _, _, text in got]
-
-
-def test_every_recorded_statistic_of_mxnet_is_reproduced_including_gradients():
-    spec, net, batches, size = recorded()
-    net.install_monitor(Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"]))
-    for batch, want in zip(batches, spec["toc"], strict=True):
-        net.batch = batch
-        net.monitor.tic()
-        net.step(0.1 / size)
-        got = net.monitor.toc()
-        assert [[n, k] for n, k, _ in got] == [[n, k] for n, k, _ in want]
-        assert numbers_of(got) == pytest.approx(expected(want), rel=5e-5)
-        assert all(v.endswith("\t") for _, _, v in got)
-
-
-def test_an_inactive_monitor_captures_nothing_and_never_waits():
-    spec, net, batches, _ = recorded()
-    net.install_monitor(Monitor(3, pattern=spec["pattern"]))
-    net.batch = batches[0]
-    for _ in range(3):  # looked at, and then two that are not
-        net.monitor.tic()
-        net.step(0.1)
-        net.monitor.toc()
-    with counters.counted() as seen:
-        for _ in range(4):
-            net.monitor.tic()
-            net.step(0.1)
-            assert (net.monitor.toc() == []) == (net.monitor.step % 3 != 1)
-    assert seen == {"host_syncs": 2}  # two looks, and nothing compiled
-
-
-def test_unsorted_results_are_in_the_order_of_computation():
-    _, net, batches, _ = recorded()
-    net.install_monitor(Monitor(1, pattern=".*(fc2|act|softmax).*"))
-    net.batch = batches[0]
-    net.monitor.tic()
-    net.step(0.1)
-    assert [name for _, name, _ in net.monitor.toc()] == [
-        *("activation0_output", "fc2_output", "softmax_output"),
-        *("softmax_backward_output0", "fc2_backward_output0", "fc2_backward_output1", "fc2_backward_output2"),
-        *("activation0_backward_output", "fc2_weight", "fc2_bias", "softmax_label"),
-    ]
 
 
 def test_lines_of_the_log_are_mxnets(caplog):
@@ -133,24 +62,6 @@ def test_a_user_statistic_may_return_several_numbers_or_arrays():
     monitor.tic()
     monitor.collect({"a": jnp.array([1.0, 5.0]), "b": jnp.zeros(2)})
     assert monitor.toc() == [(1, "a", "1.0\t5.0\t[1. 1.]\t")]
-
-
-def test_executor_callbacks_are_recorded_only_in_monitored_steps():
-    class Executor:
-        arg_dict, aux_dict = {"w": np.ones(4, "float32")}, {"mean": np.zeros(2, "float32")}
-
-        def set_monitor_callback(self, callback, monitor_all=False):
-            self.callback, self.monitor_all = callback, monitor_all
-
-    exe, monitor = Executor(), Monitor(2, monitor_all=True)
-    monitor.install(exe)
-    found = []
-    for _ in range(2):
-        monitor.tic()
-        exe.callback(b"fc_output", np.full(1, 3.0, "float32"))
-        found.append(monitor.toc())
-    assert exe.monitor_all
-    assert found == [[(1, "fc_output", "3.0\t"), (1, "w", "1.0\t"), (1, "mean", "0.0\t")], []]
 
 
 def test_arrays_on_several_devices_are_measured_together():
@@ -172,12 +83,18 @@ def feed(batch):
     return DataBatch([v for k, v in batch.items() if "label" not in k], [batch["softmax_label"]], pad=0)
 
 
-def test_a_monitored_module_gives_mxnets_statistics():
-    spec, net, batches, _ = recorded()
-    monitor = Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"])
-    shell = module(net.symbol, batches[0], monitor=monitor)
-    shell.set_params(net.params, {})
+def monitored(net, params, batch, monitor):
+    """A module with these parameters and a monitor."""
+    shell = module(net, batch, monitor=monitor)
+    shell.set_params(params, {})
     shell.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    return shell
+
+
+def test_every_recorded_statistic_of_mxnet_is_reproduced_including_gradients():
+    spec, net, params, batches = recorded()
+    monitor = Monitor(spec["interval"], pattern=spec["pattern"], sort=spec["sort"])
+    shell = monitored(net, params, batches[0], monitor)
     for batch, want in zip(batches, spec["toc"], strict=True):
         monitor.tic()
         shell.forward_backward(feed(batch))
@@ -185,39 +102,51 @@ def test_a_monitored_module_gives_mxnets_statistics():
         got = monitor.toc()
         assert [[n, k] for n, k, _ in got] == [[n, k] for n, k, _ in want]
         assert numbers_of(got) == pytest.approx(expected(want), rel=5e-5)
+        assert all(v.endswith("\t") for _, _, v in got)
 
 
-def test_a_monitor_does_not_change_results_and_inactive_steps_cost_nothing():
-    _, net, batches, _ = recorded()
-    monitor = Monitor(4)
+def test_unsorted_results_are_in_the_order_of_computation():
+    _, net, params, batches = recorded()
+    monitor = Monitor(1, pattern=".*(fc2|act|softmax).*")
+    shell = monitored(net, params, batches[0], monitor)
+    monitor.tic()
+    shell.forward_backward(feed(batches[0]))
+    shell.update()
+    assert [name for _, name, _ in monitor.toc()] == [
+        *("activation0_output", "fc2_output", "softmax_output"),
+        *("softmax_backward_output0", "fc2_backward_output0", "fc2_backward_output1", "fc2_backward_output2"),
+        *("activation0_backward_output", "fc2_weight", "fc2_bias", "softmax_label"),
+    ]
+
+
+def test_a_monitor_does_not_change_results_and_only_a_look_waits():
+    _, net, params, batches = recorded()
     found = []
-    for watched in (None, monitor):
-        shell = module(net.symbol, batches[0], monitor=watched)
-        shell.set_params(net.params, {})
-        shell.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    for monitor in (None, Monitor(2)):
+        shell = monitored(net, params, batches[0], monitor)
         for number, batch in enumerate(batches):
             with counters.counted() as seen:
-                monitor.tic() if watched else None
+                monitor.tic() if monitor else None
                 shell.forward_backward(feed(batch))
                 shell.update()
-                monitor.toc() if watched else None
-            if number > 1:
-                assert not seen
+                looked = bool(monitor.toc()) if monitor else False
+            if number > 1:  # the first look and the first step without one compile
+                assert seen == ({"host_syncs": 1} if looked else {}) and looked == (monitor is not None and number == 2)
         found.append(shell.get_params()[0])
     for name, value in found[0].items():
         np.testing.assert_array_equal(value, found[1][name])
 
 
 def test_each_device_reports_its_own_slice():
-    _, net, _, _ = recorded()
+    _, net, params, _ = recorded()
     rng = np.random.default_rng(3)
     batch = {"data": rng.normal(size=(6, 5)).astype("float32"), "softmax_label": rng.integers(0, 3, 6).astype("float32")}
     seen = []
     monitor = Monitor(
         1, stat_func=lambda x: seen.append(x.asnumpy()) or 0.0, pattern="softmax_output|fc1_backward_output0|data"
     )
-    shell = module(net.symbol, batch, devices=2, monitor=monitor)
-    shell.set_params(net.params, {})
+    shell = module(net, batch, devices=2, monitor=monitor)
+    shell.set_params(params, {})
     monitor.tic()
     shell.forward_backward(feed(batch))
     names = [name for _, name, _ in monitor.toc()]
@@ -277,34 +206,6 @@ def test_gradients_of_parameters_are_those_of_the_step_with_the_same_random_numb
     assert not {k for k in flows if "label" in k or k in ("emb_backward_output0", "softmax_backward_output1")}
     assert next(iter(flows)) == "softmax_backward_output0"
     assert list(flows)[-1] == "conv_backward_output2"
-
-
-def test_outputs_are_those_of_the_pass_with_the_same_random_numbers():
-    model, params, aux, batch = deep_inputs()
-    found = capture_outputs(deep(), list(batch))(params, aux, batch, KEY, 3, 1)
-    (want,) = jax.jit(forward_step(model))(params, aux, batch, KEY, 3, 1)
-    np.testing.assert_allclose(found["softmax_output"], want, rtol=1e-6)
-    assert 0 < np.mean(np.asarray(found["drop_output"]) == 0) < 1
-    names = ["conv_output", "bn_output", "act_output", "flat_output", "drop_output", "split_output0", "split_output1"]
-    assert list(found)[:7] == names
-    quiet = capture_outputs(deep(), list(batch), "drop", train=False)(params, aux, batch, KEY, 3, 1)
-    assert list(quiet) == ["drop_output"]
-
-
-def test_monitor_all_includes_the_inputs_of_operators():
-    _, params, aux, batch = deep_inputs()
-    found = capture_outputs(deep(), list(batch), "(conv|bn|softmax)_", monitor_all=True)(params, aux, batch, KEY, 0, 0)
-    assert list(found)[:4] == ["conv_data", "conv_weight", "conv_bias", "conv_output"]
-    assert list(found)[4:9] == ["bn_data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
-    np.testing.assert_array_equal(found["conv_data"], batch["data"])
-    np.testing.assert_array_equal(found["bn_data"], found["conv_output"])
-
-
-def test_a_pattern_that_matches_nothing_captures_nothing():
-    for capture in (capture_outputs, capture_gradients):
-        made = capture(SYM.relu(SYM.Variable("data"), name="r"), None, "fc")
-        assert made.names == ()
-        assert made({}, {}, {"data": np.ones(2)}, KEY, 0, 0) == {}
 
 
 def test_recurrent_networks_without_begin_states_can_be_monitored():

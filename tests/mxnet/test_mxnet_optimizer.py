@@ -17,8 +17,9 @@ from jfit.formats import FormatError
 from jfit.formats.mxnet_states import dump_states
 from jfit.formats.pickles import Inert
 from jfit.mxnet import optimizer as opt
-from jfit.mxnet.mutable import MutableArray, as_array
-from jfit.mxnet.optimizer import SGD, Adam, Optimizer, RMSProp, apply_update, create, get_updater
+from jfit.mxnet.mutable import MutableArray
+from jfit.mxnet.optimizer import SGD, Adam, Optimizer, create, get_updater
+from jfit.mxnet.optimizer.apply import apply_update, state_from_mxnet
 from jfit.mxnet.optimizer.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "updater.json").read_text())
@@ -104,23 +105,6 @@ def test_160_parameters_are_one_program_and_changed_scalars_do_not_recompile():
     assert seen["traces:apply_update"] == 1
 
 
-def test_the_updater_equals_the_pure_transformation_bit_for_bit():
-    optimizer = SGD(learning_rate=0.1, momentum=0.9, wd=0.3, rescale_grad=0.125, param_idx2name={0: "a_weight", 1: "b_bias"})
-    optimizer.set_lr_mult({"b_bias": 0.3})
-    indices, weights, grads = problem(2)
-    moved, states = apply_update(optimizer, indices, weights, grads, [None, None])
-    transform = optimizer.transform()
-    assert transform is SGD(momentum=0.9, wd=0.3, learning_rate=5.0).transform()
-    lr_mult, wd_mult = optimizer.multipliers(indices)
-    assert (lr_mult.dtype, lr_mult.tolist(), wd_mult.tolist()) == (np.float32, [1.0, np.float32(0.3)], [1.0, 0.0])
-    start = transform.init(weights)._replace(lr_mult=jnp.asarray(lr_mult), wd_mult=jnp.asarray(wd_mult))
-    scaled = [g * jnp.float32(0.125) for g in grads]
-    updates, after = jax.jit(transform.update)(scaled, start, weights, learning_rate=jnp.float32(0.1))
-    for i in indices:
-        np.testing.assert_array_equal(moved[i], weights[i] + updates[i])
-        np.testing.assert_array_equal(states[i][0], after.slots["momentum"][i])
-
-
 class Hooked:
     """What a subclass may say of an index, in MXNet's names."""
 
@@ -156,26 +140,7 @@ def test_update_counts_and_learning_rates_overridden_by_a_subclass_are_used():
     assert mine.num_update == 2 and weight.asnumpy().item() == 0.0 and not mine.is_pure
 
 
-def test_states_are_created_on_the_device_of_the_weight():
-    where = jax.devices()[3]
-    weight = jax.device_put(jnp.ones(2), where)
-    new, states = apply_update(Adam(), [0], [weight], [jax.device_put(jnp.ones(2), where)], [None])
-    assert new[0].devices() == states[0][0].devices() == {where}
-    with counters.counted() as seen:
-        apply_update(Adam(), [0], new, [jax.device_put(jnp.ones(2), where)], states)
-    assert not seen["compiles"]
-
-
 # ---- configuration
-
-
-def test_defaults_and_hyper_key():
-    assert (SGD().lr, Adam().lr, RMSProp().lr, Optimizer(lr_scheduler=FactorScheduler(2)).lr) == (0.01, 0.001, 0.001, None)
-    key = SGD(momentum=0.5).hyper_key()
-    assert key == SGD(momentum=0.5, learning_rate=3.0, rescale_grad=2.0, clip_gradient=0).hyper_key()
-    assert (
-        len({key, SGD().hyper_key(), SGD(momentum=0.5, wd=1).hyper_key(), SGD(momentum=0.5, clip_gradient=1).hyper_key()}) == 4
-    )
 
 
 def test_create_ignores_case_and_raises_with_the_nearest_name():
@@ -278,44 +243,6 @@ def test_16_bit_weights_are_rounded_without_master_weights_and_not_with_them(dty
         assert half.value.dtype == dtype and master.dtype == np.float32
 
 
-def test_states_contain_master_weights_nested_as_in_mxnet_only_for_16_bit_weights():
-    half, full = MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(2))
-    for kind, last in [
-        (SGD, True),
-        (opt.NAG, True),
-        (opt.LARS, True),
-        (opt.LBSGD, False),
-        (Adam, False),
-        (RMSProp, False),
-    ]:
-        optimizer = kind(multi_precision=True, **({"momentum": 0.5} if hasattr(kind(), "momentum") else {}))
-        state = optimizer.create_state_multi_precision(0, half)
-        master, own = state[::-1] if last else state
-        assert master.asnumpy().tolist() == [1, 1] and master.dtype == np.float32
-        plain = optimizer.create_state_multi_precision(0, full)
-        assert jax.tree.structure(jax.tree.map(as_array, own)) == jax.tree.structure(jax.tree.map(as_array, plain))
-    assert SGD(multi_precision=True).create_state_multi_precision(0, half)[0] is None
-    assert SGD(multi_precision=True).create_state_multi_precision(0, full) is None
-
-
-def test_states_with_master_weights_round_trip_and_mixed_dtypes_are_one_dispatch():
-    def run(updater, weights, steps):
-        for t in steps:
-            updater([0, 1], [jnp.full(2, 0.25 + t, jnp.float16), jnp.full(3, 0.5)], weights)
-
-    make = lambda: get_updater(Adam(learning_rate=1e-3, multi_precision=True, wd=0.1))  # noqa: E731
-    first, weights = make(), [MutableArray(jnp.ones(2, jnp.float16)), MutableArray(jnp.ones(3))]
-    run(first, weights, range(3))
-    second, copies = make(), [MutableArray(jnp.array(w.value)) for w in weights]
-    second.set_states(first.get_states())
-    run(first, weights, range(3, 6))
-    run(second, copies, range(3, 6))
-    for mine, theirs in zip(weights, copies, strict=True):
-        np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
-    with pytest.raises(ValueError, match=r"has 2 arrays, Adam expects 3 \(mean, var, master\)"):
-        opt.state_from_mxnet(Adam(multi_precision=True), (np.ones(2), np.ones(2)), small=True)
-
-
 def test_a_user_optimizer_class_receives_the_master_weight():
     class Halving(Optimizer):
         def create_state(self, index, weight):
@@ -334,22 +261,10 @@ def test_a_user_optimizer_class_receives_the_master_weight():
 # ---- states
 
 
-def test_states_convert_to_mxnets_nesting_and_back():
+def test_states_of_another_optimizer_raise():
     one = np.ones(2, "float32")
-    for optimizer, slots, nested in [
-        (SGD(), (), None),
-        (opt.NAG(), (), None),
-        (SGD(momentum=0.5), (one,), one),
-        (Adam(), (one, one), (one, one)),
-        (RMSProp(), (one,), (one,)),
-        (RMSProp(centered=True), (one, one, one), (one, one, one)),
-    ]:
-        assert opt.state_to_mxnet(optimizer, slots) is nested or opt.state_to_mxnet(optimizer, slots) == nested
-        assert opt.state_from_mxnet(optimizer, nested) == slots
-    assert opt.state_from_mxnet(SGD(), one) == ()  # MXNet runs with momentum 0 then
-    assert opt.state_from_mxnet(Adam(), None) is None
     with pytest.raises(ValueError, match=r"has 2 arrays, SGD expects 1 \(momentum\)"):
-        opt.state_from_mxnet(SGD(momentum=0.5), (one, one))
+        state_from_mxnet(SGD(momentum=0.5), (one, one))
     with pytest.raises(ValueError, match="state of parameter 'w' is None; create it"):
         Adam().update("w", MutableArray(one), one, None)
 

@@ -70,20 +70,6 @@ def test_nadams_m_schedule_is_an_attribute_and_setting_it_does_not_recompile():
     assert optimizer.m_schedule == pytest.approx(0.25 * momentum_of([3]))
 
 
-def test_lars_scales_learning_rates_except_for_excluded_parameters():
-    optimizer = opt.LARS(momentum=0.9, learning_rate=0.5, wd=0.1, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_gamma"})
-    assert (optimizer.cur_lr, optimizer.last_lr) == (None, None)
-    assert optimizer.wd_mult == {"a_bias": 0.0, "b_gamma": 0.0}
-    updater, weights = get_updater(optimizer), [MutableArray(jnp.ones(2)) for _ in range(3)]
-    updater([0, 1, 2], [jnp.ones(2)] * 3, weights)
-    assert (optimizer.cur_lr, optimizer.last_lr) == (0.5, 0.5)
-    optimizer.set_learning_rate(0.25)
-    updater([0, 1, 2], [jnp.ones(2)] * 3, weights)
-    assert (optimizer.cur_lr, optimizer.last_lr) == (0.25, 0.5)
-    assert weights[1].asnumpy()[0] == pytest.approx(0.5 - 0.25 - 0.45 * 0.5)  # momentum in proportion to the rate
-    assert (opt.LARS().cur_lr, opt.LARS(momentum=0.9, momentum_correction=False).cur_lr) == (None, None)
-
-
 def test_setting_momentum_later_adds_its_shared_scalars():
     optimizer, weight = opt.LARS(learning_rate=0.5, eta=0.1), MutableArray(jnp.ones(2))
     get_updater(optimizer)(0, jnp.ones(2), weight)
@@ -127,29 +113,6 @@ def test_lbsgds_gradient_sums_are_separate_from_the_states():
     assert weight.asnumpy().tolist() == [1, 1] and updater.states[0].asnumpy().tolist() == [0, 0]
     updater(0, 3 * jnp.ones(2), weight)
     assert weight.asnumpy().tolist() == [1 - 0.5 * 2 * 2] * 2
-
-
-def test_sgld_noise_has_the_expected_scale_and_is_reproducible():
-    def run(seed, apart=False):
-        mx.random.seed(seed)
-        updater, weights = (
-            get_updater(opt.SGLD(learning_rate=0.01)),
-            [MutableArray(jnp.zeros(4000)), MutableArray(jnp.zeros(4000))],
-        )
-        for _ in range(2):
-            if apart:
-                for i in (0, 1):
-                    updater(i, jnp.ones(4000), weights[i])
-            else:
-                updater([0, 1], [jnp.ones(4000)] * 2, weights)
-        return [w.asnumpy() for w in weights]
-
-    first, again, other, apart = run(3), run(3), run(4), run(3, apart=True)
-    np.testing.assert_array_equal(first, again)
-    for noise in (*first, *other, *apart):
-        assert noise.mean() == pytest.approx(-0.01, abs=0.01) and noise.std() == pytest.approx(0.1 * 2**0.5, rel=0.05)
-    for a, b in [(first[0], first[1]), (first[0], other[0]), (apart[0], apart[1])]:
-        assert abs(np.corrcoef(a, b)[0, 1]) < 0.08
 
 
 # ---- in a module

@@ -70,22 +70,6 @@ def feedforward():
     model.score(data())
 
 
-def bucketing():
-    def generate(length):
-        mean = mx.sym.mean(mx.sym.Variable("data"), axis=1, keepdims=True)
-        scores = mx.sym.FullyConnected(mean, num_hidden=4, name="fc")
-        return mx.sym.SoftmaxOutput(scores, name="softmax"), ("data",), ("softmax_label",)
-
-    mod = mx.mod.BucketingModule(generate, 6)
-    mod.bind([("data", (4, 6))], [("softmax_label", (4,))])
-    mod.init_params(mx.init.Xavier())
-    mod.init_optimizer()
-    for length in (3, 6, 3):
-        shapes = {"provide_data": [("data", (4, length))], "provide_label": [("softmax_label", (4,))]}
-        mod.forward_backward(mx.io.DataBatch([mx.nd.ones((4, length))], [mx.nd.zeros(4)], bucket_key=length, **shapes))
-        mod.update()
-
-
 def executor():
     bound = network().simple_bind(mx.cpu(), data=(5, 5), softmax_label=(5,))
     bound.forward(is_train=True)[0].asnumpy()
@@ -115,20 +99,6 @@ def updates():
     store.pull(3, out=result)
 
 
-def metrics():
-    for name in ("acc", "ce", "f1"):
-        metric = mx.metric.create(name)
-        metric.update([mx.nd.array([1, 0])], [mx.nd.array([[0.2, 0.8], [0.6, 0.4]])])
-        metric.get()
-
-
-def saved(tmp_path):
-    fit().save_checkpoint(str(tmp_path / "net"), 2)
-    loaded = mx.mod.Module.load(str(tmp_path / "net"), 2)
-    loaded.bind(data().provide_data, data().provide_label, for_training=False)
-    loaded.predict(data())
-
-
 def variance_reduced():
     mod = mx.contrib.svrg_optimization.svrg_module.SVRGModule(network(), update_freq=1)
     mod.fit(data(), num_epoch=1, optimizer_params={"learning_rate": 0.1})
@@ -141,11 +111,8 @@ CASES = {
     "Module with a monitor": lambda: fit(monitor=mx.mon.Monitor(2, pattern=".*output")),
     "batch by batch": batch_by_batch,
     "FeedForward": feedforward,
-    "BucketingModule": bucketing,
     "Executor": executor,
     "Trainer": trainer,
-    "Updater and KVStore": updates,
-    "metrics": metrics,
     "SVRGModule": variance_reduced,
 }
 
@@ -156,13 +123,6 @@ def test_the_same_work_again_traces_and_compiles_nothing(case):
     CASES[case]()
     with counters.counted() as counts:
         CASES[case]()
-    assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
-
-
-def test_a_loaded_module_uses_the_programs_of_the_saved_one(tmp_path):
-    saved(tmp_path)
-    with counters.counted() as counts:
-        saved(tmp_path)
     assert (counts["traces"], counts["compiles"]) == (0, 0), dict(counts)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 
 import jfit
 from jfit.data import DataBatch
@@ -93,23 +94,17 @@ def test_a_module_without_labels_updates_no_metric():
     assert module.get_params() == ({}, {})
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: PythonLossModule(data_names=("a", "b")), AssertionError, "one data name"),
-        (lambda: PythonLossModule(grad_func=3), AssertionError, "grad_func is 3, expected a function"),
-        (lambda: bound().bind([("x", (2, 3))], force_rebind=True), AssertionError, r"data_names are \['data'\]"),
-        (lambda: bound().bind(SHAPES[0], [("y", (2,))], force_rebind=True), AssertionError, "label_names are"),
-        (lambda: bound().bind(*SHAPES, force_rebind=True, grad_req="add"), AssertionError, "only support write"),
-        (lambda: bound().backward([1]), AssertionError, "out_grads should be None"),
-        (lambda: bound().backward(), NotImplementedError, "pass grad_func="),
-        (lambda: bound().update_metric(None, [], pre_sliced=True), RuntimeError, "presliced"),
-        (lambda: PythonModule(["data"], None, ["out"]).bind(SHAPES[0]), NotImplementedError, "_compute_output_shapes"),
-    ],
+test_invalid_use_raises = refused(
+    (lambda: PythonLossModule(data_names=("a", "b")), AssertionError, "one data name"),
+    (lambda: PythonLossModule(grad_func=3), AssertionError, "grad_func is 3, expected a function"),
+    (lambda: bound().bind([("x", (2, 3))], force_rebind=True), AssertionError, r"data_names are \['data'\]"),
+    (lambda: bound().bind(SHAPES[0], [("y", (2,))], force_rebind=True), AssertionError, "label_names are"),
+    (lambda: bound().bind(*SHAPES, force_rebind=True, grad_req="add"), AssertionError, "only support write"),
+    (lambda: bound().backward([1]), AssertionError, "out_grads should be None"),
+    (lambda: bound().backward(), NotImplementedError, "pass grad_func="),
+    (lambda: bound().update_metric(None, [], pre_sliced=True), RuntimeError, "presliced"),
+    (lambda: PythonModule(["data"], None, ["out"]).bind(SHAPES[0]), NotImplementedError, "_compute_output_shapes"),
 )
-def test_invalid_use_raises(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
 
 
 @pytest.mark.repetitions(1)

@@ -52,34 +52,16 @@ def equal(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
-def stepped(groups):
-    """Four updates of a network with BatchNorm; counts of the last two."""
-    mx.random.seed(2)
-    module = mx.mod.Module(dense(norm=True), context=TWO, group2ctxs=groups)
-    module.bind([("data", (8, 5))], [("softmax_label", (8,))])
-    module.init_params(mx.init.Xavier())
-    module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+@pytest.mark.slow
+def test_twenty_updates_have_the_numbers_of_the_contexts_without_groups_and_later_ones_compile_nothing():
+    module = fitted(perceptron, PAIRS, TWO)
+    equal(results(module), results(fitted(perceptron, None, TWO)))
     batch = mx.io.DataBatch(*([mx.nd.array(v)] for v in data(8)))
     for _ in range(2):
         with counters.counted() as counts:
-            for _ in range(2):
-                module.forward_backward(batch)
-                module.update()
-    return module, counts
-
-
-@pytest.mark.slow
-def test_updates_on_two_contexts_are_those_without_groups_and_compile_nothing_after_the_first():
-    (plain, _), (module, counts) = stepped(None), stepped(ONE_FOR_ALL)
-    equal(numbers(plain), numbers(module))
+            module.forward_backward(batch)
+            module.update()
     assert counts["traces"] == counts["compiles"] == 0
-    on = {n: v.devices() for n, v in module.state.params.items()}
-    assert on["fc1_weight"] == {jax.devices()[1]} and on["fc2_weight"] == {jax.devices()[0]}
-
-
-@pytest.mark.slow
-def test_twenty_updates_have_the_numbers_of_the_contexts_without_groups():
-    equal(results(fitted(perceptron, PAIRS, TWO)), results(fitted(perceptron, None, TWO)))
 
 
 @pytest.mark.repetitions(slow=3)
@@ -119,47 +101,6 @@ def test_stores_and_optimizers_work_as_without_groups(options):
     equal(results(trained(PAIRS)), results(trained(None)))
 
 
-def observed(groups):
-    """Outputs, gradients of two passes that are added, gradients of inputs, and what a monitor gets."""
-    mx.random.seed(7)
-    x, y = data(10)
-    module = mx.mod.Module(perceptron(), context=TWO, group2ctxs=groups)
-    module.bind([("data", (5, 5))], [("softmax_label", (5,))], inputs_need_grad=True, grad_req="add")
-    module.init_params(mx.init.Xavier())
-    monitor = mx.mon.Monitor(1, lambda array: array, pattern="fc2.*", sort=True)
-    module.install_monitor(monitor)
-    statistics = []
-    for rows in (slice(0, 5), slice(5, 10)):
-        monitor.tic()
-        module.forward_backward(mx.io.DataBatch([mx.nd.array(x[rows])], [mx.nd.array(y[rows])]))
-        statistics += [(name, value) for _, name, value in monitor.toc()]
-    arrays = [module.get_outputs(), module.get_input_grads(), *module.get_outputs(False), *module.get_input_grads(False)]
-    assert [a.context for a in module.get_outputs(False)[0]] == TWO
-    return [[a.asnumpy() for a in each] for each in arrays], {n: g.asnumpy() for n, g in module.gradients().items()}, statistics
-
-
-@pytest.mark.slow
-def test_outputs_gradients_and_monitors_are_those_without_groups():
-    (*one, seen), (*several, also_seen) = observed(None), observed(PAIRS)
-    equal(one, several)
-    assert [n for n, _ in seen] == [n for n, _ in also_seen] and "fc2_output" in dict(seen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kvstore", ["local", None])
-def test_a_checkpoint_continues_with_its_optimizer_state(tmp_path, kvstore):
-    whole = fitted(dense, PAIRS, TWO, num_epoch=2, kvstore=kvstore)
-    half = fitted(dense, PAIRS, TWO, num_epoch=1, kvstore=kvstore)
-    half.save_checkpoint(str(tmp_path / "m"), 1, save_optimizer_states=True)
-    resumed = mx.mod.Module.load(str(tmp_path / "m"), 1, load_optimizer_states=True, context=TWO, group2ctxs=PAIRS)
-    train = mx.io.NDArrayIter(*data(40), batch_size=8)
-    resumed.bind(train.provide_data, train.provide_label)
-    resumed.parameters.state = resumed.parameters.state._replace(key=half.state.key)  # the same random numbers
-    params = {"learning_rate": 0.1, "momentum": 0.9}
-    resumed.fit(train, begin_epoch=1, num_epoch=2, kvstore=kvstore, optimizer_params=params)
-    equal(numbers(resumed), numbers(whole))
-
-
 def test_other_numbers_of_contexts_are_errors_that_name_the_group():
     net = perceptron()
     with pytest.raises(ValueError, match=r"ctx_group 'dev1' has 3 contexts, .*; pass one, or one for each"):
@@ -178,38 +119,3 @@ def test_other_numbers_of_contexts_are_errors_that_name_the_group():
         net = mx.sym.contrib.SyncBatchNorm(mx.sym.Variable("data"), key="bn", name="bn")
     with pytest.raises(NotImplementedError, match=r"'bn' is a SyncBatchNorm, which .* on one context only, found 2"):
         mx.mod.Module(net, context=TWO, group2ctxs=PAIRS, label_names=None)
-
-
-def bucketed(default, groups, context):
-    """Four updates of buckets of which only one (the default one, or the other) has groups, and predictions of both."""
-    mx.random.seed(3)
-
-    def sym_gen(key):
-        net = mx.sym.sum(mx.sym.Variable("data"), axis=1, keepdims=True)
-        first, second = ({"ctx_group": f"dev{i}"} if key == 5 else {} for i in (1, 2))
-        with mx.AttrScope(**first):
-            net = mx.sym.BatchNorm(mx.sym.relu(mx.sym.FullyConnected(net, num_hidden=4, name="fc1")), name="bn")
-        with mx.AttrScope(**second):
-            net = mx.sym.FullyConnected(net, num_hidden=2, name="fc2")
-        return mx.sym.SoftmaxOutput(net, name="softmax"), ("data",), ("softmax_label",)
-
-    module = mx.mod.BucketingModule(sym_gen, default_bucket_key=default, context=context, group2ctxs=groups)
-    module.bind([("data", (8, default))], [("softmax_label", (8,))])
-    module.init_params(mx.init.Xavier())
-    # with epsilon, Adam does not enlarge the rounding of gradients that are 0 without it
-    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.1, "epsilon": 0.1})
-    outputs = []
-    for key in (5, 3, 5, 3):
-        x, y = np.arange(8.0 * key, dtype="float32").reshape(8, key) / 40, np.resize([0.0, 1.0], 8)
-        shapes = {"provide_data": [("data", (8, key))], "provide_label": [("softmax_label", (8,))]}
-        module.forward_backward(mx.io.DataBatch([mx.nd.array(x)], [mx.nd.array(y)], bucket_key=key, **shapes))
-        module.update()
-        outputs.append(module.get_outputs()[0].asnumpy())
-    return outputs, numbers(module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context", [mx.cpu(0), TWO], ids=["one", "two"])
-@pytest.mark.parametrize("default", [5, 3])
-def test_a_bucket_may_have_groups_that_others_do_not_have(default, context):
-    equal(bucketed(default, {"dev1": mx.cpu(4), "dev2": mx.cpu(5)}, context), bucketed(default, None, context))

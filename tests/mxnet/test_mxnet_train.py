@@ -11,7 +11,6 @@ from jfit.mxnet.optimizer.lr_scheduler import FactorScheduler
 
 ONE = ("sgd_1", "nag_0", "adam_1", "rmsprop_1", "grad_add", "mult_attr", "fixed_params")
 SHORT = [c for c in CASES if c["n_ctx"] > 1 or c["name"] in ONE]
-TWINS = ("md2_even_device", "md3_uneven_local", "md3_workload", "md2_kvnone", "md2_2bit_device")
 ids = {"ids": lambda c: c["name"]}
 
 
@@ -43,13 +42,6 @@ def test_one_program_per_step_reproduces_mxnets_training(case, monkeypatch):
 def test_reading_outputs_in_between_gives_the_same_training(name, read, monkeypatch):
     """Outputs alone are read by test_mx_train, in every case."""
     trained(next(c for c in CASES if c["name"] == name), monkeypatch, read)
-
-
-@pytest.mark.repetitions(1, slow=3)
-@pytest.mark.parametrize("case", [c for c in CASES if c["name"] in TWINS], **ids)
-def test_the_shard_map_implementation_gives_the_same_training(case, monkeypatch):
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
-    trained(case, monkeypatch, ("gradients",) if case["n_ctx"] == 3 else ())
 
 
 # ------------------------------------------------------------------------------------------------ resuming

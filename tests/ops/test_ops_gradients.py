@@ -179,34 +179,3 @@ def test_half_precision_compiles_and_keeps_its_dtype(name, dtype):
         )
         assert [o.dtype for o in outputs] == [jax.dtypes.canonicalize_dtype(t) for t in said][: len(outputs)], case
         assert [g.dtype for g in grads] == [dtype] * len(given), case
-
-
-def test_every_differentiable_operator_has_a_recorded_case():
-    """An operator has recorded cases, or a test file of its own family checks it in another way and says so in OWN_CHECK."""
-    missing = [n for n in sorted(REGISTRY) if n not in recorded() and n not in OWN_CHECK]
-    assert missing == []
-
-
-OWNERS = {  # test file -> operators that it checks in another way, and why they have no recorded case
-    "test_ops_ordering: MXNet has them on GPUs, for sparse arrays or outside graphs only": (
-        "_CrossDeviceCopy _contrib_count_sketch _contrib_fft _contrib_getnnz _contrib_ifft _copyto _scatter_set_nd "
-        "_sparse_retain _square_sum _zeros_without_dtype"
-    ),
-    "test_ops_random: drawn numbers are compared with their distributions": (
-        "_random_exponential _random_exponential_like _random_gamma _random_gamma_like _random_generalized_negative_binomial "
-        "_random_generalized_negative_binomial_like _random_negative_binomial _random_negative_binomial_like _random_normal "
-        "_random_normal_like _random_poisson _random_poisson_like _random_randint _random_uniform _random_uniform_like "
-        "_sample_exponential _sample_gamma _sample_generalized_negative_binomial _sample_multinomial _sample_negative_binomial "
-        "_sample_normal _sample_poisson _sample_uniform _sample_unique_zipfian _shuffle"
-    ),
-    "test_ops_image: drawn, or outside MXNet's graphs": (
-        "_image_random_color_jitter _image_random_flip_left_right _image_random_flip_top_bottom _image_random_lighting "
-        "_cvcopyMakeBorder _cvimresize"
-    ),
-    "test_ops_regions: MXNet's CPU build leaves them undone": "_contrib_PSROIPooling _contrib_DeformablePSROIPooling",
-    "test_ops_spatial: MXNet 1.9.1 does not have it, or on GPUs only": "WarpCTC _contrib_BatchNormWithReLU",
-    "test_ops_quantized: MXNet's CPU build cannot run them": "_contrib_quantize_asym _contrib_quantized_rnn",
-    "test_control, recorded as whole nets": "_foreach _while_loop _cond",
-    "test_custom, its work is the user's": "Custom",
-}
-OWN_CHECK = {name: where for where, names in OWNERS.items() for name in names.split()}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 from op_support import call, filled, rows_after
+from refusals import refused
 
 from jfit.ops import LOST, RowLayout
 
@@ -106,7 +107,7 @@ def test_a_singular_matrix_has_no_gradient():
         assert grad.tolist() == [[0, 0], [0, 0]]
 
 
-ERRORS = [
+test_errors_name_the_actual_and_expected_value = refused(
     (lambda: filled("linalg_gemm2", (2, 3), (4, 2)), r"the sizes summed over are \[3, 4\], they must be equal"),
     (lambda: filled("linalg_gemm2", (2, 3), (2, 4, 2)), r"expected matrices with the same number of axes"),
     (lambda: filled("linalg_gemm2", (5, 2, 3), (4, 3, 2)), r"sizes along axis 0 must be equal"),
@@ -124,10 +125,4 @@ ERRORS = [
         lambda: call("_contrib_interleaved_matmul_selfatt_valatt", draw(3, 2, 12), draw(3, 3, 3), heads=2),
         r"expected \(4, query time, 3\)",
     ),
-]
-
-
-@pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
-def test_errors_name_the_actual_and_expected_value(attempt, message):
-    with pytest.raises(ValueError, match=message):
-        attempt()
+)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from golden_ops import case_id, load_cases, run_case, spread_out
 from op_support import call, filled, rows_after
+from refusals import refused
 
 from jfit.ops import LOST, RowLayout, lookup
 
@@ -198,7 +199,7 @@ def test_several_arrays_are_promoted_to_one_dtype():
         assert [np.dtype(t).name for t in types(attrs, [np.dtype(k) for k in kinds])[1]] == want
 
 
-ERRORS = [
+test_errors_name_the_actual_and_expected_value = refused(
     (lambda: call("topk", draw(2, 3), k=4), r"k is 4, but data of shape \(2, 3\) has 3 entries along the axis"),
     (lambda: call("gather_nd", draw(2), np.zeros((2, 1), np.int32)), r"index 2 axes, but the data has shape \(2,\)"),
     (
@@ -212,13 +213,7 @@ ERRORS = [
     (lambda: call("_linspace", start=1, num=3), r"stop is None and num 3"),
     (lambda: call("_contrib_ifft", draw(2, 3)), r"expected a last axis of even size"),
     (lambda: call("_contrib_count_sketch", draw(2, 3), draw(2), draw(3), out_dim=2), r"expected 3 entries in each"),
-]
-
-
-@pytest.mark.parametrize(("attempt", "message"), ERRORS, ids=[str(k) for k in range(len(ERRORS))])
-def test_errors_name_the_actual_and_expected_value(attempt, message):
-    with pytest.raises(ValueError, match=message):
-        attempt()
+)
 
 
 def test_unsigned_integers_are_sorted_in_descending_order_too():

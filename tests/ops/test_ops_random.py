@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 from scipy import stats
 
 import jfit
 from jfit.graph.nodes import GraphError
 from jfit.ops import LOST, Ctx, RowLayout, lookup
-from jfit.ops.random import TABLE
 
 COUNT = 4000
 # largest distance of distribution functions: one draw in a hundred passes 1.63 / √n, and the seeds fix which
@@ -74,17 +74,6 @@ def test_draws_like_an_array_have_its_shape_and_distribution(name, attrs, law):
     like = run(f"_random_{name}_like", jnp.zeros((COUNT // 4, 4), jnp.float32), seed=1, **attrs)
     assert like.shape == (COUNT // 4, 4)
     assert _distance(like, law) < FAR
-
-
-@pytest.mark.parametrize("name", ["gamma", "poisson", "negative_binomial", "generalized_negative_binomial"])
-def test_every_distribution_has_three_operators(name):
-    law = next(t for t in TABLE if t.name == name)
-    data = jax.ShapeDtypeStruct((2, 3), jnp.float16)
-    like = jax.eval_shape(lambda x: run(f"_random_{name}_like", x), data)
-    assert (like.shape, like.dtype) == ((2, 3), jnp.float16)
-    parameters = [data] * len(law.arrays)
-    sampled = jax.eval_shape(lambda *p: run(f"_sample_{name}", *p, shape=(4,)), *parameters)
-    assert (sampled.shape, sampled.dtype) == ((2, 3, 4), jnp.float32)
 
 
 @pytest.mark.slow
@@ -264,11 +253,6 @@ def test_parameter_shapes_of_samples():
     [
         ("_random_uniform", {"low": 2, "high": 1}, "low <= high"),
         ("_random_normal", {"scale": 0}, "scale > 0"),
-        ("_random_gamma", {"alpha": -1}, "alpha > 0"),
-        ("_random_exponential", {"lam": 0}, "lam > 0"),
-        ("_random_poisson", {"lam": -1}, "lam >= 0"),
-        ("_random_negative_binomial", {"k": -1}, "k >= 0"),
-        ("_random_generalized_negative_binomial", {"mu": -1}, "mu >= 0"),
         ("_random_randint", {"low": 3, "high": 3}, "low < high"),
         ("_sample_unique_zipfian", {"range_max": 2}, "they are distinct"),
     ],
@@ -278,17 +262,12 @@ def test_invalid_distribution_parameters_raise(name, attrs, need):
         run(name, shape=(2, 3), **attrs)
 
 
-def test_other_errors():
-    with pytest.raises(ValueError, match="has no shape"):
-        run("_random_normal")
-    with pytest.raises(ValueError, match="float dtype"):
-        run("_random_normal_like", jnp.ones(2, jnp.int32))
-    with pytest.raises(ValueError, match="different shapes; entry i"):
-        run("_sample_normal", jnp.ones(2), jnp.ones(3))
-    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
-        run("_shuffle", jnp.ones(()))
-    with pytest.raises(ValueError, match=r"has shape \(\), expected at least 1 axes"):
-        run("_sample_multinomial", jnp.ones(()))
-    model = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
-    with pytest.raises(GraphError, match=r"noise.*draws random numbers; pass key="):
-        model.apply({}, {}, {"data": jnp.ones(2)})
+NOISE = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
+test_other_errors = refused(
+    (lambda: run("_random_normal"), "has no shape"),
+    (lambda: run("_random_normal_like", jnp.ones(2, jnp.int32)), "float dtype"),
+    (lambda: run("_sample_normal", jnp.ones(2), jnp.ones(3)), "different shapes; entry i"),
+    (lambda: run("_shuffle", jnp.ones(())), r"has shape \(\), expected at least 1 axes"),
+    (lambda: run("_sample_multinomial", jnp.ones(())), r"has shape \(\), expected at least 1 axes"),
+    (lambda: NOISE.apply({}, {}, {"data": jnp.ones(2)}), GraphError, r"noise.*draws random numbers; pass key="),
+)

@@ -122,13 +122,6 @@ def test_dropout_acts_between_layers_in_training_only():
     assert not np.allclose(still, one) and not np.allclose(one, two)
 
 
-def test_every_layer_draws_a_different_dropout_mask():
-    attrs = lookup("RNN").parse({"state_size": 5, "num_layers": 3, "mode": "gru", "p": 0.5})
-    ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)
-    one, two = (rnn._dropped(ctx, attrs, jnp.ones((2, 4, 5)), layer) for layer in (1, 2))
-    assert not np.array_equal(one, two)
-
-
 def test_dropout_with_one_layer_has_no_effect():
     attrs, *values = problem("gru", layers=1, p=0.9)
     ctx = Ctx(train=True, key=jax.random.key(0), rows=(None,) * 3)
@@ -143,17 +136,6 @@ def test_the_dropout_mask_of_a_row_does_not_depend_on_the_slice():
     full = call(attrs, data, parameters, state, cell, ctx=whole)[0]
     part = call(attrs, data[:, 2:], parameters, state[:, 2:], cell, ctx=half)[0]
     np.testing.assert_allclose(full[:, 2:], part, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_shapes_are_inferred_from_the_data(mode):
-    op = lookup("RNN")
-    attrs = op.parse({"state_size": 5, "num_layers": 2, "mode": mode, "bidirectional": True})
-    n = len(op.input_names(attrs))
-    filled = op.fill(attrs, [(7, 0, 3), *[None] * (n - 1)], [None])
-    assert filled[1] == (rnn.parameter_count(attrs, 3),)
-    assert filled[2:] == [(4, 0, 5)] * (n - 2)
-    assert op.fill(attrs, [(7, 0, 3), None, (4, 6, 5), *[None] * (n - 3)], [None])[0] == (7, 6, 3)
 
 
 def test_errors_name_the_actual_and_expected_value():

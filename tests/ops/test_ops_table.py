@@ -22,14 +22,9 @@ def test_every_operator_has_a_row_and_a_description():
     assert str(len(rows)) in counts()
 
 
-def test_names_are_unique():
-    names = [n for op in REGISTRY.values() for n in (op.name, *op.aliases)]
-    assert len(names) == len(set(names))
-
-
 def test_registering_a_name_twice_raises():
     op = lookup("relu")
-    with pytest.raises(ValueError, match=r"'relu' is already registered by elementwise .* again by elsewhere"):
+    with pytest.raises(ValueError, match="'relu' is already registered by elementwise and again by elsewhere"):
         register(replace(op, family="elsewhere"))
     with pytest.raises(ValueError, match="'relu' is already taken by 'relu'"):
         register(replace(op, name="mine", family="elsewhere", aliases=("relu",)))

@@ -5,33 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusals import refused
 
 import jfit
 from jfit import optim
 
 RNG = np.random.default_rng(0)
 START = {"fc_weight": RNG.normal(size=(3, 2)), "fc_bias": RNG.normal(size=3)}
-GRADS = [{k: RNG.normal(size=v.shape) for k, v in START.items()} for _ in range(4)]
 
 
 def f32(tree):
     return jax.tree.map(lambda x: jnp.array(x, jnp.float32), tree)
-
-
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adamw", "rmsprop", "lion", "adagrad"])
-def test_the_traced_rate_is_used_and_never_retraces(name):
-    tx = optim.get(name, learning_rate=123.0).transform
-    w, grads, traces = f32(START), f32(GRADS[0]), []
-
-    @jax.jit
-    def step(state, rate):
-        traces.append(1)
-        return tx.update(grads, state, w, learning_rate=rate)
-
-    one, _ = step(tx.init(w), jnp.float32(0.01))
-    two, _ = step(tx.init(w), jnp.float32(0.02))
-    np.testing.assert_allclose(two["fc_bias"], 2 * one["fc_bias"], rtol=1e-5)
-    assert len(traces) == 1
 
 
 def test_nothing_is_stored_when_every_multiplier_is_one():
@@ -58,14 +42,6 @@ def test_multipliers_are_traced():
 def test_without_mxnet_names_weight_decay_applies_to_matrices():
     tree = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}
     assert optim.sgd(0.1, wd=0.1).init(tree).wd_mult.tolist() == [0.0, 1.0]
-
-
-def test_sixteen_bit_parameters_keep_float32_state_and_their_dtype():
-    w = jax.tree.map(lambda x: jnp.array(x, jnp.bfloat16), START)
-    tx = optim.adam(0.1)
-    updates, state = tx.update(w, tx.init(w), w)
-    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
-    assert {x.dtype for x in jax.tree.leaves(state.slots)} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.parametrize("name", ["sgd", "lion"])
@@ -102,65 +78,23 @@ class WithState:
     def update(self, model, grads): ...
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: optim.get("sdg"), ValueError, "unknown optimizer 'sdg'; did you mean 'sgd'"),
-        (lambda: optim.get("sgd", momentun=1), ValueError, "no parameter 'momentun'; did you mean 'momentum'"),
-        (lambda: optim.get("lion", b9=1), ValueError, "optimizer 'lion' has no parameter 'b9'"),
-        (lambda: optim.get("lbfgs"), ValueError, "optimizer 'lbfgs' has a line search"),
-        (lambda: optim.get(optax.lbfgs()), ValueError, "has a line search"),
-        (lambda: optim.get(optax.sgd(0.1), momentum=1), ValueError, r"an instance, so its parameters \(momentum\)"),
-        (lambda: optim.get(3), TypeError, "an optimizer must be a name or an optax transformation"),
-        (
-            lambda: optim.get(WithState()),
-            TypeError,
-            r"object of type test_optim.WithState; pass the optax transformation it was",
-        ),
-        (lambda: optim.get(optax.adam), TypeError, r"object of type builtins.function; call it, as in optax.adam\(0.001\)\.$"),
-        (lambda: optim.sgd(0.1).update({}, optim.sgd(0.1).init({})), ValueError, "need the parameters"),
-        (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
-    ],
+test_errors_describe_the_problem = refused(
+    (lambda: optim.get("sdg"), ValueError, "unknown optimizer 'sdg'; did you mean 'sgd'"),
+    (lambda: optim.get("sgd", momentun=1), ValueError, "no parameter 'momentun'; did you mean 'momentum'"),
+    (lambda: optim.get("lion", b9=1), ValueError, "optimizer 'lion' has no parameter 'b9'"),
+    (lambda: optim.get("lbfgs"), ValueError, "optimizer 'lbfgs' has a line search"),
+    (lambda: optim.get(optax.lbfgs()), ValueError, "has a line search"),
+    (lambda: optim.get(optax.sgd(0.1), momentum=1), ValueError, r"an instance, so its parameters \(momentum\)"),
+    (lambda: optim.get(3), TypeError, "an optimizer must be a name or an optax transformation"),
+    (
+        lambda: optim.get(WithState()),
+        TypeError,
+        r"object of type test_optim.WithState; pass the optax transformation it was",
+    ),
+    (lambda: optim.get(optax.adam), TypeError, r"object of type builtins.function; call it, as in optax.adam\(0.001\)\.$"),
+    (lambda: optim.sgd(0.1).update({}, optim.sgd(0.1).init({})), ValueError, "need the parameters"),
+    (lambda: optim.sgd(0.1, wd=1, wd_mult="odd").init({"a": jnp.ones(1)}), ValueError, "wd_mult is 'odd'"),
 )
-def test_errors_describe_the_problem(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_a_count_per_leaf_gives_each_leaf_its_own_bias_correction(name):
-    tx = optim.get(name, learning_rate=0.05, wd=0.1, wd_mult=None).transform
-    w, grads = f32(START), f32(GRADS[0])
-    state = tx.init(w)
-    update = jax.jit(tx.update)
-    late = jnp.int32(6)
-    both, after = update(grads, state._replace(count=jnp.stack([late, late])), w)
-    want, _ = update(grads, state._replace(count=late), w)
-    for key in w:  # equal counts are the scalar count, bit for bit
-        np.testing.assert_array_equal(both[key], want[key])
-    assert after.count.tolist() == [7, 7]
-    apart, after = update(grads, state._replace(count=(late, late)), w)  # scalars are taken as well
-    assert [int(count) for count in after.count] == [7, 7]
-    for key in w:
-        np.testing.assert_array_equal(apart[key], want[key])
-
-    apart, _ = update(grads, state._replace(count=jnp.array([6, 0], jnp.int32)), w)
-    first, _ = update(grads, state, w)
-    np.testing.assert_array_equal(apart["fc_bias"], want["fc_bias"])
-    np.testing.assert_array_equal(apart["fc_weight"], first["fc_weight"])
-
-
-def test_a_learning_rate_per_leaf_is_traced_and_a_schedule_uses_each_count():
-    w, grads = f32(START), f32(GRADS[0])
-    tx = optim.get("sgd").transform
-    moved, _ = tx.update(grads, tx.init(w), w, learning_rate=jnp.array([0.5, 0.0]))
-    np.testing.assert_allclose(moved["fc_bias"], -0.5 * grads["fc_bias"], rtol=1e-6)
-    assert not np.any(moved["fc_weight"])
-
-    tx = optim.sgd(optim.factor(step=1, factor=0.5, base_lr=1.0))
-    moved, _ = tx.update(grads, tx.init(w)._replace(count=jnp.array([0, 1], jnp.int32)), w)
-    np.testing.assert_allclose(moved["fc_bias"], -grads["fc_bias"], rtol=1e-6)
-    np.testing.assert_allclose(moved["fc_weight"], -0.5 * grads["fc_weight"], rtol=1e-6)
 
 
 def test_numbers_out_of_range_raise_for_optimizers_of_jfit_but_not_for_classes_of_mxnet():

@@ -26,8 +26,6 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "lars with momentum": ("lars", {"momentum": 0.9}),
     "lbsgd of pairs": ("lbsgd", {"momentum": 0.9, "batch_scale": 2}),
 }
-# what one parameter gets depends on the others, or on its name
-TOGETHER = ("nadam",)
 NAMED = ("sgld",)
 # plain, and counted with a scalar of all parameters; the others are slow tests
 KINDS = ("sgd with momentum", "nadam")
@@ -146,18 +144,6 @@ def test_a_vmapped_update_equals_single_updates(rule):
     found, _ = jax.vmap(transform.update)(grads, jax.vmap(transform.init)(weights), weights)
     want, _ = transform.update(tree(6), transform.init(tree(1)), tree(1))
     close(jax.tree.map(lambda x: x[1], found), want)
-
-
-@every_rule
-def test_updating_a_tree_equals_updating_its_leaves(rule):
-    if RULES[rule][0] in TOGETHER:
-        pytest.skip("what a parameter gets depends on how many came before it")
-    grads = [tree(k) for k in range(1, 4)]
-    whole, state = run(create_rule(rule), grads, tree(0))
-    for name in whole:
-        alone, slots = run(create_rule(rule), [{name: g[name]} for g in grads], {name: tree(0)[name]})
-        equal(alone[name], whole[name])
-        equal({slot: values[name] for slot, values in slots.slots.items()}, {k: v[name] for k, v in state.slots.items()})
 
 
 @every_rule

@@ -59,8 +59,3 @@ def test_weights_and_states_are_mxnets_after_every_step(name):
     if case.half and case.optimizer in ("lamb", "lars"):
         atol = 1e-4  # MXNet's norms are those of the 16-bit weight, with squares of 16 bits; jfit's are the master's
     np.testing.assert_allclose(rows[states], golden[states], rtol=rtol, atol=atol)
-
-
-def test_every_optimizer_of_mxnet_is_recorded():
-    own = {make for name, make in optim.OPTIMIZERS.items() if name not in ("sgld", "plain")}
-    assert {optim.OPTIMIZERS[case.optimizer] for case in CASES.values()} == own

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import jfit
 from jfit.optim import SparseRows, apply_updates
-from jfit.optim.rows import coalesce, in_rows, on_values, without
+from jfit.optim.rows import coalesce
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rows.json").read_text())["updates"]
 LAZY = {
@@ -133,11 +133,6 @@ def test_coalescing_sums_duplicates_and_keeps_each_row_once(numbers, size):
     assert set(found[found < size]) == {n for n in numbers if 0 <= n < size}
 
 
-def test_coalesced_rows_are_not_sorted_again():
-    once = coalesce(SparseRows(jnp.array([2, 0, 2]), jnp.ones(3)), 4)
-    assert once.unique and coalesce(once, 4) is once
-
-
 def test_an_update_without_rows_changes_only_the_count():
     weights, opt = {"w_weight": jnp.ones((3, 2))}, jfit.optim.adam(wd=0.1)
     updates, state = opt.update(
@@ -147,12 +142,6 @@ def test_an_update_without_rows_changes_only_the_count():
     assert int(state.count) == 1
 
 
-def test_out_of_range_rows_are_ignored():
-    rows = coalesce(SparseRows(jnp.array([1, 2]), jnp.ones(2)), 3)
-    assert apply_updates(jnp.zeros(3), without(rows, jnp.bool_(True), 3)).tolist() == [0, 0, 0]
-    assert apply_updates(jnp.zeros(3), without(rows, jnp.array([False, True]), 3)).tolist() == [0, 1, 0]
-
-
 def test_apply_updates_equals_optaxs_for_dense_updates():
     params = {"a": jnp.arange(3, dtype=jnp.bfloat16), "b": [jnp.ones(2)]}
     updates = {"a": jnp.full(3, 0.5), "b": [jnp.ones(2)]}
@@ -160,16 +149,3 @@ def test_apply_updates_equals_optaxs_for_dense_updates():
     for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_on_values_maps_a_function_over_the_values_of_sparse_rows():
-    tree = {"a": SparseRows(jnp.array([1]), jnp.full((1, 2), 3.0)), "b": jnp.full(1, 4.0)}
-    scaled = on_values(lambda t: jax.tree.map(lambda x: x * 2, t), tree)
-    assert scaled["a"].values.tolist() == [[6, 6]] and scaled["a"].indices.tolist() == [1] and scaled["b"].tolist() == [8]
-
-
-def test_slots_may_have_another_row_shape_than_the_table():
-    delta, slot = in_rows(
-        lambda g, w, s: (g + w, s + 1), SparseRows(jnp.array([1]), jnp.ones((1, 3))), jnp.ones((2, 3)), jnp.zeros((2, 1))
-    )
-    assert delta.values.tolist() == [[2, 2, 2]] and slot.tolist() == [[0], [1]]

@@ -6,12 +6,15 @@ import numpy as np
 import optax
 import pytest
 from engine_nets import assert_close, assert_equal, batch_norm_net, batch_of, mlp, on_host, weighted
+from jax.sharding import Mesh
 
 import jfit
 from jfit import counters, sym
 from jfit.data import Batch
 from jfit.parallel.devices import place
+from jfit.parallel.mesh import mesh_jit
 from jfit.step import StepOut
+from jfit.step.layout import WHOLE, on_each_device
 from jfit.step.totals import values
 
 ACC = jfit.metrics.get(["acc", "ce"])
@@ -173,11 +176,18 @@ def test_devices_do_not_read_the_arrays_of_the_caller(rows, monkeypatch):
     assert not any(np.shares_memory(x, y) for x in arrays for y in (*batch.values(), weight))
 
 
-# ------------------------------------------------------------------------------------------ the twin
-def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
+# ------------------------------------------------------------------------------------------ without pmap
+def by_shard_map(fn, *, axis_name, devices, in_axes, out_axes, donate_argnums):
+    specs = jax.tree.map(lambda a: WHOLE if a is None else a, out_axes, is_leaf=lambda a: a is None)
+    on_each = on_each_device(lambda _, *args: fn(*args), axis_name, specs)
+    return mesh_jit(on_each, Mesh(np.array(devices), (axis_name,)), in_axes, out_axes, donate_argnums)
+
+
+def test_shard_map_in_place_of_pmap_gives_the_same_results(monkeypatch):
     batch = weighted(batch_of(7), [1, 1, 0, 1, 1, 1, 1])
     wanted, told = trained(batch_norm_net(), batch, 2, outputs=True)
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", "shard_map")
+    jfit.clear_programs()
+    monkeypatch.setattr(jax, "pmap", by_shard_map)
     step = jfit.train_step(batch_norm_net(), "sgd", metrics=ACC, outputs=True)
     twin = jfit.data_parallel(step, 2)
     start = jfit.init_state(batch_norm_net(), "sgd", batch.inputs, metrics=ACC)
@@ -192,6 +202,7 @@ def test_the_shard_map_implementation_gives_the_same_results(monkeypatch):
     assert_close(state._replace(local=None), wanted, 1e-6)
     assert_close(out, told, 1e-6)
     assert_replicas_equal(state._replace(local=None))
+    jfit.clear_programs()
 
 
 # ------------------------------------------------------------------------------------------ outputs

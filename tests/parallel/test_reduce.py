@@ -207,10 +207,8 @@ def test_psum_is_one_all_reduce_of_the_gradients_and_a_few_scalars(case):
 
 @pytest.mark.repetitions(1)
 @pytest.mark.optimized
-@pytest.mark.parametrize("spmd", ["pmap", "shard_map"])
 @pytest.mark.parametrize("devices", [2, 8])
-def test_each_rule_sends_its_bytes(devices, spmd, monkeypatch):
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", spmd)
+def test_each_rule_sends_its_bytes(devices):
     sent, shapes = {}, {"w": (300, 80), "b": (300,)}
     for name in ("psum", "bfloat16", "2bit", "1bit"):
         rule = reduce.get(name)
@@ -240,9 +238,8 @@ def test_each_rule_sends_its_bytes(devices, spmd, monkeypatch):
 
 # ------------------------------------------------------------------------------------------ training
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize(("devices", "spmd"), [(1, "pmap"), (8, "shard_map"), (2, "pmap"), (4, "pmap"), (8, "pmap")])
-def test_training_with_packed_words_has_the_bits_of_the_unpacked_rule(devices, spmd, monkeypatch):
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", spmd)
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_training_with_packed_words_has_the_bits_of_the_unpacked_rule(devices):
     states = []
     for rule in (reduce.two_bit(0.25), unpacked_two_bit(0.25)):
         parallel, state, batch = step_of(mlp(), devices, rule)

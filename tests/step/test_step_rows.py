@@ -67,9 +67,7 @@ def test_table_rows_used_only_by_zero_weight_rows_are_unchanged():
 
 
 @pytest.mark.repetitions(1)
-@pytest.mark.parametrize("twin", ["pmap", "shard_map"])
-def test_devices_gather_the_indices_and_rows_of_a_table_once(twin, monkeypatch):
-    monkeypatch.setattr("jfit.parallel.spmd.SPMD", twin)
+def test_devices_gather_the_indices_and_rows_of_a_table_once():
     model = classified(embedding(True, size=5000))
     indices = np.random.default_rng(0).integers(0, 5000, (8, 3)).astype("float32")
     indices[5] = indices[0]  # rows that several devices have

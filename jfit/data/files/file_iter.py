@@ -149,9 +149,7 @@ class FileIter(Positioned):
             rows = 0 if more is None else more[0].shape[0]
             if more is None or rows < columns[0].shape[0]:
                 where, total = reader.files.paths[-1], reader.number
-                raise ValueError(
-                    f"{where}: it ends after {total} rows, {self._name} has more; every data row needs a label row."
-                )
+                raise ValueError(f"{where}: it ends after {total} rows, {self._name} has more; each data row needs a label")
             columns += more
         return columns
 
@@ -169,10 +167,7 @@ class FileIter(Positioned):
         """
         sizes = [reader.files.size for reader in self._readers]
         if list(state["bytes"]) != sizes:
-            raise ValueError(
-                f"{self._name}: the saved position is of files with {list(state['bytes'])} bytes, these have {sizes}; resume "
-                "with the same files."
-            )
+            raise ValueError(f"{self._name}: the saved position is of files with {state['bytes']} bytes, these have {sizes}")
         self.reset()
         if state["before"] is not None:
             for reader, position in zip(self._readers, state["before"], strict=True):

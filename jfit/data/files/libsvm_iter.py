@@ -75,9 +75,7 @@ class LibSVMIter(FileIter):
         if label_file:
             # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
             if num_parts != 1:
-                raise ValueError(
-                    f"num_parts is {num_parts} with label_libsvm, expected 1: only a file with its labels can be read in parts."
-                )
+                raise ValueError(f"num_parts is {num_parts} with label_libsvm; only a file with its labels can have parts")
             readers.append(_reader(label_libsvm, label_columns[0], kind, 1, 0))
         data = [DataDesc(data_name, (batch_size, *columns), kind.type)]
         label = [DataDesc(label_name, (batch_size, *(label_columns if label_file else ())), kind.type)]

@@ -17,6 +17,7 @@ import numpy as np
 from jfit.data.files.csv_iter import number_type
 from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataBatch, DataDesc
+from jfit.data.parts import check_part
 from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, open_file
 
@@ -161,8 +162,7 @@ class MNISTIter(Positioned):
         self._dtype = number_type(dtype)
         if self._dtype.kind != "f":
             raise ValueError(f"dtype is {dtype}, expected a floating dtype, because pixels are divided by 256.")
-        if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; expected 0 <= part_index < num_parts.")
+        check_part(part_index, num_parts)
         self._images, self._labels = read_idx(image, 3), read_idx(label, 1)
         count = len(self._images)
         if len(self._labels) != count:
@@ -214,7 +214,7 @@ class MNISTIter(Positioned):
         if (state["rows"], state["first"]) != (current["rows"], current["first"]):
             raise ValueError(
                 f"the saved position is of {state['rows']} rows of which the first is row {state['first']}, this iterator has "
-                f"{current['rows']} rows and starts with row {current['first']}; create it with the same files, seed and part."
+                f"{current['rows']} and row {current['first']}; create it with the same files, seed and part."
             )
         self.reset()
         if state["batch"]:

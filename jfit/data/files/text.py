@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.csr import concatenate, copy_rows, take_rows
+from jfit.data.parts import check_part
 from jfit.formats.atomic import FormatError, open_file
 
 BLOCK = 8 << 20  # bytes of text per block
@@ -55,8 +56,7 @@ class TextFiles:
     """
 
     def __init__(self, where: str | os.PathLike[str], parts: int = 1, part: int = 0, numbers: int = 1):
-        if not 0 <= part < parts:
-            raise ValueError(f"part_index is {part}, num_parts is {parts}; expected 0 <= part_index < num_parts.")
+        check_part(part, parts)
         files = [(path, os.path.getsize(path)) for path in _paths(where)]
         self.paths = [path for path, size in files if size]
         self.ends = np.cumsum([size for _, size in files if size], dtype=np.int64)  # byte where each file ends
@@ -165,7 +165,7 @@ class RowReader:
         if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
             raise ValueError(
                 f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of bytes {self.files.begin} to "
-                f"{self.files.end}; it was saved for other files or for another part of them."
+                f"{self.files.end} of these files."
             )
         self._at, self._row, self.number = at, row, number
         self._columns: tuple[Any, ...] | None = None

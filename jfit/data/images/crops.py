@@ -36,9 +36,7 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
         return 2 if all(grows) else 3 if all(shrinks) else 1
     interp = drawn if interp == 10 else interp
     if interp not in INTERPOLATIONS:
-        raise ValueError(
-            f"interpolation {interp}; expected 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 by size or 10 random."
-        )
+        raise ValueError(f"interpolation {interp}; expected 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 or 10.")
     return interp
 
 

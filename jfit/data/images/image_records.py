@@ -14,7 +14,7 @@ from jfit.data.images.pool import Pool
 from jfit.data.images.recipe import Recipe, check_recipe
 from jfit.data.images.source import Job, RowDecoder
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.parts import job_part
+from jfit.data.parts import check_part, job_part
 from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
@@ -263,8 +263,7 @@ def _index(path: str | os.PathLike[str]) -> np.ndarray:
 
 def _part(rows: int, part: int, parts: int) -> np.ndarray:
     """Return the row indices of one part; the first `rows % parts` parts have one row more."""
-    if not 0 <= part < parts:
-        raise ValueError(f"part_index is {part}, num_parts {parts}; expected 0 <= part_index < num_parts.")
+    check_part(part, parts)
     whole, rest = divmod(rows, parts)
     start = part * whole + min(part, rest)
     return np.arange(start, start + whole + (part < rest))

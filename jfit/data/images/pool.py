@@ -164,8 +164,7 @@ class Pool:
             self.close()
             code = process.returncode
             raise RuntimeError(
-                f"a worker that decodes {self.job.path} ended with status {code}; see its messages on standard error. "
-                "A negative status is a signal (-9: killed, possibly out of memory: use fewer workers or smaller batches)."
+                f"a worker that decodes {self.job.path} ended with status {code} (-9: killed, perhaps out of memory)."
             )
         return json.loads(line)
 
@@ -209,9 +208,8 @@ class Pool:
             if seconds >= LOST_SECONDS:
                 self.close()
                 raise RuntimeError(
-                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s, so its part "
-                    "of the batch does not come: its disk or network file system may not answer. Training can be resumed "
-                    "from the last checkpoint."
+                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s: its disk or "
+                    "network file system may not answer. Training can be resumed from the last checkpoint."
                 )
 
 

@@ -5,26 +5,9 @@
 True
 """
 
-from jfit.export.nodes import attention, conv, elementwise, indexing, nn, norm, reduce, rnn, shape, vision
-from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased
+import importlib as _importlib
 
-__all__ = [
-    "CONVERTERS",
-    "At",
-    "Entry",
-    "Graph",
-    "Size",
-    "Step",
-    "Unsupported",
-    "aliased",
-    "attention",
-    "conv",
-    "elementwise",
-    "indexing",
-    "nn",
-    "norm",
-    "reduce",
-    "rnn",
-    "shape",
-    "vision",
-]
+from jfit.export.nodes.core import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported, aliased  # noqa: F401
+
+for _family in ["attention", "conv", "elementwise", "indexing", "nn", "norm", "reduce", "rnn", "shape", "vision"]:
+    _importlib.import_module(f"{__name__}.{_family}")  # which registers its converters

@@ -91,8 +91,8 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
         check_arrays(framework, [{kind: own}], {kind: passed})
     if not is_same:
         raise ValueError(
-            f"{kind}= is a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays; leave out "
-            f"{kind}= to start from the values of the {framework} module, or pass a tree such as run.{kind} of its run"
+            f"{kind}= is a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays, or nothing, "
+            f"for the values of the {framework} module"
         )
     return passed
 

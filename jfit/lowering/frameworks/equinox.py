@@ -74,8 +74,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             if not stateful or "out_axes" not in str(error):
                 raise
             raise ValueError(
-                f"the state that {type(net).__name__} returns depends on the row, but jfit maps it over the rows with one "
-                f"state; combine the rows with jax.lax.pmean(value, {axis!r})"
+                f"the state that {type(net).__name__} returns depends on the row, but jfit maps it over "
+                f"the rows with one state; combine the rows with jax.lax.pmean(value, {axis!r})"
             ) from error
 
     def restore(params: Any, aux: Any) -> Any:

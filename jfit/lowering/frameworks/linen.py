@@ -82,8 +82,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         for name in updates:
             if jax.tree.structure(updates[name]) != jax.tree.structure(aux[name]):
                 raise ValueError(
-                    f"the collection {name!r} of {type(module).__name__} has other arrays after a call than before, as sow "
-                    "appends one in every call; sow into 'intermediates', which is dropped"
+                    f"the collection {name!r} of {type(module).__name__} has other arrays after a call than "
+                    "before; sow into 'intermediates', which is dropped"
                 )
         return output, {**aux, **updates}
 

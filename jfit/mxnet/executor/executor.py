@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jfit import checks
 from jfit.graph.symbol import Symbol
 from jfit.lowering.groups import variable_devices
 from jfit.mxnet.context import Context
@@ -27,7 +28,6 @@ from jfit.mxnet.module.binding import moving_aux, requests_of
 from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.mxnet.ndarray.array import NDArray, on_device
 from jfit.mxnet.ndarray.create import zeros
-from jfit.ops import nearest
 
 __all__ = ["Executor"]
 
@@ -181,9 +181,7 @@ class Executor:
 
     def _write_input(self, name: str, value: Any) -> None:
         if name not in self.arg_dict:
-            near = nearest(name, list(self.arg_dict))
-            hint = f"did you mean {near}?" if near else f"the arguments are {list(self.arg_dict)}"
-            raise TypeError(f"Unknown argument {name!r}; {hint}")
+            raise TypeError(f"Unknown argument {name!r}; {checks.name_hint(name, self.arg_dict)}")
         new, bound = as_array(value), self.arg_dict[name]
         if tuple(new.shape) != bound.shape:
             raise ValueError(f"argument {name!r} is bound with shape {bound.shape}, but the value has {tuple(new.shape)}")
@@ -249,16 +247,15 @@ class Executor:
         def resized(name: str, array: Any, shape: tuple[int, ...]) -> Any:
             if array is None or array.shape == shape:
                 return array
-            if name not in kwargs and not partial_shaping:
-                raise AssertionError(f"{name!r} would change from {array.shape} to {shape}; pass partial_shaping=True")
+            allowed = name in kwargs or partial_shaping
+            assert allowed, f"{name!r} would change from {array.shape} to {shape}; pass partial_shaping=True"
             if int(np.prod(shape)) > array.size and not allow_up_sizing:
                 raise MXNetError(f"{name!r} would grow from {array.shape} to {shape}; pass allow_up_sizing=True to allow it")
             return zeros(shape, self._devices.get(name, self._ctx), array.dtype)
 
-        names, aux_names = list(self.arg_dict), list(self.aux_dict)
-        args = [resized(n, a, s) for n, a, s in zip(names, self.arg_arrays, shapes, strict=True)]
-        grads = [resized(n, a, s) for n, a, s in zip(names, self.grad_arrays, shapes, strict=True)]
-        aux = [resized(n, a, s) for n, a, s in zip(aux_names, self.aux_arrays, aux_shapes, strict=True)]
+        names = list(self.arg_dict)
+        args, grads = (list(map(resized, names, arrays, shapes)) for arrays in (self.arg_arrays, self.grad_arrays))
+        aux = list(map(resized, self.aux_dict, self.aux_arrays, aux_shapes))
         return Executor(self._symbol, self._ctx, args, grads, self._req, aux, self._group2ctx)
 
     # -------------------------------------------------------------------------------- monitor

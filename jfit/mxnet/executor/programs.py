@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.counters import count_trace
-from jfit.graph.description import description_of
-from jfit.graph.nodes import Entry, Node
+from jfit.graph.nodes import Entry, Node, description_of
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.lowering.groups import with_groups
 from jfit.lowering.model import Model
+from jfit.mxnet.module.binding import undeclared_labels
 from jfit.mxnet.monitor.capture import Capture, capture_gradients, capture_outputs
 from jfit.ops.rules import dtype_of
-from jfit.programs import Jitted, kept, settings
+from jfit.programs import Program, kept, settings
 from jfit.step.slices import part_key
 
 # operators that block gradients, so that their outputs need no head gradient
@@ -43,7 +42,6 @@ class Programs:
     def __init__(self, heads: tuple[Entry, ...], groups: Mapping[str, Any] | None = None, home: Any = None) -> None:
         self.symbol, self._groups, self._home = Symbol(heads), groups, home
         self.model = self._lowered(self.symbol)
-        self._compiled: Callable[..., Any] = (lambda run: run) if groups else Jitted
         self.random = any(n.op is not None and n.op.needs_rng for n in self.symbol.nodes())
         self.forward = functools.cache(self._forward)
         self.backward = functools.cache(self._backward)
@@ -57,11 +55,9 @@ class Programs:
         """Return the jitted function (arguments, auxiliary states, key) -> tuple of outputs."""
 
         def run(args: Arrays, aux: Arrays, key: Array) -> tuple[Array, ...]:
-            if not self._groups:
-                count_trace("executor_forward")
             return _apply(self.model, args, aux, key, train)[0]
 
-        return self._compiled(run)
+        return run if self._groups else Program(run, jax.jit, name="executor_forward")
 
     def _backward(self, train: bool, differentiated: tuple[str, ...], added: tuple[str, ...]) -> Callable[..., Any]:
         """Return the jitted function (args, aux, key, head gradients, old gradients) -> (outputs, gradients, new aux).
@@ -71,9 +67,6 @@ class Programs:
         """
 
         def run(args: Arrays, aux: Arrays, key: Array, head_gradients: Sequence[Array | None], old: Arrays):
-            if not self._groups:
-                count_trace("executor_backward")
-
             def forward(variables: Arrays):
                 return _apply(self.model_before_casts, {**args, **variables}, aux, key, train)
 
@@ -83,7 +76,7 @@ class Programs:
             (gradients,) = vjp(tuple(_cotangent(o, g) for o, g in zip(uncast, heads, strict=True)))
             return outputs, {n: old[n] + gradients[n] if n in added else gradients[n] for n in differentiated}, new_aux
 
-        return self._compiled(run)
+        return run if self._groups else Program(run, jax.jit, name="executor_backward")
 
     def _monitor_forward(self, train: bool, monitor_all: bool) -> Capture:
         """Return the function (arguments, auxiliary states, {}, key, 0, 0) -> internal arrays of the forward pass by name."""
@@ -117,14 +110,7 @@ class Programs:
     @functools.cached_property
     def label_arguments(self) -> frozenset[str]:
         """Arguments used only as labels of output heads, whose gradient arrays MXNet leaves unchanged."""
-        labels, others = set(), set()
-        for node in self.symbol.nodes():
-            if node.op is None:
-                continue
-            for at, entry in enumerate(node.inputs):
-                is_label = node.op.kind == "head" and at == node.label_at
-                (labels if is_label else others).add(entry.node.name)
-        return frozenset(labels - others)
+        return frozenset(undeclared_labels(self.symbol, ()))
 
 
 _programs = kept(128)
@@ -144,7 +130,7 @@ def programs_of(heads: tuple[Entry, ...], groups: Mapping[str, Any] | None = Non
         True
     """
     description = description_of(Symbol(heads))
-    placement = (tuple(sorted(groups.items())), home) if groups else None
+    placement = tuple(sorted((groups or {}).items())), home
     key = (heads, placement) if description is None else (description, settings(), placement)
     programs = _programs.get(key)
     # The graph is compared, too: its attributes are dicts, which may have been changed since.

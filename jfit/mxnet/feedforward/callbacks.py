@@ -10,9 +10,10 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from jfit import checks
 from jfit.mxnet.logs import of_worker
 
 
@@ -82,28 +83,17 @@ class AbstractEpochCallback(AbstractCallback):
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, model, state, metric).")
 
 
-class _Every:
-    """Calls `callback(*args)` if `count(*args)` is a multiple of n; at count 0 only with `call_on_0`."""
+def _every(kind: type[Any], count: Callable[..., int], callback: Callable[..., Any], n: int, call_on_0: bool) -> Any:
+    """Return a callback that calls `callback(*args)` if `count(*args)` is a multiple of n; at count 0 only with `call_on_0`."""
+    checks.positive_integer(n=n)
 
-    count: Callable[..., int]
+    class Every(kind):
+        def __call__(self, *args: Any) -> None:
+            at = count(*args)
+            if at % n == 0 if at else call_on_0:
+                callback(*args)
 
-    def __init__(self, callback: Callable[..., Any], n: int, call_on_0: bool) -> None:
-        if n < 1:
-            raise ValueError(f"the number of batches or epochs between calls of a callback is {n}, it must be at least 1.")
-        self.callback, self.n, self.call_on_0 = callback, n, call_on_0
-
-    def __call__(self, *args: Any) -> None:
-        count = self.count(*args)
-        if count % self.n == 0 if count else self.call_on_0:
-            self.callback(*args)
-
-
-class _EveryBatch(_Every, AbstractBatchCallback):
-    count = staticmethod(lambda state: state.curr_batch)
-
-
-class _EveryEpoch(_Every, AbstractEpochCallback):
-    count = staticmethod(lambda model, state, metric: state.curr_epoch)
+    return Every()
 
 
 def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_0: bool = False) -> AbstractBatchCallback:
@@ -128,7 +118,7 @@ def every_n_batch(callback: Callable[[OptimizationState], Any], n: int, call_on_
 
     Source: MXNet.jl.
     """
-    return _EveryBatch(callback, n, call_on_0)
+    return _every(AbstractBatchCallback, lambda state: state.curr_batch, callback, n, call_on_0)
 
 
 def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False) -> AbstractEpochCallback:
@@ -151,7 +141,7 @@ def every_n_epoch(callback: Callable[..., Any], n: int, call_on_0: bool = False)
 
     Source: MXNet.jl.
     """
-    return _EveryEpoch(callback, n, call_on_0)
+    return _every(AbstractEpochCallback, lambda model, state, metric: state.curr_epoch, callback, n, call_on_0)
 
 
 def speedometer(frequency: int = 50) -> AbstractBatchCallback:
@@ -201,19 +191,3 @@ def do_checkpoint(prefix: str, frequency: int = 1, save_epoch_0: bool = False) -
     """
     os.makedirs(os.path.dirname(prefix) or ".", exist_ok=True)
     return every_n_epoch(lambda model, state, metric: model.save_checkpoint(prefix, state), frequency, save_epoch_0)
-
-
-def callbacks_of(callbacks: Sequence[Any], kind: type) -> list[Any]:
-    """Return the callbacks that are instances of a class.
-
-    Raises:
-        TypeError: one of the callbacks is neither a batch nor an epoch callback.
-
-    Example:
-        >>> len(callbacks_of([speedometer()], AbstractEpochCallback))
-        0
-    """
-    for callback in callbacks:
-        if not isinstance(callback, (AbstractBatchCallback, AbstractEpochCallback)):
-            raise TypeError(f"callbacks has {callback!r}; wrap functions with every_n_batch(f, n) or every_n_epoch(f, n).")
-    return [callback for callback in callbacks if isinstance(callback, kind)]

@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jfit import checks, counters
-from jfit.interrupts import StopFlag, stop_flag
+from jfit import counters
+from jfit.data import NDArrayIter
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.callback import BatchEndParam, LogValidationMetricsCallback
+from jfit.mxnet.feedforward import julia
 from jfit.mxnet.feedforward.callbacks import OptimizationState
-from jfit.mxnet.feedforward.data import data_iter, descriptions, eval_iter, is_data_name, sized_epoch
-from jfit.mxnet.feedforward.julia import JuliaTraining, TrainingOptions, matching_params
-from jfit.mxnet.feedforward.modules import FeedForwardBucketingModule, FeedForwardModule, JuliaModule
+from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.logs import of_worker
-from jfit.mxnet.module.base import call, listed
-from jfit.mxnet.module.binding import same_shapes, wrapped_rows
+from jfit.mxnet.module.base import attribute, call, listed
+from jfit.mxnet.module.binding import first_slices, same_shapes, wrapped_rows
+from jfit.mxnet.module.bucketing import BucketingModule
 from jfit.mxnet.module.initial import DEFAULT, check_names, initialize
+from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
 from jfit.parallel.contexts import check_entry, cpu
 
 Params = dict[str, Any]
+_INPUTS = ("data", "label")  # arguments of a network whose names end so are inputs, not parameters
+# the arguments of `create` after num_epoch, in MXNet's order; those from the fourth on are arguments of `fit`
+_CREATE = ["epoch_size", "optimizer", "initializer", "eval_data", "eval_metric", "epoch_end_callback", "batch_end_callback"]
+_CREATE += ["kvstore", "logger", "work_load_list", "eval_end_callback", "eval_batch_end_callback"]
+
+
+class FeedForwardModule(Module):
+    """Module for FeedForward, which differs from Module in two ways, as in MXNet.
+
+    Metrics get labels and outputs by position, not by name.  There is no warning if the rescale_grad of an Optimizer object is
+    not 1 / batch size.
+    """
+
+    _warns_of_scale = False
+
+    def _fold(self, eval_metric: Any, labels: list[Any], outputs: list[Any], weights: Any) -> None:
+        eval_metric.fold(labels, outputs, weights)
+
+
+class FeedForwardBucketingModule(BucketingModule):
+    """FeedForwardModule for a network that depends on the batch's `bucket_key`."""
+
+    _module_class = FeedForwardModule
+
+
+class JuliaModule(FeedForwardModule):
+    """FeedForwardModule that splits batches over devices as MXNet.jl does: 10 rows on 3 devices are 4, 3, 3."""
+
+    _divide = staticmethod(lambda rows, workloads: first_slices(rows, len(workloads)))
+
+    def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
+        return select_julia(kvstore, len(self.binding.devices), params)
 
 
 class FeedForward:
@@ -101,10 +134,11 @@ class FeedForward:
     Source: Apache MXNet 1.9.1, `mxnet.model.FeedForward`; MXNet.jl, `model.jl`.
     """
 
-    symbol: Any  # None if it is a function of the bucket key and no data was seen yet
-    arg_params: Any  # dict by name, or None if not initialized
-    aux_params: Any
     arrays: ArrayTypes = PLAIN
+    symbol: Any  # None if it is a function of the bucket key and no data was seen yet
+    arg_params: Any  # None if not initialized
+    aux_params: Any
+    arch = attribute("symbol", "The network (MXNet.jl's name of `symbol`).")
     _python_module: type[FeedForwardModule] = FeedForwardModule
     _bucket_module: type[FeedForwardBucketingModule] = FeedForwardBucketingModule
     julia_module: type[JuliaModule] = JuliaModule
@@ -144,11 +178,6 @@ class FeedForward:
         self._predictor: Any = None  # the module of the last prediction
         self._check_arguments()
 
-    @property
-    def arch(self) -> Any:
-        """The network (MXNet.jl's name of `symbol`)."""
-        return self.symbol
-
     def _check_arguments(self) -> None:
         """Raise ValueError for duplicate names in the network; drop unknown parameters if allow_extra_params is set."""
         if self.symbol is None:
@@ -183,14 +212,15 @@ class FeedForward:
         self.arg_params, self.aux_params = module.get_params()
 
     @contextlib.contextmanager
-    def keep_params_on_error(self, module: Any) -> Iterator[None]:
-        """Context manager: if the block raises or is interrupted, copy the module's parameters to the model first."""
+    def keep_params(self, module: Any) -> Iterator[None]:
+        """Context manager: when the block ends, also by an error or interrupt, copy the module's parameters to the model."""
         try:
             yield
         except BaseException:
             with contextlib.suppress(Exception):  # the arrays may be donated or lost with the device
                 self.copy_params_from(module)
             raise
+        self.copy_params_from(module)
 
     def init_model(
         self, initializer: Any = DEFAULT, overwrite: bool = False, **input_shapes: Sequence[int]
@@ -208,13 +238,17 @@ class FeedForward:
         Source: MXNet.jl, `init_model`.
         """
         if self.symbol is None:
-            raise ValueError("the symbol is a function of the bucket key, which the Julia API lacks; call fit(data).")
+            raise ValueError("the Julia API does not support a symbol that is a function of the bucket key; call fit(data).")
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
-        bound = module.binding
-        current = {} if overwrite else matching_params(self.arg_params, bound.params, bound.specs, module.logger)
-        current_aux = {} if overwrite else matching_params(self.aux_params, bound.aux, bound.specs, module.logger)
-        params, aux = initialize(bound, initializer, current, current_aux, True, module.arrays)
+        bound, current = module.binding, []
+        for values, names in ((self.arg_params, bound.params), (self.aux_params, bound.aux)):
+            known = {n: v for n, v in (values or {}).items() if n in names and not overwrite}
+            for name in [n for n, v in known.items() if tuple(v.shape) != bound.specs[n].shape]:
+                problem = f"found {tuple(known.pop(name).shape)}, expected {bound.specs[name].shape}"
+                module.logger.warning(f"Shape mismatch for {name}: {problem}. It is initialized again.")
+            current.append(known)
+        params, aux = initialize(bound, initializer, current[0], current[1], True, module.arrays)
         self._set_params(params, aux)
         return self.symbol.list_arguments(), list(params), list(aux)
 
@@ -262,50 +296,53 @@ class FeedForward:
             return
         if options:
             raise TypeError(f"fit has no argument {next(iter(options))!r}; the options of train need an Optimizer as X.")
-        if self.num_epoch is None:
-            raise AssertionError("num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs.")
+        assert self.num_epoch is not None, "num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs."
         if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError("rescale_grad is 1 / batch size for an optimizer given by name; pass an Optimizer to set it.")
+            raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
         if self.sym_gen is not None:
             if not hasattr(X, "default_bucket_key"):
                 raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
             self.symbol = self.sym_gen(X.default_bucket_key)
             self._check_arguments()
-        data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=True)
-        valid = eval_iter(eval_data, self.symbol, self.numpy_batch_size)
+        data, valid = self._iter(X, y, True, "roll_over"), self._eval_iter(eval_data)
         module = self._training_module(data, kvstore, logging if logger is None else logger, work_load_list, monitor)
         batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
         data.reset()
-        with self.keep_params_on_error(module), stop_flag().watching() as flag:
+        with self.keep_params(module), module._stoppable():
             metric = metrics.create(eval_metric)
             for epoch in range(self.begin_epoch, self.num_epoch):
                 start = time.time()
+                log_reset = functools.partial(module.logger.info, of_worker("Epoch[%d] Resetting Data Iterator"), epoch)
                 metric.reset()
-                self._fit_pass(module, data, metric, batch_callbacks, monitor, epoch, flag)
+                batches = data if self.epoch_size is None else _sized_epoch(data, self.epoch_size, log_reset)
+                module._fit_epoch(batches, metric, batch_callbacks, monitor, epoch)
+                if batches is data:
+                    log_reset()
+                    data.reset()
                 module.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
-                if epoch_end_callback is not None or epoch + 1 == self.num_epoch:
+                if epoch_end_callback is not None:
                     self.copy_params_from(module)
                 for callback in listed(epoch_end_callback):
                     callback(epoch, self.symbol, self.arg_params, self.aux_params)
                 if valid is not None:
                     module.score(valid, metric, None, eval_batch_end_callback, eval_end_callback, epoch=epoch)
                     valid.reset()
-                module._stop_if(flag)
+                module._stop_if_asked()
 
     def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any, monitor: Any) -> Any:
         """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
-        inputs, labels = descriptions(data)
+        inputs, labels = julia.descriptions(data)
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
         for name in self.symbol.list_arguments():
-            if is_data_name(name) and name not in (*names, *label_names, *(self.arg_params or ())):
+            if name.endswith(_INPUTS) and name not in (*names, *label_names, *(self.arg_params or ())):
                 raise ValueError(f"the network has the input {name!r}, but the data has {names + label_names}.")
         shared = {"logger": logger, "context": self.ctx, "work_load_list": work_load_list}
-        if self.sym_gen is None:
+        make = self.sym_gen
+        if make is None:
             module = self._python_module(self.symbol, names, label_names, **shared)
-        elif monitor is not None:
-            raise NotImplementedError("a monitor does not support buckets; pass a Symbol, not a function of the key.")
         else:
-            make = self.sym_gen
+            if monitor is not None:
+                raise NotImplementedError("a monitor does not support buckets; pass a Symbol, not a function of the key.")
             module = self._bucket_module(lambda key: (make(key), names, label_names), data.default_bucket_key, **shared)
         module.bind(inputs, labels)
         module.init_params(self.initializer, self.arg_params, self.aux_params, True)
@@ -315,18 +352,6 @@ class FeedForward:
         if monitor is not None:
             module.install_monitor(monitor)
         return module
-
-    def _fit_pass(self, module: Any, data: Any, metric: Any, callbacks: Any, monitor: Any, epoch: int, flag: StopFlag) -> None:
-        """Train one epoch: one pass over the data, or `epoch_size` batches."""
-
-        def log_reset() -> None:
-            module.logger.info(of_worker("Epoch[%d] Resetting Data Iterator"), epoch)
-
-        stream = data if self.epoch_size is None else sized_epoch(data, self.epoch_size, log_reset)
-        module._fit_epoch(stream, metric, callbacks, monitor, epoch, None, flag)
-        if stream is data:
-            log_reset()
-            data.reset()
 
     def train(self, optimizer: Any, data: Any, **options: Any) -> None:
         """Train on a data iterator, with the arguments of MXNet.jl's `fit(model, optimizer, data; ...)`.
@@ -345,11 +370,49 @@ class FeedForward:
 
         Source: MXNet.jl, `model.jl`.
         """
-        names = [field.name for field in dataclasses.fields(TrainingOptions)]
-        for name in options:
-            if name not in names:
-                raise TypeError(f"train has no option {name!r}; {checks.name_hint(name, names)}")
-        JuliaTraining(self, optimizer, data, TrainingOptions(**options)).run()
+        julia.train(self, optimizer, data, julia.TrainingOptions(**options))
+
+    # -------------------------------------------------------------------------------- data
+    def _iter(self, X: Any, y: Any, shuffle: bool, tail: str, labels: bool = True) -> Any:
+        """Return an iterator unchanged, and arrays as an `NDArrayIter`.
+
+        The network's arguments whose names end with `data` and `label` are those of the arrays.
+
+        Args:
+            X: data iterator, or array (N, ...).
+            y: labels (N,) or (N, 1).
+            shuffle: whether to shuffle the rows.
+            tail: `last_batch_handle` of the `NDArrayIter`; "roll_over" moves the rows of an incomplete batch to the next epoch.
+            labels: False: `y` may be None, and labels are zeros (for predictions).
+        """
+        if hasattr(X, "provide_data"):
+            return X
+        if not hasattr(X, "shape"):
+            raise TypeError(f"X is {type(X).__name__}; expected a data iterator, a NumPy or jax array, or an NDArray.")
+        if y is None and labels:
+            raise ValueError("y is missing: an array X needs one label per row; or pass an iterator with labels.")
+        rows = int(X.shape[0])
+        y = np.zeros(rows, np.float32) if y is None else as_array(y)
+        if tuple(y.shape) not in ((rows,), (rows, 1)):
+            raise ValueError(f"y has shape {tuple(y.shape)}; expected one label for each of the {rows} rows of X.")
+        names = []
+        for ending, default in (("data", "data"), ("label", "softmax_label")):
+            found = [n for n in self.symbol.list_arguments() if n.endswith(ending)]
+            names.append(found[0] if len(found) == 1 else default)
+        return NDArrayIter(X, y.reshape(-1), min(rows, self.numpy_batch_size), shuffle, tail, *names)
+
+    def _eval_iter(self, eval_data: Any) -> Any:
+        """Return validation data as an iterator, or None; a pair (X, y) of arrays is wrapped.
+
+        A pair is shuffled as in MXNet, where it uses the same NumPy random numbers as the training data.  Unlike in MXNet, an
+        incomplete last batch is not moved to the next pass, so each pass uses every row exactly once.
+        """
+        if eval_data is None or hasattr(eval_data, "provide_data"):
+            return eval_data
+        if not isinstance(eval_data, (list, tuple)) or len(eval_data) != 2:
+            raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
+        X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
+        return self._iter(X, y, True, "pad")
 
     # -------------------------------------------------------------------------------- predicting
     def predict(
@@ -383,7 +446,7 @@ class FeedForward:
             ValueError: the model has no parameters, or the data has no batch.
         """
         self._checked_params()
-        data = data_iter(X, None, self.symbol, self.numpy_batch_size, training=False)
+        data = self._iter(X, None, False, "pad", labels=False)
         if reset:
             data.reset()
         module = self._predictor_module(data, overwrite, verbosity)
@@ -393,7 +456,8 @@ class FeedForward:
                 callback(outputs[0] if len(outputs) == 1 else outputs)
                 continue
             parts = (batch.data, batch.label or ()) if return_data else ()
-            results.append([[as_array(out) for out in outputs], *(_rows(part, wrapped_rows(batch)) for part in parts)])
+            real = [[as_array(a)[: a.shape[0] - wrapped_rows(batch)] for a in part] for part in parts]
+            results.append([[as_array(out) for out in outputs], *real])
         if callback is not None:
             return None
         if not results:
@@ -422,17 +486,13 @@ class FeedForward:
             ValueError: the model has no parameters, or there are no labels (MXNet compares with zeros).
         """
         X, y = X if type(X) in (list, tuple) and len(X) == 2 else (X, None)
-        if y is None and not hasattr(X, "provide_data"):
-            raise ValueError("score needs labels: pass an iterator with labels, or a pair (X, y) of arrays.")
         self._checked_params()
-        metric = metrics.create(eval_metric)
-        data = data_iter(X, y, self.symbol, self.numpy_batch_size, training=False)
+        metric, data = metrics.create(eval_metric), self._iter(X, y, False, "pad")
         if reset:
             data.reset()
         module = self._predictor_module(data)
-        for nbatch, batch in enumerate(itertools.islice(data, num_batch)):
-            module.forward(batch, is_train=False)
-            module.update_metric(metric, batch.label)
+        for nbatch, batch in module._evaluated(itertools.islice(data, num_batch), None, False, None):
+            module._measure(metric, batch)
             call(batch_end_callback, BatchEndParam(0, nbatch, metric, locals()))
         return metric.get()[1]
 
@@ -447,18 +507,16 @@ class FeedForward:
             verbosity: 1: log the shapes and the device when the module is bound.
         """
         params, aux = self._checked_params()
-        inputs, labels = descriptions(data)
+        inputs, labels = julia.descriptions(data)
         names = [d.name for d in inputs]
-        free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and is_data_name(n)]
+        free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
         last = module = self._predictor
         if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
             module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
         if not (module.binded and same_shapes(module.data_shapes, inputs)):
             if last is not None and not overwrite:
-                raise AssertionError(
-                    f"the predictor is bound to {[tuple(d) for d in last.data_shapes]}, the data has "
-                    f"{[tuple(d) for d in inputs]}; overwrite=True binds it again."
-                )
+                shapes = f"{[tuple(d) for d in last.data_shapes]}, the data has {[tuple(d) for d in inputs]}"
+                raise AssertionError(f"the predictor is bound to {shapes}; overwrite=True binds it again.")
             module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
             if verbosity >= 1:
                 logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
@@ -482,8 +540,7 @@ class FeedForward:
             ValueError: the model has no parameters.
         """
         epoch = self.num_epoch if epoch is None else epoch
-        if epoch is None:
-            raise AssertionError("epoch is missing: pass the number of the parameter file, as in save(prefix, 10).")
+        assert epoch is not None, "epoch is missing: pass the number of the parameter file, as in save(prefix, 10)."
         params, aux = self._checked_params()
         files.save_checkpoint(prefix, epoch, self.symbol, params, aux, remove_amp_cast)
 
@@ -508,7 +565,7 @@ class FeedForward:
             prefix: path and first part of the file names.
             state: number in the name of the parameter file, or an OptimizationState, whose `curr_epoch` is used.
         """
-        epoch = state.curr_epoch if isinstance(state, OptimizationState) else int(state)
+        epoch = state.curr_epoch if isinstance(state, OptimizationState) else state
         files.save_checkpoint(prefix, epoch, self.symbol, *self._checked_params())
 
     def load_checkpoint(self, prefix: str, epoch: int, overwrite: bool = True, allow_different_arch: bool = False) -> Any:
@@ -523,47 +580,31 @@ class FeedForward:
             AssertionError: the checkpoint's network differs from this model's.
         """
         if self.arg_params is not None and self.aux_params is not None and not overwrite:
-            TrainingOptions().log(1, "the model already has parameters, so nothing is loaded (overwrite=True loads them)")
+            julia.TrainingOptions().log(1, "the model already has parameters, so nothing is loaded (overwrite=True loads them)")
             return self
         symbol, params, aux = files.load_checkpoint(prefix, epoch)
-        if not allow_different_arch and self.symbol.tojson() != symbol.tojson():
-            raise AssertionError(f"the network of {prefix!r} differs from this model's; pass allow_different_arch=True.")
+        same = allow_different_arch or self.symbol.tojson() == symbol.tojson()
+        assert same, f"the network of {prefix!r} differs from this model's; allow_different_arch=True loads it."
         self._set_params(params, aux)
         return self
 
     @classmethod
     def create(
-        cls,
-        symbol: Any,
-        X: Any,
-        y: Any = None,
-        ctx: Any = None,
-        num_epoch: int | None = None,
-        epoch_size: int | None = None,
-        optimizer: Any = "sgd",
-        initializer: Any = DEFAULT,
-        eval_data: Any = None,
-        eval_metric: Any = "acc",
-        epoch_end_callback: Any = None,
-        batch_end_callback: Any = None,
-        kvstore: Any = "local",
-        logger: Any = None,
-        work_load_list: Any = None,
-        eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
-        eval_batch_end_callback: Any = None,
-        **kwargs: Any,
+        cls, symbol: Any, X: Any, y: Any = None, ctx: Any = None, num_epoch: int | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Create a model and train it on X.
 
         Args:
-            symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs: as in `FeedForward`.
-            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback: as in `fit`.
-            kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback: as in `fit`.
+            symbol, ctx, num_epoch: as in `FeedForward`.
+            X, y: as in `fit`.
+            *args: epoch_size, optimizer and initializer as in `FeedForward`; then eval_data, eval_metric, epoch_end_callback,
+                batch_end_callback, kvstore, logger, work_load_list, eval_end_callback and eval_batch_end_callback as in `fit`.
+            **kwargs: the same by name, and further arguments of `FeedForward`.
         """
-        model = cls(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
-        callbacks = (epoch_end_callback, batch_end_callback)
-        eval_callbacks = {"eval_end_callback": eval_end_callback, "eval_batch_end_callback": eval_batch_end_callback}
-        model.fit(X, y, eval_data, eval_metric, *callbacks, kvstore, logger, work_load_list, **eval_callbacks)
+        kwargs.update(zip(_CREATE, args, strict=False))
+        options = {name: kwargs.pop(name) for name in _CREATE[3:] if name in kwargs}
+        model = cls(symbol, ctx, num_epoch, **kwargs)
+        model.fit(X, y, **options)
         return model
 
 
@@ -577,6 +618,16 @@ def _count_from_one(callback: Any) -> Any:
     return called
 
 
-def _rows(arrays: Any, pad: int) -> list[Any]:
-    whole = [as_array(a) for a in arrays]
-    return [np.array(a[: a.shape[0] - pad]) if isinstance(a, np.ndarray) else a[: a.shape[0] - pad] for a in whole]
+def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterator[Any]:
+    """Yield `size` batches, starting at the iterator's current position; it is reset whenever it is exhausted."""
+    stream = iter(data)
+    for _ in range(size):
+        batch = next(stream, None)
+        if batch is None:
+            log_reset()
+            data.reset()
+            stream = iter(data)
+            batch = next(stream, None)
+        if batch is None:
+            raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
+        yield batch

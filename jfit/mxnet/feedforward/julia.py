@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jfit import checks
-from jfit.interrupts import StopFlag, stop_flag
+from jfit.data.ndarray_iter import DataDesc
+from jfit.graph import Symbol
 from jfit.mxnet import metric as metrics
-from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState, callbacks_of
-from jfit.mxnet.feedforward.data import batch_size_of, descriptions, frozen_names
+from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState
 from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.logs import of_worker
+from jfit.mxnet.module.binding import describe, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
 from jfit.mxnet.optimizer import Optimizer
 from jfit.mxnet.optimizer import create as create_optimizer
@@ -103,8 +104,8 @@ def epoch_schedule(optimizer: Any, eta_decay: str) -> Iterator[Callable[[], None
         optimizer.lr_scheduler, optimizer.lr = scheduler, rate
 
 
-class JuliaTraining:
-    """One call of `FeedForward.train`.
+def train(model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
+    """Train a model; if an epoch raises or is interrupted, the model keeps the parameters trained so far.
 
     Args:
         model: the FeedForward.
@@ -116,105 +117,112 @@ class JuliaTraining:
         AssertionError: the batch sizes of eval_data and data differ.
         TypeError: an invalid callback or optimizer.
     """
+    by_batch, by_epoch = _callbacks(opts.callbacks)
+    rows = _batch_size(data)
+    eval_rows = rows if opts.eval_data is None else _batch_size(opts.eval_data)
+    assert eval_rows == rows, f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal batches."
+    opts.log(1, "Start training on %s", model.ctx)
+    optimizer, state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
+    module = _training_module(model, optimizer, data, opts)
 
-    def __init__(self, model: Any, optimizer: Any, data: Any, opts: TrainingOptions) -> None:
-        self.model, self.data, self.opts = model, data, opts
-        self.by_batch = callbacks_of(opts.callbacks, AbstractBatchCallback)
-        self.by_epoch = callbacks_of(opts.callbacks, AbstractEpochCallback)
-        rows = batch_size_of(data)
-        if opts.eval_data is not None and (eval_rows := batch_size_of(opts.eval_data)) != rows:
-            raise AssertionError(f"eval_data has batches of {eval_rows} rows, the training data of {rows}; pass equal ones.")
-        opts.log(1, "Start training on %s", model.ctx)
-        self.optimizer, self.state = _with_rescale_grad(optimizer, opts.optimizer_params, rows), OptimizationState(rows)
-
-    def run(self) -> None:
-        """Train all epochs; if an epoch raises or is interrupted, the model keeps the parameters trained so far."""
-        model, opts = self.model, self.opts
-        module = self._training_module()
-        for callback in self.by_epoch:
-            callback(model, self.state, [])
-        opts.log(2, "Start training...")
-        with (
-            model.keep_params_on_error(module),
-            stop_flag().watching() as flag,
-            epoch_schedule(self.optimizer, opts.eta_decay) as begin_epoch,
-        ):
-            for _ in range(opts.n_epoch):
-                begin_epoch()
-                self._epoch(module, flag)
-        opts.log(1, "Finish training on %s", model.ctx)
-
-    def _training_module(self) -> Any:
-        """Create a bound module with parameters, optimizer and key-value store."""
-        model, opts = self.model, self.opts
-        inputs, labels = descriptions(self.data)
-        opts.log(2, "Initializing parameters...")
-        _, names, _ = model.init_model(opts.initializer, opts.force_init, **{d.name: d.shape for d in [*inputs, *labels]})
-        by_name = isinstance(opts.kvstore, str)
-        if by_name:
-            opts.log(2, "Creating KVStore...")
-        store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params)
-        if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
-            opts.log(2, "Auto-select kvstore type = %s", store.type)
-        input_names = [[d.name for d in descs] for descs in (inputs, labels)]
-        frozen = frozen_names(model.symbol, names)
-        module = model.julia_module(model.symbol, *input_names, context=model.ctx, fixed_param_names=frozen)
-        module.bind(inputs, labels)
-        module.init_params(None, model.arg_params, model.aux_params)
-        if store is not None:
-            opts.log(2, "Initializing KVStore...")
-        module.init_optimizer(store, self.optimizer)
-        return module
-
-    def _epoch(self, module: Any, flag: StopFlag) -> None:
-        """Train one epoch, validate, and call the epoch callbacks."""
-        opts, state = self.opts, self.state
-        start, metric = time.time(), metrics.create(opts.eval_metric)
-        metric.reset()
-        self.data.reset()
-        state.curr_epoch, state.curr_batch = state.curr_epoch + 1, 0
-        self._pass(module, metric, flag)
-        named = metric.get_name_value()
-        opts.log(2, "== Epoch %03d/%03d ==========", state.curr_epoch, opts.n_epoch)
-        opts.summary("Training", named, time.time() - start)
-        if opts.eval_data is not None:
-            opts.summary("Validation", module.score(opts.eval_data, metric, epoch=state.curr_epoch))
-        if self.by_epoch or state.curr_epoch == opts.n_epoch:
-            self.model.copy_params_from(module)
-        for callback in self.by_epoch:
-            callback(self.model, state, named)
-        module._stop_if(flag)
-
-    def _pass(self, module: Any, metric: Any, flag: StopFlag) -> None:
-        state, optimizer = self.state, self.optimizer
-
-        def ended(param: Any) -> None:
-            state.curr_batch, state.curr_iter = state.curr_batch + 1, state.curr_iter + 1
-            for callback in self.by_batch:
-                callback(state)
-
-        for callback in self.by_batch:
+    def batch_ended(param: Any) -> None:
+        done = param.nbatch + 1
+        state.curr_batch, state.curr_iter = done, state.curr_iter + done - state.curr_batch
+        for callback in by_batch:
             callback(state)
-        per_batch = bool(self.by_batch) or not optimizer.is_pure or not module.parameters.trainable
-        before = optimizer.num_update
-        module._fit_epoch(self.data, metric, ended if per_batch else None, None, state.curr_epoch, None, flag)
-        if not per_batch:  # without a batch callback several batches may share one dispatch, so count updates instead
-            state.curr_batch = optimizer.num_update - before
-            state.curr_iter += state.curr_batch
+
+    if not by_batch:
+        vars(batch_ended)["every"] = 1 << 30  # so that several batches may share one dispatch, see `callback_period`
+    for callback in by_epoch:
+        callback(model, state, [])
+    opts.log(2, "Start training...")
+    with model.keep_params(module), module._stoppable(), epoch_schedule(optimizer, opts.eta_decay) as begin_epoch:
+        for state.curr_epoch in range(1, opts.n_epoch + 1):
+            begin_epoch()
+            start, metric, state.curr_batch = time.time(), metrics.create(opts.eval_metric), 0
+            metric.reset()
+            data.reset()
+            for callback in by_batch:
+                callback(state)
+            module._fit_epoch(data, metric, batch_ended, None, state.curr_epoch)
+            named = metric.get_name_value()
+            opts.log(2, "== Epoch %03d/%03d ==========", state.curr_epoch, opts.n_epoch)
+            opts.summary("Training", named, time.time() - start)
+            if opts.eval_data is not None:
+                opts.summary("Validation", module.score(opts.eval_data, metric, epoch=state.curr_epoch))
+            if by_epoch:
+                model.copy_params_from(module)
+            for callback in by_epoch:
+                callback(model, state, named)
+            module._stop_if_asked()
+    opts.log(1, "Finish training on %s", model.ctx)
 
 
-def matching_params(
-    params: Mapping[str, Any] | None, names: Sequence[str], specs: Mapping[str, Any], logger: Any
-) -> dict[str, Any]:
-    """Return the parameters of these names that have the shapes in `specs`; warn about the others, which are initialized."""
-    matches = {}
-    for name, value in (params or {}).items():
-        found, expected = tuple(value.shape), tuple(specs[name].shape) if name in names else None
-        if found == expected:
-            matches[name] = value
-        elif expected is not None:
-            logger.warning("Shape mismatch for %s: found %s, expected %s. It is initialized again.", name, found, expected)
-    return matches
+def _training_module(model: Any, optimizer: Optimizer, data: Any, opts: TrainingOptions) -> Any:
+    """Create a bound module with parameters, optimizer and key-value store."""
+    inputs, labels = descriptions(data)
+    opts.log(2, "Initializing parameters...")
+    _, names, _ = model.init_model(opts.initializer, opts.force_init, **{d.name: d.shape for d in [*inputs, *labels]})
+    by_name = isinstance(opts.kvstore, str)
+    if by_name:
+        opts.log(2, "Creating KVStore...")
+    store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params)
+    if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
+        opts.log(2, "Auto-select kvstore type = %s", store.type)
+    input_names = [[d.name for d in descs] for descs in (inputs, labels)]
+    frozen = frozen_names(model.symbol, names)
+    module = model.julia_module(model.symbol, *input_names, context=model.ctx, fixed_param_names=frozen)
+    module.bind(inputs, labels)
+    module.init_params(None, model.arg_params, model.aux_params)
+    if store is not None:
+        opts.log(2, "Initializing KVStore...")
+    module.init_optimizer(store, optimizer)
+    return module
+
+
+def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
+    """Return two lists of DataDesc: the data and the labels of an iterator."""
+    return describe(data.provide_data, "provide_data"), describe(data.provide_label, "provide_label")
+
+
+def _batch_size(data: Any) -> int:
+    return int(getattr(data, "batch_size", 0) or rows_of_batch(descriptions(data)[0]))
+
+
+def _callbacks(callbacks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the (batch, epoch) callbacks; raise TypeError for one that is neither."""
+    for callback in callbacks:
+        if not isinstance(callback, (AbstractBatchCallback, AbstractEpochCallback)):
+            raise TypeError(f"callbacks has {callback!r}; wrap functions with every_n_batch(f, n) or every_n_epoch(f, n).")
+    by_batch = [callback for callback in callbacks if isinstance(callback, AbstractBatchCallback)]
+    return by_batch, [callback for callback in callbacks if isinstance(callback, AbstractEpochCallback)]
+
+
+def frozen_names(symbol: Symbol, params: Sequence[str]) -> list[str]:
+    """Return the names of the parameters that attributes of the network freeze.
+
+    The attributes are `weight_grad="freeze"` (or the full parameter name + `_grad`) of an operator, and `grad="freeze"` of a
+    variable.
+
+    Example:
+        >>> import jfit
+        >>> net = jfit.sym.FullyConnected(jfit.sym.Variable("x"), num_hidden=2, name="fc", attr={"bias_grad": "freeze"})
+        >>> frozen_names(net, ["fc_weight", "fc_bias"])
+        ['fc_bias']
+
+    Source: MXNet.jl, `model.jl`.
+    """
+    frozen: set[str] = set()
+    for node in symbol.nodes():
+        for key, value in node.attrs.items():
+            if value != "freeze" or not (key == "grad" or key.endswith("_grad")):
+                continue
+            name = node.name if key == "grad" else key[: -len("_grad")]
+            matches = {name, f"{node.name}_{name}"} & set(params)
+            if not matches and node.op is not None:
+                logging.warning('attribute %s="freeze" of %s matches no parameter and freezes nothing', key, node.name)
+            frozen |= matches
+    return [name for name in params if name in frozen]
 
 
 def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> Optimizer:
@@ -231,9 +239,6 @@ def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> 
     if optimizer.rescale_grad == 0:
         optimizer.rescale_grad = 1.0 / rows
     elif optimizer.rescale_grad == 1 and rows > 1:
-        warnings.warn(
-            f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are summed. Pass rescale_grad=0 for "
-            "1 / batch size, MXNet.jl's default.",
-            stacklevel=4,
-        )
+        problem = f"rescale_grad of the optimizer is 1, so the gradients of {rows} rows are summed"
+        warnings.warn(f"{problem}. Pass rescale_grad=0 for 1 / batch size, MXNet.jl's default.", stacklevel=4)
     return optimizer

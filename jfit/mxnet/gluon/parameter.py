@@ -115,8 +115,7 @@ class Parameter:
 
     @grad_req.setter
     def grad_req(self, req: str) -> None:
-        if req not in GRAD_REQS:
-            raise AssertionError(f"grad_req of parameter {self.name!r} is {req!r}; it must be one of {', '.join(GRAD_REQS)}.")
+        assert req in GRAD_REQS, f"grad_req of parameter {self.name!r} is {req!r}; it must be one of {', '.join(GRAD_REQS)}."
         req = req if self._differentiable else "null"
         if req == self._grad_req:
             return
@@ -132,8 +131,8 @@ class Parameter:
     @shape.setter
     def shape(self, new: Sequence[int]) -> None:
         new = tuple(new)
-        if self._shape is not None and not _fits(new, self._shape):
-            raise AssertionError(f"parameter {self.name!r} has shape {self._shape}, which {new} contradicts.")
+        fits = self._shape is None or _fits(new, self._shape)
+        assert fits, f"parameter {self.name!r} has shape {self._shape}, which {new} contradicts."
         self._shape = new
 
     @property
@@ -163,15 +162,14 @@ class Parameter:
             ValueError: the shape is not known and `allow_deferred_init` is False.
         """
         if self._data is not None and not force_reinit:
-            warnings.warn(
-                f"parameter {self.name!r} is already initialized and left unchanged; pass force_reinit=True to initialize it.",
-                stacklevel=2,
-            )
+            message = f"parameter {self.name!r} is already initialized and left unchanged; pass force_reinit=True"
+            warnings.warn(message, stacklevel=2)
             return
         chosen = next((i for i in (init, self.init, default_init) if i is not None), None)
         if not self._shape_is_known() and not self._allow_deferred_init:
-            problem = f"cannot be initialized, because its shape {self.shape} is not fully known"
-            raise ValueError(f"parameter {self.name!r} {problem}; set shape, or allow_deferred_init=True.")
+            raise ValueError(
+                f"parameter {self.name!r}: its shape {self.shape} is not fully known; set it, or allow_deferred_init."
+            )
         # compute the values first: if the initializer raises, the parameter is unchanged
         values = self._initial_value(chosen) if self._shape_is_known() else None
         self._data, self._grad, self._contexts = None, None, self._context_list(ctx)
@@ -192,8 +190,7 @@ class Parameter:
         data = as_array(data)
         self.shape = data.shape
         if self._data is None:
-            if self._deferred is None:
-                raise AssertionError(f"parameter {self.name!r} is not initialized; call initialize() before set_data().")
+            assert self._deferred is not None, f"parameter {self.name!r} is not initialized; call initialize() first."
             self._deferred = (self._deferred[0], data)
             self._finish_deferred_init()
             return
@@ -302,10 +299,8 @@ class Parameter:
     def cast(self, dtype: Any) -> None:
         """Cast data and gradients to another dtype, in new arrays."""
         self._dtype = dtype
-        if self._data is not None:
-            self._data = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._data]
-        if self._grad is not None:
-            self._grad = [self.arrays.mutable(cell.value.astype(dtype)) for cell in self._grad]
+        cast = lambda cells: cells and [self.arrays.mutable(cell.value.astype(dtype)) for cell in cells]  # noqa: E731
+        self._data, self._grad = cast(self._data), cast(self._grad)
 
     def var(self) -> Any:
         """Return the Symbol variable of this parameter."""

@@ -101,7 +101,7 @@ class ParameterDict(Mapping[str, Any]):
         name = self._prefix + name
         param = self._find(name)
         if param is None:
-            param = self._params[name] = self._parameter(name, **kwargs)
+            self._params[name] = param = self._parameter(name, **kwargs)
             return param
         for what, value in kwargs.items():
             current = getattr(param, what, None)
@@ -109,8 +109,9 @@ class ParameterDict(Mapping[str, Any]):
                 setattr(param, what, value)
             elif what == "shape" and (merged := _merged(value, current)) is not None:
                 param._shape = merged
-            elif value is not None and not _same(what, value, current):
-                raise AssertionError(f"parameter {name!r} exists with {what} {current!r}, but get() was called with {value!r}.")
+            else:
+                same = value is None or _same(what, value, current)
+                assert same, f"parameter {name!r} exists with {what} {current!r}, but get() was called with {value!r}."
         return param
 
     def get_constant(self, name: str, value: Any = None) -> Any:
@@ -149,8 +150,7 @@ class ParameterDict(Mapping[str, Any]):
             AssertionError: both dicts have different parameters of the same name.
         """
         for name, param in other.items():
-            if self._params.get(name, param) is not param:
-                raise AssertionError(f"both dicts have a parameter {name!r}, which are different objects; rename one of them.")
+            assert self._params.get(name, param) is param, f"both dicts have a parameter {name!r}; rename one of the two."
         self._params.update(other.items())
 
     def initialize(self, init: Any = "uniform", ctx: Any = None, verbose: bool = False, force_reinit: bool = False) -> None:
@@ -162,7 +162,6 @@ class ParameterDict(Mapping[str, Any]):
             verbose: accepted and ignored.
             force_reinit: also initialize parameters that already have values.
         """
-        del verbose
         for param in self.values():
             param.initialize(None, ctx, init, force_reinit)
 
@@ -226,8 +225,7 @@ class ParameterDict(Mapping[str, Any]):
             AssertionError: names, shapes, dtypes or contexts do not match.
         """
         arrays = load_arrays(filename)
-        if not isinstance(arrays, dict):
-            raise AssertionError(f"{os.fspath(filename)} has {len(arrays)} arrays without names; names are required.")
+        assert isinstance(arrays, dict), f"{os.fspath(filename)} has {len(arrays)} arrays without names; names are required."
         self.load_dict(arrays, ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
 
     def load_dict(
@@ -254,15 +252,12 @@ class ParameterDict(Mapping[str, Any]):
         where = "the dict" if filename is None else os.fspath(filename)
         plain = {k[4:] if k.startswith(("arg:", "aux:")) else k: v for k, v in param_dict.items()}
         arrays = {restore_prefix + k: v for k, v in plain.items()}
-        missing = [name for name in self.keys() if name not in arrays]
-        if missing and not allow_missing:
-            problem = f"is missing in {where}, which has {_brief(arrays)}"
-            what_to_do = "pass allow_missing=True to keep its values, or restore_prefix= if names were saved without a prefix."
-            raise AssertionError(f"parameter {missing[0]!r} {problem}; {what_to_do}")
-        extra = [name for name in arrays if name not in self._params]
-        if extra and not ignore_extra:
-            problem = f"which is not a parameter of this dict; it has {_brief(self._params)}"
-            raise AssertionError(f"{where} has {extra[0]!r}, {problem}. Pass ignore_extra=True to ignore it.")
+        for name in () if allow_missing else self.keys():
+            found = f"which has {_brief(arrays)}; pass allow_missing=True to keep its values, or restore_prefix="
+            assert name in arrays, f"parameter {name!r} is missing in {where}, {found}."
+        for name in () if ignore_extra else arrays:
+            found = f"is not a parameter of this dict, which has {_brief(self._params)}"
+            assert name in self._params, f"{where} has {name!r}, which {found}. Pass ignore_extra=True to ignore it."
         for name, value in arrays.items():
             if name in self._params:
                 _load(self._params[name], value, where, ctx, cast_dtype, dtype_source)
@@ -276,26 +271,24 @@ class ParameterDict(Mapping[str, Any]):
 def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
     value = as_array(bounded_dense(value, where, f"array {param.name!r}", param.shape))
     merged = tuple(value.shape) if param.shape is None else _merged(param.shape, value.shape)
-    if merged != tuple(value.shape):
-        raise AssertionError(f"parameter {param.name!r} has shape {param.shape}, the saved array has {tuple(value.shape)}.")
+    shape = tuple(value.shape)
+    assert merged == shape, f"parameter {param.name!r} has shape {param.shape}, the saved array has {shape}."
     if np.dtype(param.dtype) != value.dtype:
-        if not cast_dtype:
-            dtypes = f"{np.dtype(param.dtype)}, the saved array {value.dtype}"
-            raise AssertionError(f"parameter {param.name!r} has dtype {dtypes}; pass cast_dtype=True to cast it.")
+        dtypes = f"{np.dtype(param.dtype)}, the saved array {value.dtype}"
+        assert cast_dtype, f"parameter {param.name!r} has dtype {dtypes}; pass cast_dtype=True to cast it."
         if dtype_source == "saved":
             param.dtype = value.dtype
         else:
             value = value.astype(np.dtype(param.dtype))
     fresh = param._data is None and param._deferred is None
     param.shape = value.shape
-    target = None if ctx is None else {device_of(c) for c in param._context_list(ctx)}
-    if not fresh and target is not None and target != {device_of(c) for c in param.list_ctx()}:
-        raise AssertionError(f"parameter {param.name!r} is already on {param.list_ctx()}, so it cannot be loaded on {ctx}.")
     if fresh:
         param._contexts, param._deferred = param._context_list(ctx), (None, value)
         param._finish_deferred_init()
-    else:
-        param.set_data(value)
+        return
+    present, target = ({device_of(c) for c in contexts} for contexts in (param.list_ctx(), param._context_list(ctx)))
+    assert ctx is None or target == present, f"parameter {param.name!r} is on {param.list_ctx()}; it cannot be loaded on {ctx}."
+    param.set_data(value)
 
 
 def _merged(new: Any, old: Any) -> tuple[int, ...] | None:

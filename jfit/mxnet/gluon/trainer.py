@@ -122,9 +122,8 @@ class Trainer:
             if self._tree.distributed and grads is not None:
                 grads = self._tree.sum_over_devices([grads])
             return self.update(batch_size, ignore_stale_grad, grads)
-        _no_grads(grads)
         self._rescale(batch_size)
-        self._prepare()
+        self._prepare(grads)
         self._check_fresh(ignore_stale_grad)
         self._allreduce()
         self._update(ignore_stale_grad)
@@ -144,8 +143,7 @@ class Trainer:
         """
         if self._tree is not None:
             return self._tree.sum_over_devices(grads)
-        _no_grads(grads)
-        self._prepare()
+        self._prepare(grads)
         self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()
         return None
@@ -168,8 +166,7 @@ class Trainer:
             self._rescale(batch_size)
             _run(self._updaters[0], batch)
             return self._tree.params
-        _no_grads(grads)
-        self._prepare()
+        self._prepare(grads)
         self._check_not_on_kvstore("update")
         self._rescale(batch_size)
         self._check_fresh(ignore_stale_grad)
@@ -231,22 +228,18 @@ class Trainer:
         return parameters
 
     def _shared_contexts(self) -> list[Any]:
-        first: list[Any] = []
+        first = self._params[0].list_ctx() if self._params else []
         for param in self._params:
             contexts = param.list_ctx()
-            first = first or contexts
-            if [device_of(c) for c in contexts] != [device_of(c) for c in first]:
-                raise AssertionError(
-                    f"parameter {param.name!r} is on {contexts}, others are on {first}; use the same contexts."
-                )
+            same = [device_of(c) for c in contexts] == [device_of(c) for c in first]
+            assert same, f"parameter {param.name!r} is on {contexts}, others on {first}; use the same contexts."
         return first if self._tree is None else [None]
 
     def _resolved_optimizer(self, optimizer: Any, params: dict[str, Any]) -> Any:
         by_index = dict(enumerate(self._params))
         if not isinstance(optimizer, Optimizer):
             return self._create_optimizer(optimizer, param_dict=by_index, **params)
-        if params:
-            raise AssertionError("optimizer_params are for an optimizer given by name; pass them to the object's constructor.")
+        assert not params, "optimizer_params are for an optimizer given by name; pass them to the object's constructor."
         optimizer.param_dict = by_index
         return optimizer
 
@@ -259,7 +252,10 @@ class Trainer:
         self._kvstore, self._update_on_kvstore, self._distributed = None, False, False
         self._waiting = list(self._params)
 
-    def _prepare(self) -> None:
+    def _prepare(self, grads: Any = None) -> None:
+        """Make the store at the first call; `grads` are those that were passed to a method, which only a pytree has."""
+        if grads is not None:
+            raise ValueError("grads= is only for a trainer over a pytree; set the gradients of Parameters with set_grad().")
         if not self._ready:
             self._make_store()
         if self._kvstore is not None:
@@ -320,10 +316,8 @@ class Trainer:
     def _rescale(self, batch_size: float) -> None:
         scale = self._scale / batch_size
         if self._update_on_kvstore and self._distributed and self._ready and self._optimizer.rescale_grad != scale:
-            raise UserWarning(
-                "Possible change in the `batch_size` from previous `step` detected, which the optimizer in the distributed "
-                "store does not see; use one batch_size, or update_on_kvstore=False."
-            )
+            problem = "Possible change in the `batch_size` from previous `step` detected"
+            raise UserWarning(f"{problem}, which a distributed store does not see; use one, or update_on_kvstore=False.")
         self._optimizer.rescale_grad = scale
 
     def _trainable(self) -> list[tuple[int, Parameter]]:
@@ -333,14 +327,12 @@ class Trainer:
         for _, param in [] if ignore_stale_grad else self._trainable():
             for cell, ctx in zip(param._cells(param._data), self._contexts, strict=True):
                 if not getattr(cell, "_fresh_grad", False):
-                    raise UserWarning(
-                        f"the gradient of parameter {param.name!r} on {ctx} is stale: no backward pass wrote it since the "
-                        "last step; pass ignore_stale_grad=True to skip it."
-                    )
+                    problem = f"the gradient of parameter {param.name!r} on {ctx} is stale since the last step"
+                    raise UserWarning(f"{problem}: run a backward pass, or pass ignore_stale_grad=True to skip it.")
 
     def _check_not_on_kvstore(self, method: str) -> None:
-        if self._kvstore is not None and self._update_on_kvstore:
-            raise AssertionError(f"{method}(): the store updates the parameters; pass update_on_kvstore=False to Trainer.")
+        updates = self._kvstore is not None and self._update_on_kvstore
+        assert not updates, f"{method}(): the store updates the parameters; pass update_on_kvstore=False to Trainer."
 
     def _allreduce(self) -> None:
         trainable = self._trainable()
@@ -414,8 +406,3 @@ def _distributes_tree(kvstore: Any, update_on_kvstore: bool | None) -> bool:
         raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: omit kvstore.")
     check_spans_job(None, kvstore)
     return False
-
-
-def _no_grads(grads: Any) -> None:
-    if grads is not None:
-        raise ValueError("grads= is only for a trainer over a pytree; set the gradients of Parameters with set_grad().")

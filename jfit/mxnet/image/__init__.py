@@ -6,21 +6,9 @@
 [15, 16, 17]
 """
 
-import sys
+import functools
 
 from jfit import lazy as _lazy
-from jfit.mxnet.image import augmenters, colours, functions
-from jfit.mxnet.image.augmenters import *  # noqa: F403  each file lists its names
-from jfit.mxnet.image.colours import *  # noqa: F403
-from jfit.mxnet.image.create import CreateAugmenter
-from jfit.mxnet.image.functions import *  # noqa: F403
-from jfit.mxnet.image.iterator import ImageIter
 from jfit.mxnet.namespaces import absent
 
-__all__ = ["CreateAugmenter", "ImageIter"]
-__all__ += augmenters.__all__
-__all__ += colours.__all__
-__all__ += functions.__all__
-
-
-_lazy.attributes(sys.modules[__name__], {}, lambda name: absent("mx.image", name, __all__))
+_lazy.stub(__name__, functools.partial(absent, "mx.image"))

@@ -23,21 +23,6 @@ from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.array import NDArray
 from jfit.mxnet.ndarray.create import as_ndarrays
 
-__all__ = [
-    "center_crop",
-    "color_normalize",
-    "copyMakeBorder",
-    "fixed_crop",
-    "imdecode",
-    "imread",
-    "imresize",
-    "random_crop",
-    "random_size_crop",
-    "resize_short",
-    "scale_down",
-]
-
-
 _MAX_TRIES = 10
 
 

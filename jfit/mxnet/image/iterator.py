@@ -19,8 +19,7 @@ from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
 from jfit.mxnet.errors import translated
-from jfit.mxnet.image.augmenters import Augmenter
-from jfit.mxnet.image.create import CreateAugmenter
+from jfit.mxnet.image.augmenters import Augmenter, CreateAugmenter
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.ndarray.create import array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -13,20 +14,38 @@ from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
 from jfit.step.reduce import Reduce, bfloat16, one_bit, quantize, two_bit
 
+Quantized = list[tuple[jax.Array, Any]]  # (quantized gradient, new residual) of each gradient
+
 
 class Compression:
-    """Quantize the gradients that devices push; `rule` is the reduction of a training step with the same numbers.
+    """Quantize the gradients that devices push; made by `parse`.
+
+    2 bits, with threshold t: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.  1 bit: r <- r + g;
+    q = mean(|r|) * sign(r);  r <- r - q.  A device sends q; the residual r is kept for its next gradient.  bfloat16: gradients
+    are rounded before they are summed in their own dtype; there are no residuals.
+
+    Args:
+        rule: the reduction of a training step with the same numbers, a `jfit.step.reduce.Reduce`.
+        quantized: function (gradients, residuals) -> list of (quantized gradient, new residual), all on one device.
 
     Attributes:
-        rule: `jfit.step.reduce.Reduce`.
+        rule: as passed.
         residuals: (kvstore key, device number) -> the part of earlier gradients that was not sent.
+
+    Example:
+        >>> two_bits, one = parse({"type": "2bit"}), parse({"type": "1bit"})
+        >>> [two_bits([("w", 0)], [jnp.array([0.3])])[0].item() for _ in range(3)]
+        [0.0, 0.5, 0.0]
+        >>> one([("w", 0)], [jnp.array([0.75, -0.25])])[0].tolist()
+        [0.5, -0.5]
+        >>> parse({"type": "bfloat16"})([("w", 0)], [jnp.array([1.001])])[0].tolist()
+        [1.0]
+
+    Source: Apache MXNet 1.9.1, `kvstore.set_gradient_compression` (2 bits); as `jfit.step.reduce.one_bit`.
     """
 
-    rule: Reduce
-    # (gradients, residuals), all on one device -> (quantized gradient, new residual) of each
-    _quantized: Callable[[list[Any], list[Any]], list[tuple[jax.Array, Any]]]
-
-    def __init__(self) -> None:
+    def __init__(self, rule: Reduce, quantized: Callable[[list[Any], list[Any]], Quantized]) -> None:
+        self.rule, self._quantized = rule, quantized
         self.residuals: dict[Hashable, Any] = {}
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
@@ -51,73 +70,10 @@ class Compression:
     def _residual(self, place: Hashable, gradient: Any) -> Any:
         residual = self.residuals.get(place)
         # zeros for the first push, and after the shape of the key has changed
-        if residual is None or residual.shape != gradient.shape:
-            where = sharding_of(gradient)
-            residual = np.zeros(gradient.shape, gradient.dtype)
+        if (residual is None or residual.shape != gradient.shape) and self.rule is not bfloat16():
+            residual, where = np.zeros(gradient.shape, gradient.dtype), sharding_of(gradient)
             return residual if where is None else jax.device_put(residual, where)
         return residual
-
-
-class TwoBit(Compression):
-    """2-bit compression with error feedback: r <- r + g;  q = sign(r) * t where |r| >= t, else 0;  r <- r - q.
-
-    A device sends q; the residual r is kept for its next gradient.
-
-    Args:
-        threshold: t, greater than 0.
-
-    Raises:
-        MXNetError: the threshold is not greater than 0.
-
-    Example:
-        >>> two_bit = TwoBit(0.5)
-        >>> [two_bit([("w", 0)], [jnp.array([0.3])])[0].item() for _ in range(3)]
-        [0.0, 0.5, 0.0]
-
-    Source: Apache MXNet 1.9.1, `kvstore.set_gradient_compression`.
-    """
-
-    def __init__(self, threshold: float = 0.5) -> None:
-        self.threshold = float(threshold)  # may be a string
-        if not self.threshold > 0:
-            raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
-        super().__init__()
-        self.rule = two_bit(self.threshold)
-
-    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
-        return _two_bit(gradients, residuals, self.threshold)
-
-
-class OneBit(Compression):
-    """1-bit compression with error feedback: r <- r + g;  q = mean(|r|) * sign(r);  r <- r - q.
-
-    A device sends q, signs and one scale; the residual r is kept for its next gradient.
-
-    Example:
-        >>> OneBit()([("w", 0)], [jnp.array([0.75, -0.25])])[0].tolist()
-        [0.5, -0.5]
-
-    Source: as `jfit.step.reduce.one_bit`.
-    """
-
-    rule = one_bit()
-
-    def _quantized(self, gradients: list[Any], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
-        return _one_bit(gradients, residuals)
-
-
-class BFloat16(Compression):
-    """Gradients are rounded to bfloat16 before they are summed in their own dtype; there are no residuals.
-
-    Example:
-        >>> BFloat16()([("w", 0)], [jnp.array([1.001])])[0].tolist()
-        [1.0]
-    """
-
-    rule = bfloat16()
-
-    def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
-        return [_rounded(g) for g in gradients]
 
 
 def parse(params: Mapping[str, Any]) -> Compression:
@@ -135,26 +91,27 @@ def parse(params: Mapping[str, Any]) -> Compression:
         >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
         True
     """
-    kinds: dict[Any, type[Compression]] = {"2bit": TwoBit, "1bit": OneBit, "bfloat16": BFloat16}
-    options = dict(params)
-    kind = options.pop("type", None)
-    if kind not in kinds:
-        types = ", ".join(map(repr, kinds))
-        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are {types}.")
+    kind, threshold = params.get("type"), float(params.get("threshold", 0.5))  # may be a string
+    if kind not in ("2bit", "1bit", "bfloat16"):
+        raise MXNetError(f"the type of gradient compression is {kind!r}; the supported types are '2bit', '1bit', 'bfloat16'.")
     known = ("type", "threshold") if kind == "2bit" else ("type",)
     for name in params:
         if name not in known:
             raise ValueError(f"compression_params of type {kind!r} has {name!r}; the parameters are {', '.join(known)}.")
-    return kinds[kind](**options)
+    if not threshold > 0:
+        raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
+    if kind == "2bit":
+        return Compression(two_bit(threshold), functools.partial(_two_bit, threshold=threshold))
+    return Compression(one_bit(), _one_bit) if kind == "1bit" else Compression(bfloat16(), _rounded)
 
 
 @jax.jit
-def _two_bit(gradients: list[jax.Array], residuals: list[jax.Array], threshold: float) -> list[tuple[jax.Array, jax.Array]]:
+def _two_bit(gradients: list[jax.Array], residuals: list[jax.Array], threshold: float) -> Quantized:
     return [quantize(g, r, jnp.asarray(threshold, g.dtype)) for g, r in zip(gradients, residuals, strict=True)]
 
 
 @jax.jit
-def _one_bit(gradients: list[jax.Array], residuals: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+def _one_bit(gradients: list[jax.Array], residuals: list[jax.Array]) -> Quantized:
     names = [f"{i:09}" for i in range(len(gradients))]
     local = dict(zip(names, residuals, strict=True))
     sent, _, local = one_bit().apply(dict(zip(names, gradients, strict=True)), (), local, None)
@@ -162,5 +119,5 @@ def _one_bit(gradients: list[jax.Array], residuals: list[jax.Array]) -> list[tup
 
 
 @jax.jit
-def _rounded(gradient: jax.Array) -> jax.Array:
-    return gradient.astype(jnp.bfloat16).astype(gradient.dtype)
+def _rounded(gradients: list[jax.Array], residuals: list[None]) -> Quantized:
+    return [(gradient.astype(jnp.bfloat16).astype(gradient.dtype), None) for gradient in gradients]

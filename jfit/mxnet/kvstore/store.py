@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jfit import distributed
+from jfit import checks, distributed
 from jfit.formats.atomic import atomic_write, read_file
 from jfit.mxnet.array_types import PLAIN, ArrayTypes
 from jfit.mxnet.errors import MXNetError
@@ -89,7 +89,7 @@ class KVStoreBase:
         Raises:
             ValueError: an unknown capability.
         """
-        check_capability(capability)
+        checks.one_of((self.OPTIMIZER,), capability=capability.lower())
         return False
 
     @staticmethod
@@ -97,12 +97,6 @@ class KVStoreBase:
         """Class decorator: register the store under its lower-case class name, for `create`."""
         KVStoreBase.kv_registry[klass.__name__.lower()] = klass
         return klass
-
-
-def check_capability(capability: str) -> None:
-    """Raise ValueError if `capability` is not "optimizer", the only one that exists."""
-    if capability.lower() != KVStoreBase.OPTIMIZER:
-        raise ValueError(f"capability {capability!r} is unknown; the only capability of a kvstore is 'optimizer'.")
 
 
 class KVStore(KVStoreBase):
@@ -187,8 +181,7 @@ class KVStore(KVStoreBase):
 
     def is_capable(self, capability: str) -> bool:
         """True for "optimizer", the only capability; raises ValueError for any other."""
-        check_capability(capability)
-        return True
+        return not super().is_capable(capability)
 
     def init(self, key: Any, value: Any) -> None:
         """Add new keys with initial values; the values are copied.
@@ -240,9 +233,8 @@ class KVStore(KVStoreBase):
         if self._updater is None:
             for k, value in zip(keys, sums, strict=True):
                 # the sum of a single value is the caller's array itself, so copy it
-                self._stored[k].value = (
-                    committed_copy(value) if len(gathered[k]) == 1 or isinstance(value, np.ndarray) else value
-                )
+                copies = len(gathered[k]) == 1 or isinstance(value, np.ndarray)
+                self._stored[k].value = committed_copy(value) if copies else value
             return
         cells = [self._stored[k] for k in keys]
         merged = [self.arrays.mutable(v) for v in device_put_all(sums, [sharding_of(c.value) for c in cells])]
@@ -408,24 +400,20 @@ class KVStore(KVStoreBase):
             AssertionError: no optimizer is set.
             FormatError: the file is damaged.
         """
-        updater = self._states("load")
-        updater.set_states(read_file(fname), fname)
+        self._states("load").set_states(read_file(fname), fname)
 
     def check_push(self, what: str) -> None:
         """Raise NotImplementedError if the store has a `reduce` rule other than "psum", which `what` does not apply."""
         if self._rule is not None and self._rule is not all_reduce():
-            raise NotImplementedError(
-                f"{what} sums the gradients of each parameter, but the kvstore was created with reduce=, a rule for a whole "
-                "training step: pass it to Module.fit or Module.init_optimizer, or create it without reduce="
-            )
+            rule = "the kvstore was created with reduce=, a rule for the whole training step of a Module"
+            raise NotImplementedError(f"{what} sums the gradients of each parameter, but {rule}; leave out reduce=")
 
     @property
     def _strings(self) -> bool:
         return isinstance(next(iter(self._stored), None), str)
 
     def _states(self, verb: str) -> Any:
-        if self._updater is None:
-            raise AssertionError(f"cannot {verb} the states of the kvstore: it has no optimizer; call set_optimizer first.")
+        assert self._updater is not None, f"cannot {verb} the kvstore's states: it has no optimizer; call set_optimizer first."
         return self._updater
 
     def _pairs(self, key: Any, value: Any, must_exist: bool = False) -> list[tuple[Hashable, list[Any]]]:
@@ -542,10 +530,8 @@ def check_spans_job(store: Any, kvstore: Any) -> None:
     if count == 1 or kvstore is None or (store is not None and (not isinstance(store, KVStore) or store.distributed)):
         return
     name = kvstore if isinstance(kvstore, str) else getattr(store, "type", None)
-    raise ValueError(
-        f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes, each of which would train "
-        "a model of its own; pass kvstore='dist_sync', or None if that is what you want"
-    )
+    problem = f"kvstore={name!r} sums over the devices of one process, but the job has {count} processes"
+    raise ValueError(f"{problem}, each of which would train a model of its own; pass kvstore='dist_sync', or None to do so")
 
 
 def create(

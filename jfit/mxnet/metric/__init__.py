@@ -10,16 +10,7 @@ used by a module of `mx.mod`.
 ('accuracy', 0.5)
 """
 
-from jfit.mxnet.metric import named
-from jfit.mxnet.metric.base import EvalMetric, alias, register
-from jfit.mxnet.metric.composite import (
-    CompositeEvalMetric,
-    CustomMetric,
-    check_label_shapes,
-    create,
-    np,
-)
-from jfit.mxnet.metric.named import *  # noqa: F403  one list of the classes, in `named`
+from jfit import lazy as _lazy
+from jfit.mxnet.metric import named as _named  # noqa: F401  registers the classes
 
-__all__ = ["CompositeEvalMetric", "CustomMetric", "EvalMetric", "alias", "check_label_shapes", "create", "np", "register"]
-__all__ += named.__all__
+_lazy.stub(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jfit import counters
 from jfit.metrics import METRICS, Metric
 from jfit.mxnet.metric.base import EvalMetric, register
+from jfit.programs import made
 
 
 class _Assigned(NamedTuple):
@@ -34,7 +36,9 @@ def _sum(which: int, part: str, doc: str) -> Any:
 class DeviceMetric(EvalMetric):
     """EvalMetric around a pure metric of `jfit.metrics`; its sums are on the device, and only reading a value blocks.
 
-    A subclass sets the pure metric's constructor: `class Accuracy(DeviceMetric, rule=metrics.accuracy)`.
+    A subclass names the pure metric's constructor, and its own arguments with their defaults, which are those of the pure
+    metric, and attributes: `class Accuracy(DeviceMetric, rule=metrics.accuracy, axis=1, name="accuracy")`.  As in MXNet, those
+    before `name` are in `get_config`; those after it follow `output_names` and `label_names`.
 
     Args:
         settings: arguments of that constructor.
@@ -46,8 +50,10 @@ class DeviceMetric(EvalMetric):
 
     rule: ClassVar[Callable[..., Metric]]
 
-    def __init_subclass__(cls, rule: Callable[..., Metric] | None = None) -> None:
+    def __init_subclass__(cls, rule: Callable[..., Metric] | None = None, **arguments: Any) -> None:
         super().__init_subclass__()
+        if arguments:
+            cls.__init__ = _constructor(arguments)
         if rule is not None:
             cls.rule = staticmethod(rule)
             # in MXNet names with a hyphen are printed only; `create` accepts the ones without
@@ -165,7 +171,29 @@ class UpdatesMetric(DeviceMetric):
 
 
 # ------------------------------------------------------------------------------------------------ helpers
+def _constructor(arguments: Mapping[str, Any]) -> Any:
+    """Return the `__init__` of a `DeviceMetric` with these arguments."""
+    at = [*arguments].index("name") + 1
+    names = [*[*arguments][:at], "output_names", "label_names", *[*arguments][at:]]
+    parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=arguments.get(n)) for n in names]
+    signature = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self, *values = bound.arguments.values()
+        given = dict(zip(names, values, strict=True))
+        settings = {name: given[name] for name in arguments if name != "name"}
+        vars(self).update(settings)
+        usual = (given[name] for name in ("name", "output_names", "label_names"))
+        DeviceMetric.__init__(self, settings, *usual, **{name: given[name] for name in names[: at - 1]})
+
+    setattr(__init__, "__signature__", signature)  # noqa: B010 (pyright: functions have no such attribute)
+    return __init__
+
+
 @functools.lru_cache(maxsize=512)
+@made
 def _made(make: Callable[..., Metric], settings: tuple[tuple[str, Any], ...]) -> Metric:
     """Create the pure metric; cached, because compiled programs are cached by the identity of the metric object."""
     return make(**dict(settings))

@@ -13,28 +13,10 @@ from jfit import metrics as pure
 from jfit.mxnet.metric.device import DeviceMetric, UpdatesMetric
 from jfit.mxnet.mutable import as_array
 
-__all__ = [
-    "F1",
-    "MAE",
-    "MCC",
-    "MSE",
-    "PCC",
-    "RMSE",
-    "Accuracy",
-    "Caffe",
-    "CrossEntropy",
-    "Loss",
-    "NegativeLogLikelihood",
-    "PearsonCorrelation",
-    "Perplexity",
-    "TopKAccuracy",
-    "Torch",
-]
-
 Names = Any  # list of names, or None
 
 
-class Accuracy(DeviceMetric, rule=pure.accuracy):
+class Accuracy(DeviceMetric, rule=pure.accuracy, axis=1, name="accuracy"):
     """Accuracy: correct / count; the prediction is argmax(output, axis), or the output itself if it has the label's shape.
 
     Args:
@@ -51,10 +33,6 @@ class Accuracy(DeviceMetric, rule=pure.accuracy):
 
     Source: Apache MXNet 1.9.1, `Accuracy`.
     """
-
-    def __init__(self, axis: int = 1, name: str = "accuracy", output_names: Names = None, label_names: Names = None):
-        super().__init__({"axis": axis}, name, output_names, label_names, axis=axis)
-        self.axis = axis
 
 
 class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
@@ -82,7 +60,7 @@ class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
         self.top_k = top_k
 
 
-class F1(DeviceMetric, rule=pure.f1):
+class F1(DeviceMetric, rule=pure.f1, name="f1", average="macro"):
     """F1 score of binary labels: 2 tp / (2 tp + fp + fn).
 
     Args:
@@ -97,12 +75,8 @@ class F1(DeviceMetric, rule=pure.f1):
     Source: Apache MXNet 1.9.1, `F1`.
     """
 
-    def __init__(self, name: str = "f1", output_names: Names = None, label_names: Names = None, average: str = "macro"):
-        super().__init__({"average": average}, name, output_names, label_names)
-        self.average = average
 
-
-class MCC(DeviceMetric, rule=pure.mcc):
+class MCC(DeviceMetric, rule=pure.mcc, name="mcc", average="macro"):
     """Matthews correlation of binary labels: (tp tn - fp fn) / √((tp + fp)(tp + fn)(tn + fp)(tn + fn)).
 
     Factors of the denominator that are 0 are left out.
@@ -118,10 +92,6 @@ class MCC(DeviceMetric, rule=pure.mcc):
 
     Source: Apache MXNet 1.9.1, `MCC`.
     """
-
-    def __init__(self, name: str = "mcc", output_names: Names = None, label_names: Names = None, average: str = "macro"):
-        super().__init__({"average": average}, name, output_names, label_names)
-        self.average = average
 
 
 class Perplexity(DeviceMetric, rule=pure.perplexity):
@@ -153,7 +123,7 @@ class Perplexity(DeviceMetric, rule=pure.perplexity):
         self.ignore_label, self.axis = ignore_label, axis
 
 
-class MAE(DeviceMetric, rule=pure.mae):
+class MAE(DeviceMetric, rule=pure.mae, name="mae"):
     """Mean absolute error: mean over updates of mean |label - output|.
 
     Args:
@@ -167,11 +137,8 @@ class MAE(DeviceMetric, rule=pure.mae):
     Source: Apache MXNet 1.9.1, `MAE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
-    def __init__(self, name: str = "mae", output_names: Names = None, label_names: Names = None):
-        super().__init__({}, name, output_names, label_names)
 
-
-class MSE(DeviceMetric, rule=pure.mse):
+class MSE(DeviceMetric, rule=pure.mse, name="mse"):
     """Mean squared error: mean over updates of mean (label - output)².
 
     Args:
@@ -185,11 +152,8 @@ class MSE(DeviceMetric, rule=pure.mse):
     Source: Apache MXNet 1.9.1, `MSE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
-    def __init__(self, name: str = "mse", output_names: Names = None, label_names: Names = None):
-        super().__init__({}, name, output_names, label_names)
 
-
-class RMSE(DeviceMetric, rule=pure.rmse):
+class RMSE(DeviceMetric, rule=pure.rmse, name="rmse"):
     """Root mean squared error: mean over updates of √(mean (label - output)²).
 
     Args:
@@ -203,11 +167,8 @@ class RMSE(DeviceMetric, rule=pure.rmse):
     Source: Apache MXNet 1.9.1, `RMSE`; on several devices an update is the whole batch, in MXNet each device's part.
     """
 
-    def __init__(self, name: str = "rmse", output_names: Names = None, label_names: Names = None):
-        super().__init__({}, name, output_names, label_names)
 
-
-class CrossEntropy(DeviceMetric, rule=pure.cross_entropy):
+class CrossEntropy(DeviceMetric, rule=pure.cross_entropy, eps=1e-12, name="cross-entropy"):
     """Cross-entropy of probabilities: -Σ log(p[label] + eps) / count.
 
     Args:
@@ -222,12 +183,8 @@ class CrossEntropy(DeviceMetric, rule=pure.cross_entropy):
     Source: Apache MXNet 1.9.1, `CrossEntropy`.
     """
 
-    def __init__(self, eps: float = 1e-12, name: str = "cross-entropy", output_names: Names = None, label_names: Names = None):
-        super().__init__({"eps": eps}, name, output_names, label_names, eps=eps)
-        self.eps = eps
 
-
-class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss):
+class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss, eps=1e-12, name="nll-loss"):
     """Negative log-likelihood of probabilities: -Σ log(p[label] + eps) / count, the same as `CrossEntropy`.
 
     Args:
@@ -242,12 +199,8 @@ class NegativeLogLikelihood(DeviceMetric, rule=pure.nll_loss):
     Source: Apache MXNet 1.9.1, `NegativeLogLikelihood`.
     """
 
-    def __init__(self, eps: float = 1e-12, name: str = "nll-loss", output_names: Names = None, label_names: Names = None):
-        super().__init__({"eps": eps}, name, output_names, label_names, eps=eps)
-        self.eps = eps
 
-
-class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
+class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr, name="pearsonr", average="macro"):
     """Pearson correlation: cov(output, label) / √(var(output) var(label)).
 
     As in MXNet, `reset_local` with average="micro" does not reset the sums: the local value is nan until the next update, and
@@ -268,9 +221,7 @@ class PearsonCorrelation(UpdatesMetric, rule=pure.pearsonr):
     Source: Apache MXNet 1.9.1, `PearsonCorrelation`.
     """
 
-    def __init__(self, name: str = "pearsonr", output_names: Names = None, label_names: Names = None, average: str = "macro"):
-        self.average = average
-        super().__init__({"average": average}, name, output_names, label_names)
+    average: str
 
     def reset_local(self) -> None:
         """Reset the local value; with average="micro" the sums are unchanged, as in MXNet."""
@@ -347,7 +298,7 @@ def _widened(sums: Any, more: int) -> Any:
     return jnp.concatenate([sums[:, :-1], jnp.zeros((3, more), sums.dtype), sums[:, -1:]], axis=1)
 
 
-class Loss(DeviceMetric, rule=pure.loss):
+class Loss(DeviceMetric, rule=pure.loss, name="loss"):
     """Mean of the outputs, for networks whose output is a loss: Σ outputs / number of elements; labels are ignored.
 
     Args:
@@ -366,11 +317,8 @@ class Loss(DeviceMetric, rule=pure.loss):
 
     needs_labels = False
 
-    def __init__(self, name: str = "loss", output_names: Names = None, label_names: Names = None):
-        super().__init__({}, name, output_names, label_names)
 
-
-class Torch(Loss, rule=pure.torch):
+class Torch(Loss, rule=pure.torch, name="torch"):
     """Mean of the outputs, as `Loss`, under MXNet's name for a Torch criterion.
 
     Args:
@@ -382,11 +330,8 @@ class Torch(Loss, rule=pure.torch):
         'torch'
     """
 
-    def __init__(self, name: str = "torch", output_names: Names = None, label_names: Names = None):
-        super().__init__(name, output_names, label_names)
 
-
-class Caffe(Torch, rule=pure.caffe):
+class Caffe(Torch, rule=pure.caffe, name="caffe"):
     """Mean of the outputs, as `Loss`, under MXNet's name for a Caffe criterion.
 
     Args:
@@ -397,6 +342,3 @@ class Caffe(Torch, rule=pure.caffe):
         >>> Caffe().name
         'caffe'
     """
-
-    def __init__(self, name: str = "caffe", output_names: Names = None, label_names: Names = None):
-        super().__init__(name, output_names, label_names)

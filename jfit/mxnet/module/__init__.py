@@ -4,8 +4,9 @@ base        BaseModule: fit, score and predict, built on forward, backward and u
 module      Module, which has three parts:
   binding     names, devices and shapes of a graph                      initial: initial parameter values
   parameters  parameters and optimizer state on the devices             states: optimizer state in files
-  passes      forward, backward and update, computed lazily             slices: split a batch over devices
-epochs      run many steps of fit in one dispatch
+  passes      forward, backward and update, deferred                    programs: their compiled programs
+epochs      run many steps of fit in one dispatch                     exec_group: gradients that scripts overwrite
+slices, groups, workers, ordered: several devices, devices of `ctx_group`s, processes of a job, reduce="ordered"
 bucketing, sequential, python, svrg: modules composed of other modules or written in Python
 """
 

@@ -39,9 +39,19 @@ class BindRequest(NamedTuple):
     grad_req: Any
 
 
-def attribute(path: str, doc: str | None = None) -> Any:
-    """Create a property that returns the attribute at `path`, such as "binding.aux"; `doc` is its docstring."""
-    return property(attrgetter(path), doc=doc)
+def attribute(path: str, doc: str | None = None, *steps: str) -> Any:
+    """Create a property that returns the attribute at `path`, such as "binding.aux".
+
+    doc: its docstring.  steps: what the module must have done before, as for `require`.
+    """
+    read, name = attrgetter(path), path.rpartition(".")[2].lstrip("_")
+
+    def value(module: Any) -> Any:
+        if steps:
+            require(module, name, *steps)
+        return read(module)
+
+    return property(value, doc=doc)
 
 
 class BaseModule:
@@ -301,21 +311,15 @@ class BaseModule:
             List of (name, value).
         """
         require(self, "score", "binded", "params_initialized")
-        if reset:
-            eval_data.reset()
         eval_metric = metrics.create(eval_metric)
         eval_metric.reset()
         actual_num_batch = 0
-        for nbatch, eval_batch in enumerate(eval_data):
-            if nbatch == num_batch:
-                break
-            self.prepare(eval_batch, sparse_row_id_fn)
-            self.forward(eval_batch, is_train=False)
+        for nbatch, eval_batch in self._evaluated(eval_data, num_batch, reset, sparse_row_id_fn):
             self._measure(eval_metric, eval_batch)
             call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
             actual_num_batch += 1
             if self._flag is not None and self._flag.set:  # no stopping point of a job, whose processes may have other rows
-                self._stop_if(self._flag)
+                self._stop_if_asked()
         if score_end_callback is not None:
             call(score_end_callback, BatchEndParam(epoch, actual_num_batch, eval_metric, locals()))
         return eval_metric.get_name_value()
@@ -326,18 +330,23 @@ class BaseModule:
         else:
             self.update_metric(eval_metric, batch.label)
 
+    def _evaluated(self, data: Any, num_batch: int | None, reset: bool, row_ids: Any) -> Iterator[tuple[int, Any]]:
+        """Iterate over (number, batch), each after its forward pass in evaluation mode; arguments as for `score`."""
+        if reset:
+            data.reset()
+        for nbatch, batch in enumerate(data):
+            if nbatch == num_batch:
+                return
+            self.prepare(batch, row_ids)
+            self.forward(batch, is_train=False)
+            yield nbatch, batch
+
     def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
     ) -> Iterator[tuple[list[Any], int, Any]]:
         """Iterate over (outputs without padding rows, batch number, batch); arguments as for `predict`."""
         require(self, "iter_predict", "binded", "params_initialized")
-        if reset:
-            eval_data.reset()
-        for nbatch, batch in enumerate(eval_data):
-            if nbatch == num_batch:
-                break
-            self.prepare(batch, sparse_row_id_fn)
-            self.forward(batch, is_train=False)
+        for nbatch, batch in self._evaluated(eval_data, num_batch, reset, sparse_row_id_fn):
             yield self._without_padding(wrapped_rows(batch)), nbatch, batch
 
     def _without_padding(self, pad: int) -> list[Any]:
@@ -435,8 +444,7 @@ class BaseModule:
             KeyboardInterrupt: training was stopped by Ctrl-C.
             RuntimeError: another thread is in fit of this module.
         """
-        if num_epoch is None:
-            raise AssertionError("please specify number of epochs: num_epoch=")
+        assert num_epoch is not None, "please specify number of epochs: num_epoch="
         require(self, "fit")
         self._looking = True
         self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
@@ -449,12 +457,12 @@ class BaseModule:
         validation_metric = eval_metric if validation_metric is None else validation_metric
         eval_metric = metrics.create(eval_metric)
         training = Doing(activity.DEVICES, f"training in {type(self).__name__}.fit")
-        with training, stop_flag().watching() as flag, self._stopping_at(flag):
+        with training, self._stoppable():
             for epoch in range(begin_epoch, num_epoch):
                 start = time.time()
                 eval_metric.reset()
                 self._begin_epoch(train_data, epoch)
-                results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn, flag)
+                results = self._fit_epoch(train_data, eval_metric, batch_end_callback, monitor, epoch, sparse_row_id_fn)
                 for name, value in scalars(results):
                     self.logger.info(of_worker("Epoch[%d] Train-%s=%f"), epoch, name, value)
                 self.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
@@ -471,7 +479,7 @@ class BaseModule:
                     for name, value in scalars(scored):
                         self.logger.info(of_worker("Epoch[%d] Validation-%s=%f"), epoch, name, value)
                 self._end_epoch(train_data)
-                self._stop_if(flag)
+                self._stop_if_asked()
 
     def _begin_epoch(self, train_data: Any, epoch: int) -> None:
         """Hook that fit calls before the first batch of each epoch."""
@@ -484,39 +492,34 @@ class BaseModule:
         return eval_metric.get_global_name_value()
 
     @contextlib.contextmanager
-    def _stopping_at(self, flag: StopFlag) -> Iterator[None]:
-        """Context manager in which `score` and `fit` raise KeyboardInterrupt between two batches once `flag` is set."""
+    def _stoppable(self) -> Iterator[None]:
+        """Context manager in which `score` and `fit` raise KeyboardInterrupt between two batches after Ctrl-C."""
         require(self, "fit")
         before = self._flag, self._fit_thread
-        self._flag, self._fit_thread = flag, threading.current_thread()
-        try:
-            yield
-        finally:
-            self._flag, self._fit_thread = before
+        with stop_flag().watching() as flag:
+            self._flag, self._fit_thread = flag, threading.current_thread()
+            try:
+                yield
+            finally:
+                self._flag, self._fit_thread = before
 
-    def _stop_if(self, flag: StopFlag | None) -> None:
-        if flag:
+    def _stop_if_asked(self) -> None:
+        if self._flag:
             raise KeyboardInterrupt("fit was stopped by Ctrl-C between two steps; the module keeps its current parameters")
 
     def _sync_devices(self) -> None:
         """Average the parameters over devices, if they differ (kvstore=None); called after each epoch."""
 
     def _fit_epoch(
-        self,
-        train_data: Any,
-        eval_metric: Any,
-        callbacks: Callbacks,
-        monitor: Any,
-        epoch: int,
-        row_ids: Any,
-        flag: StopFlag,
-        first: int = 0,
+        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any = None, first: int = 0
     ) -> list[tuple[str, float]]:
         """Train one epoch, one batch at a time, and return the metrics of the whole epoch as (name, value) pairs.
 
         The metrics are read before the callbacks of the last batch, which may reset them.  `first` is the number of the first
-        batch (EpochRunner may have run the ones before).
+        batch (EpochRunner may have run the ones before).  Called in `_stoppable`.
         """
+        flag = self._flag
+        assert flag is not None
         results: list[tuple[str, float]] = []
         waiting = Doing(activity.DATA, f"waiting for a batch of epoch {epoch}")
         with flag.anywhere(), waiting:  # an iterator may wait for long
@@ -541,7 +544,7 @@ class BaseModule:
             if callbacks is not None:
                 with Doing(activity.SAVING, "in a batch_end_callback"):
                     call(callbacks, BatchEndParam(epoch, nbatch, eval_metric, locals()))
-            self._stop_if(flag)
+            self._stop_if_asked()
             data_batch, nbatch = following, nbatch + 1
         self._looking = False
         return results
@@ -614,10 +617,8 @@ bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     """
     thread = getattr(module, "_fit_thread", None)
     if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
-        raise RuntimeError(
-            f"{type(module).__name__}.{method}: thread {thread.name!r} is in fit of this module; wait until fit has ended, or "
-            "use another module with the parameters that an epoch_end_callback gets"
-        )
+        problem = f"thread {thread.name!r} is in fit of this module; wait until fit has ended, or use another module"
+        raise RuntimeError(f"{type(module).__name__}.{method}: {problem}")
     missing = [step for step in steps if not getattr(module, step)]
     if not missing:
         return

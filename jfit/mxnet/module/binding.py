@@ -17,13 +17,12 @@ from jfit.lowering import lower
 from jfit.lowering.groups import variable_devices, with_groups
 from jfit.lowering.model import Aux, Model
 from jfit.mxnet.groups import replica_groups
-from jfit.mxnet.module.grouped import Placement
+from jfit.mxnet.module.groups import Placement, Replicas
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.module.replicas import Replicas
 from jfit.mxnet.mutable import as_array
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
-from jfit.programs import assign_key, assigned_key
+from jfit.programs import Made
 
 GRAD_REQS = ("write", "add", "null")
 PARAMETER_SUFFIXES = ("_weight", "_bias", "_gamma", "_beta")
@@ -75,9 +74,7 @@ class Binding:
         self.groups = [] if group2ctxs is None else replica_groups(symbol, group2ctxs, self.context)
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
-            raise ValueError(
-                f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices; pass one for each"
-            )
+            raise ValueError(f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices")
         check = lambda names, what, must: check_names(symbol, list(names or ()), what, logger, must=must)  # noqa: E731
         self.data_names = check(data_names, "data", True)
         check(label_names, "label", False)
@@ -89,22 +86,15 @@ class Binding:
         input_names += undeclared_labels(symbol, set(input_names))
         self.params = [n for n in self.arguments if n not in input_names]
         self._input_names = [n for n in input_names if n in self.arguments]
-        self.data_shapes: list[DataDesc] = []
-        self.label_shapes: list[DataDesc] = []
-        self.grad_reqs: dict[str, str] = {}
-        self.trainable: list[str] = []
-        self.fixed_gammas: list[str] = []
-        self.specs: dict[str, jax.ShapeDtypeStruct] = {}
+        self.data_shapes, self.label_shapes, self.trainable, self.fixed_gammas = [], [], [], []
+        self.grad_reqs, self.specs, self._previous_labels = {}, {}, {}
         self.states: dict[str, Any] = {}
-        self._previous_labels: dict[str, Any] = {}
 
     @property
     def placement(self) -> Placement:
         """The device of each parameter and auxiliary state."""
         home = self.devices[0]
-        if not self.groups:
-            return Placement(home, {})
-        return Placement(home, variable_devices(self.symbol, self.groups[0], home), self.groups)
+        return Placement(home, variable_devices(self.symbol, self.groups[0], home) if self.groups else {}, self.groups)
 
     # -------------------------------------------------------------------------------- shapes
     def bind(
@@ -129,10 +119,8 @@ class Binding:
             self.model, self.replicas = with_fixed_aux(model, reqs), None
         else:
             if len(groups) != len(self.devices):
-                raise ValueError(
-                    f"the module has {len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with "
-                    "ctx_groups on their devices; pass the same contexts to both"
-                )
+                both = f"{len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with ctx_groups"
+                raise ValueError(f"the module has {both} on their devices; pass the same contexts to both")
             grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
             self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
             self.model = self.replicas.models[0]
@@ -578,7 +566,5 @@ def with_fixed_aux(model: Model, grad_reqs: Mapping[str, str]) -> Model:
         outputs, new_aux = model.apply(params, aux, inputs, **options)
         return outputs, {**new_aux, **{n: aux[n] for n in fixed if n in new_aux}}
 
-    key = assigned_key(model.apply)
-    if key is not None:  # equal models with equal fixed states share programs, see `jfit.programs.key_of`
-        assign_key(apply, (key, "fixed", tuple(fixed)))
-    return model._replace(apply=apply)
+    # equal models with equal fixed states share programs
+    return model._replace(apply=Made(apply, "fixed", model.apply, fixed))

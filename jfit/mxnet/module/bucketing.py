@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +26,16 @@ class Bucket(NamedTuple):
     symbol: Any
     data_names: list[str]
     label_names: list[str]
+
+
+def _of_current(name: str) -> Any:
+    """Return the method that calls the method `name` of the module of the current bucket."""
+
+    @functools.wraps(getattr(Module, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._curr_module, name)(*args, **kwargs)
+
+    return call
 
 
 class BucketingModule(BaseModule):
@@ -170,10 +181,8 @@ class BucketingModule(BaseModule):
         binding, whole = module.binding, default.binding
         extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
         if extra:
-            raise ValueError(
-                f"bucket {key!r} has the parameter {extra[0]!r}, which the network of default_bucket_key={self._default_key!r} "
-                "lacks; it must have all parameters"
-            )
+            where = f"the network of default_bucket_key={self._default_key!r}"
+            raise ValueError(f"bucket {key!r} has the parameter {extra[0]!r}, which {where} lacks; it must have all parameters")
         request = self._grad_req
         if isinstance(request, Mapping):
             request = {name: value for name, value in request.items() if name in binding.arguments}
@@ -270,39 +279,11 @@ class BucketingModule(BaseModule):
         self._default._settle()  # the pass of another bucket may add to the same gradients
         self._curr_module.forward(data_batch, is_train)
 
-    def backward(self, out_grads: Any = None) -> None:
-        """Run the backward pass of the last forward pass."""
-        self._curr_module.backward(out_grads)
-
-    def update(self) -> None:
-        """Update the parameters of the current bucket's network."""
-        self._curr_module.update()
-
-    def _problem_of(self, data_batch: Any, where: str) -> str | None:
-        return self._curr_module._problem_of(data_batch, where)
-
-    def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the outputs of the last forward pass."""
-        return self._curr_module.get_outputs(merge_multi_context)
-
-    def _without_padding(self, pad: int) -> list[Any]:
-        return self._curr_module._without_padding(pad)
-
-    def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the gradients of the data inputs."""
-        return self._curr_module.get_input_grads(merge_multi_context)
-
-    def update_metric(self, eval_metric: Any, labels: Any, pre_sliced: bool = False) -> None:
-        """Update a metric with the outputs of the last forward pass."""
-        self._curr_module.update_metric(eval_metric, labels, pre_sliced)
-
-    def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """Return the values of the inputs `state_names` of the current bucket."""
-        return self._curr_module.get_states(merge_multi_context)
-
-    def set_states(self, states: Any = None, value: Any = None) -> None:
-        """Set the state inputs of the current bucket, as `Module.set_states`."""
-        self._curr_module.set_states(states, value)
+    backward, update = _of_current("backward"), _of_current("update")
+    get_outputs, get_input_grads = _of_current("get_outputs"), _of_current("get_input_grads")
+    get_states, set_states = _of_current("get_states"), _of_current("set_states")
+    update_metric = _of_current("update_metric")
+    _problem_of, _without_padding = _of_current("_problem_of"), _of_current("_without_padding")
 
     def install_monitor(self, mon: Any) -> None:
         """Attach a Monitor to every bucket."""
@@ -351,9 +332,8 @@ class BucketingModule(BaseModule):
         keys = load_arrays(complete_file(where))
         if not isinstance(keys, list) or len(keys) != 1 or getattr(keys[0], "ndim", 0) != 1:
             raise FormatError(where, "arrays", "expected one list of integer bucket keys", "save the checkpoint again.")
-        symbols = {
-            int(k): cls.arrays.symbol(load_symbol(complete_file(f"{prefix}-{int(k)}-symbol.json"))) for k in np.asarray(keys[0])
-        }
+        paths = {int(key): complete_file(f"{prefix}-{int(key)}-symbol.json") for key in np.asarray(keys[0])}
+        symbols = {key: cls.arrays.symbol(load_symbol(path)) for key, path in paths.items()}
         return cls.load_dict(symbols, sym_gen, default_bucket_key, *files.load_params(prefix, epoch), **kwargs)
 
     @classmethod

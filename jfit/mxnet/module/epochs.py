@@ -23,6 +23,7 @@ from jfit.metrics import Metric
 from jfit.mxnet.module.passes import Passes
 from jfit.mxnet.module.slices import row_table
 from jfit.parallel import place, place_split
+from jfit.programs import Made
 from jfit.step.state import TrainState
 from jfit.step.totals import zero_totals
 
@@ -62,7 +63,7 @@ class EpochRunner:
     def _drop(self, _: Any) -> None:
         self.arrays = {}
 
-    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag) -> int:
+    def run(self, leaves: Sequence[Any], on_batch: Callable[[int], None], flag: StopFlag | None) -> int:
         """Train on all full batches of the epoch and add the metric sums to `leaves`.
 
         Args:
@@ -170,7 +171,7 @@ class EpochRunner:
 
             return one(state, 0) if single else repeat_steps(one)(state, count)
 
-        return many
+        return Made(many, "epoch", train, batch_axes, single)
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # new buffers: the next call donates the originals

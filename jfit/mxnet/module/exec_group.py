@@ -1,4 +1,4 @@
-"""`module._exec_group` of MXNet: the gradients of a bound module, which scripts reset with `g[:] = 0`."""
+"""The gradients of a module as NDArrays that scripts may overwrite: `module._exec_group.grad_arrays`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,6 @@ from typing import Any
 
 from jfit.mxnet.module.base import require
 from jfit.mxnet.ndarray.array import NDArray
-
-
-class ExecGroup:
-    """The gradients of a bound module, as arrays that can be written; the next `update` uses the written values.
-
-    Of MXNet's DataParallelExecutorGroup it has only the attributes below.
-
-    Attributes:
-        param_names: names of the parameters, in the order of `grad_arrays`.
-        grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
-    """
-
-    def __init__(self, module: Any) -> None:
-        require(module, "_exec_group", "binded")
-        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
-
-    @property
-    def grad_arrays(self) -> list[list[Gradient | None]]:
-        """For each parameter, a list with its gradient on each device; None where it has no gradient."""
-        reqs = self._passes.grad_reqs
-        return [[Gradient(self._passes, n, k) if n in reqs else None for k in range(self._devices)] for n in self.param_names]
 
 
 class Gradient(NDArray):
@@ -47,3 +26,24 @@ class Gradient(NDArray):
         slices = self._passes.gradient_slices(self._name)
         slices[self._device] = new
         self._passes.set_gradient(self._name, slices)
+
+
+class ExecGroup:
+    """The gradients of a bound module, which scripts reset with `g[:] = 0`; the next `update` uses the written values.
+
+    Of MXNet's DataParallelExecutorGroup it has only the attributes below.
+
+    Attributes:
+        param_names: names of the parameters, in the order of `grad_arrays`.
+        grad_arrays: for each parameter, a list with its gradient on each device; None for a parameter without gradient.
+    """
+
+    def __init__(self, module: Any) -> None:
+        require(module, "_exec_group", "binded")
+        self._passes, self.param_names, self._devices = module.passes, module.binding.params, len(module.binding.devices)
+
+    @property
+    def grad_arrays(self) -> list[list[Gradient | None]]:
+        """For each parameter, a list with its gradient on each device; None where it has no gradient."""
+        reqs = self._passes.grad_reqs
+        return [[Gradient(self._passes, n, k) if n in reqs else None for k in range(self._devices)] for n in self.param_names]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfit import checks
 from jfit.init import InitDesc, Uniform, draw_all, get
 from jfit.mxnet.array_types import ArrayTypes
 from jfit.mxnet.initializer import writes_in_place
@@ -64,10 +65,8 @@ def check_names(bound: Binding, params: Mapping[str, Any], aux: Mapping[str, Any
     for kind, values, known in (("arg_params", params, bound.arguments), ("aux_params", aux or {}, bound.aux)):
         unknown = next((n for n in values if n not in known), None)
         if unknown is not None:
-            near = nearest(unknown, known)
-            hint = f"did you mean {near}? " if near else ""
             problem = f"Find name {unknown!r} in {kind} that is not in the arguments of the network"
-            raise ValueError(f"{problem}; {hint}Leave it out, or pass {allow}=True")
+            raise ValueError(f"{problem}; {checks.name_hint(unknown, known)} Leave it out, or pass {allow}=True")
 
 
 def _missing(kind: str, names: list[str], values: Values, source: Any, allow: bool) -> list[str]:
@@ -106,6 +105,5 @@ def _filled(bound: Binding, name: str, value: int) -> np.ndarray:
 def _converted(name: str, value: Any, spec: jax.ShapeDtypeStruct) -> Any:
     array = as_array(value)
     if tuple(array.shape) != tuple(spec.shape):
-        needed = f"{tuple(spec.shape)} for the bound shapes"
-        raise ValueError(f"{name}: the value has shape {tuple(array.shape)}, but the network needs {needed}")
+        raise ValueError(f"{name}: the value has shape {tuple(array.shape)}, but the network needs {tuple(spec.shape)}")
     return array if array.dtype == spec.dtype else array.astype(spec.dtype)

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jfit.data import Batch
-from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
-from jfit.interrupts import StopFlag
+from jfit.lowering.model import plan_of
 from jfit.mxnet import files
 from jfit.mxnet.callback import BatchEndParam
 from jfit.mxnet.kvstore import store as stores
@@ -21,7 +21,6 @@ from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, call, lis
 from jfit.mxnet.module.binding import Binding, concat_slices, python_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.epochs import EpochRunner, callback_period, can_run_many_steps
 from jfit.mxnet.module.initial import check_names, converted, initialize
-from jfit.mxnet.module.invalid import InputCheck
 from jfit.mxnet.module.ordered import not_ordered
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.passes import Passes
@@ -31,6 +30,7 @@ from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer, get_updater
 from jfit.mxnet.optimizer import create as create_optimizer
 from jfit.parallel import check_entry
+from jfit.step.batch_check import BatchLabels
 from jfit.step.reduce import all_reduce, unreduced
 
 
@@ -83,6 +83,7 @@ class Module(BaseModule):
 
     _divide = staticmethod(python_slices)
     _make_store = staticmethod(stores.create)
+    _warns_of_scale = True  # if the rescale_grad of an Optimizer object is not 1 / batch size
 
     def __init__(
         self,
@@ -114,6 +115,9 @@ class Module(BaseModule):
     # -------------------------------------------------------------------------------- properties
     data_names = attribute("binding.data_names", "Names of the data inputs.")
     label_names = attribute("binding.label_names", "Names of the labels.")
+    data_shapes = attribute("binding.data_shapes", "Descriptions of the bound data.", "binded")
+    label_shapes = attribute("binding.label_shapes", "Descriptions of the bound labels.", "binded")
+    output_shapes = attribute("binding.output_shapes", "(name, shape) of each output for a whole batch.", "binded")
     _optimizer_kept = "optimizer already initialized, ignoring..."
     # private attributes of MXNet's Module that scripts read
     _data_names = attribute("binding.data_names")
@@ -131,24 +135,6 @@ class Module(BaseModule):
     def output_names(self) -> list[str]:
         """Names of the outputs."""
         return self._symbol.list_outputs()
-
-    @property
-    def data_shapes(self) -> list[DataDesc]:
-        """Descriptions of the bound data."""
-        require(self, "data_shapes", "binded")
-        return self.binding.data_shapes
-
-    @property
-    def label_shapes(self) -> list[DataDesc]:
-        """Descriptions of the bound labels."""
-        require(self, "label_shapes", "binded")
-        return self.binding.label_shapes
-
-    @property
-    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each output for a whole batch."""
-        require(self, "output_shapes", "binded")
-        return self.binding.output_shapes
 
     @property
     def state(self) -> Any:
@@ -169,11 +155,12 @@ class Module(BaseModule):
         if self.binded:
             self._settle()
             self.binded = False
-        if not request.for_training and request.inputs_need_grad:
-            raise AssertionError("inputs_need_grad=True requires for_training=True: no gradients are computed for prediction")
+        assert request.for_training or not request.inputs_need_grad, "inputs_need_grad=True requires for_training=True"
         self.passes, self._input_check = None, None  # type: ignore[assignment]
         shared = request.shared_module
-        parameters = self.parameters if shared is None else _parameters_of(shared)
+        if shared is not None and not (shared.binded and shared.params_initialized):
+            raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
+        parameters = self.parameters if shared is None else shared.parameters
         grad_req = request.grad_req if request.for_training else "null"
         self.binding.bind(data_shapes, label_shapes, grad_req, request.inputs_need_grad, parameters.placement)
         if shared is not None:
@@ -229,9 +216,8 @@ class Module(BaseModule):
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the values of the inputs `state_names`; with merge_multi_context=False a list of slices for each."""
         require(self, "get_states", "binded", "params_initialized")
-        if merge_multi_context:
-            return [self.arrays.wrap(v) for v in self.binding.states.values()]
-        return [[self.arrays.wrap(p) for p in parts] for parts in self.binding.state_slices()]
+        states = list(self.binding.states.values()) if merge_multi_context else self.binding.state_slices()
+        return jax.tree.map(self.arrays.wrap, states)
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
         """Set the state inputs from arrays (whole, or lists of slices as returned by `get_states`), or all to one number."""
@@ -271,27 +257,24 @@ class Module(BaseModule):
             return create_optimizer(optimizer, sym=self._symbol, param_idx2name=names, **params)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is {optimizer!r}, expected a name or an Optimizer")
-        if optimizer.rescale_grad != scale:
-            warnings.warn(
-                "Optimizer created manually outside Module but rescale_grad is not normalized to 1.0/batch_size/num_workers "
-                f"({optimizer.rescale_grad} vs. {scale}). Is this intended?",
-                stacklevel=5,
-            )
+        if optimizer.rescale_grad != scale and self._warns_of_scale:
+            problem = "Optimizer created manually outside Module but rescale_grad is not normalized to"
+            scales = f"1.0/batch_size/num_workers ({optimizer.rescale_grad} vs. {scale})"
+            warnings.warn(f"{problem} {scales}. Is this intended?", stacklevel=5)
         if not optimizer.idx2name:
             optimizer.idx2name = names
         return optimizer
 
     def _reduce_of(self, store: Any) -> Any:
+        rule = store.reduce if isinstance(store, stores.KVStore) else None
         if self._compression and store is not None:
             if "device" not in store.type and "dist" not in store.type:
                 raise ValueError(f"Gradient compression is not supported for this type of kvstore: {store.type}; use 'device'")
-            if isinstance(store, stores.KVStore) and store.reduce is not None:
-                raise ValueError(
-                    "the module has compression_params, but the kvstore has a reduce= of its own; leave one of them out"
-                )
+            if rule is not None:
+                raise ValueError("the module has compression_params, the kvstore a reduce= of its own; leave one of them out")
             return parse({"type": "2bit", **self._compression}).rule
-        if isinstance(store, stores.KVStore) and store.reduce is not None:
-            return store.reduce
+        if rule is not None:
+            return rule
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
@@ -303,9 +286,7 @@ class Module(BaseModule):
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
         if self.parameters is not shared_module.parameters:
-            raise ValueError(
-                "borrow_optimizer needs a module with the same parameters; bind this one with shared_module= first"
-            )
+            raise ValueError("borrow_optimizer needs the same parameters; bind this one with shared_module= first")
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
@@ -370,17 +351,13 @@ class Module(BaseModule):
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the outputs of the last forward pass; with merge_multi_context=False a list of slices for each output."""
         require(self, "get_outputs", "binded", "params_initialized")
-        if merge_multi_context:
-            return [self.arrays.wrap(out) for out in self.passes.merged()]
-        return [[self.arrays.wrap(piece) for piece in pieces] for pieces in self.passes.sliced()]
+        return jax.tree.map(self.arrays.wrap, self.passes.merged() if merge_multi_context else self.passes.sliced())
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the gradients of the data inputs; requires `bind(inputs_need_grad=True)`."""
         require(self, "get_input_grads", "binded", "params_initialized", "inputs_need_grad")
         names = [d.name for d in self.binding.data_shapes]
-        if merge_multi_context:
-            return [self.arrays.wrap(gradient) for gradient in self.passes.input_gradients(names, merge=True)]
-        return [[self.arrays.wrap(part) for part in parts] for parts in self.passes.input_gradients(names, merge=False)]
+        return jax.tree.map(self.arrays.wrap, self.passes.input_gradients(names, merge_multi_context))
 
     def gradients(self) -> dict[str, Any]:
         """Return the gradients of the parameters by name, summed over devices, after `backward`."""
@@ -401,9 +378,12 @@ class Module(BaseModule):
         if pre_sliced:
             labels = [concat_slices([as_array(part[i]) for part in labels], 0) for i in range(len(labels[0]))]
         outputs = [self.arrays.wrap(out) for out in self.passes.merged()]  # user metrics may call methods of NDArray
+        self._fold(eval_metric, [self.arrays.wrap(as_array(a)) for a in labels or ()], outputs, self._weights(outputs))
+
+    def _fold(self, eval_metric: Any, labels: list[Any], outputs: list[Any], weights: Any) -> None:
         names = [d.name for d in self.binding.label_shapes] or self.binding.label_names
-        named_labels = dict(zip(names, [self.arrays.wrap(as_array(a)) for a in labels or ()], strict=False))
-        eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), self._weights(outputs))
+        named_labels = dict(zip(names, labels, strict=False))
+        eval_metric.fold_dict(named_labels, dict(zip(self.output_names, outputs, strict=True)), weights)
 
     def _weights(self, outputs: Sequence[Any]) -> Any:
         """Return the row weights of each output; None for an output without a row axis, such as a mean loss."""
@@ -418,15 +398,7 @@ class Module(BaseModule):
 
     # -------------------------------------------------------------------------------- fit, predict
     def _fit_epoch(
-        self,
-        train_data: Any,
-        eval_metric: Any,
-        callbacks: Any,
-        monitor: Any,
-        epoch: int,
-        row_ids: Any,
-        flag: StopFlag,
-        first: int = 0,
+        self, train_data: Any, eval_metric: Any, callbacks: Any, monitor: Any, epoch: int, row_ids: Any = None, first: int = 0
     ) -> list[tuple[str, float]]:
         """Train one epoch; several steps share a dispatch if data is in memory and no callback needs every batch.
 
@@ -436,7 +408,6 @@ class Module(BaseModule):
         many = every is not None and monitor is None and self._monitor is None and self._uses_default_methods()
         many = many and all(m.pure and not m.output_names and not m.label_names for m in leaves)
         results: list[tuple[str, float]] = []
-        first = 0
         if many and can_run_many_steps(self.passes, train_data, [d.name for d in self.binding.label_shapes]):
 
             def on_batch(nbatch: int) -> None:
@@ -446,10 +417,10 @@ class Module(BaseModule):
 
             if self._looking:
                 self._look_at_all(train_data, epoch)
-            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, on_batch, flag))
-            self._stop_if(flag)
+            train_data.skip(self._runner_of(train_data, leaves, every or 0).run(leaves, on_batch, self._flag))
+            self._stop_if_asked()
             first = train_data.batches_read
-        results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, flag, first)
+        results += super()._fit_epoch(train_data, eval_metric, callbacks, monitor, epoch, row_ids, first)
         return results or eval_metric.get_global_name_value()
 
     def _runner_of(self, data: Any, leaves: list[Any], every: int) -> EpochRunner:
@@ -566,8 +537,50 @@ class Module(BaseModule):
         return module
 
 
-def _parameters_of(module: Any) -> Parameters:
-    """Return the `Parameters` of the module that was passed as `shared_module`."""
-    if not (module.binded and module.params_initialized):
-        raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
-    return module.parameters
+class InputCheck:
+    """Look for invalid values in the inputs of a bound module, on which MXNet trains without a word.
+
+    They are nan, labels that are no classes, and indices outside of tables.
+
+    Args:
+        binding: the graph with its bound shapes.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        model = binding.model
+        specs: dict[str, Any] = {name: binding.specs[name] for name in (*model.inputs, *model.labels) if name in binding.specs}
+        self._axes, self._labels = model.batch_axes, BatchLabels(model, plan_of(model, specs))
+
+    def problem(self, inputs: Mapping[str, Any], where: str) -> str | None:
+        """Describe the first invalid value, or return None.
+
+        Args:
+            inputs: arrays by name.  Only those are looked at whose values the host has without waiting for a device.
+            where: start of the text, such as "epoch 0, batch 3".
+        """
+        arrays = {name: x for name, value in inputs.items() if (x := _on_host(as_array(value))) is not None}
+        for name, x in arrays.items():
+            if _has_nan(x):
+                rows = np.moveaxis(np.isnan(x), self._axes.get(name, 0), 0)
+                row = int(np.argmax(rows.reshape(len(rows), -1).any(axis=1)))
+                return f"{where}: input {name!r} has nan in row {row}; drop such rows, or replace the values."
+        try:
+            self._labels.check(Batch(arrays), where)
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def _on_host(value: Any) -> np.ndarray | None:
+    if isinstance(value, np.ndarray):
+        return value
+    # A computed array on one CPU device is memory of the host, so that reading it neither waits nor copies.
+    local = isinstance(value, jax.Array) and [device.platform for device in value.devices()] == ["cpu"]
+    return np.asarray(value) if local and getattr(value, "is_ready")() else None  # noqa: B009 (pyright: jax hides it)
+
+
+def _has_nan(x: np.ndarray) -> bool:
+    if x.dtype.kind != "f":
+        return False
+    with np.errstate(all="ignore"):  # the sum, which needs no array of flags, is nan or infinite if one value is
+        return not np.isfinite(x.sum()) and bool(np.isnan(x).any())

@@ -14,18 +14,13 @@ from jfit.step.state import TrainState
 
 def not_ordered(reason: str) -> NotImplementedError:
     """Return the error for a use of the module that cannot have the same bits on any number of contexts."""
-    return NotImplementedError(
-        f"the kvstore has reduce='ordered', which runs forward, backward and update as one step, but {reason}; call "
-        "forward_backward(batch) and update() one after the other, as fit does, or use a kvstore without reduce='ordered'"
-    )
+    step = "the kvstore has reduce='ordered', which runs forward, backward and update as one step"
+    return NotImplementedError(f"{step}, but {reason}; call forward_backward(batch) and then update(), as fit does")
 
 
 def ordered_groups() -> NotImplementedError:
     """Return the error for a network whose `ctx_group`s are on different devices."""
-    return NotImplementedError(
-        "the kvstore has reduce='ordered', which splits batches over devices, but group2ctxs has the layers of the "
-        "network on different devices; use a kvstore without reduce='ordered', or leave out group2ctxs"
-    )
+    return NotImplementedError("a kvstore with reduce='ordered' splits batches over devices, group2ctxs layers; leave one out")
 
 
 def check_not_ordered(last: Any, reason: str) -> None:
@@ -61,10 +56,8 @@ def padded_batch(batch: Batch, count: int, axes: Mapping[str, int], plan: Any) -
     """
     size = rows(batch, axes)
     if size % count and not plan.paddable:
-        raise ValueError(
-            f"the batch has {size} rows, not a multiple of the {count} slices of reduce='ordered', and cannot be padded: "
-            f"{plan.reason}"
-        )
+        problem = f"{size} rows, not a multiple of the {count} slices of reduce='ordered'"
+        raise ValueError(f"the batch has {problem}, and cannot be padded: {plan.reason}")
     return split_batch(batch, 1, axes, count)
 
 

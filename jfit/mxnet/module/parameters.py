@@ -13,7 +13,7 @@ from jax import Array
 from jfit import counters
 from jfit.mxnet.deferred import Pending
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.module.grouped import Placement
+from jfit.mxnet.module.groups import Placement
 from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer

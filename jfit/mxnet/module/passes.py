@@ -22,7 +22,7 @@ from jax import Array
 from jfit import counters, interrupts
 from jfit.data.batch import Batch
 from jfit.data.batch import rows as rows_of
-from jfit.lowering.model import Model, Plan
+from jfit.lowering.model import Model
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.ordered import check_not_ordered, ordered_groups, padded_batch, slice_rows
@@ -33,7 +33,7 @@ from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
 from jfit.mxnet.mutable import MutableArray
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
 from jfit.optim.rows import is_rows
-from jfit.parallel import Window, place_split, sharding
+from jfit.parallel import Window, place, place_split, sharding
 from jfit.step.state import TrainState
 
 
@@ -87,8 +87,8 @@ class Passes:
         counts = counts if slices is None else slice_rows(batch, slices, axes)
         specs = _specs_of_slice(batch, max(counts), axes)
         if slices is not None:
-            batch = padded_batch(batch, slices, axes, self._plan(specs))
-        elif len(set(counts)) > 1 and not (plan := self._plan(specs)).paddable:
+            batch = padded_batch(batch, slices, axes, self.programs.model.plan(specs))
+        elif len(set(counts)) > 1 and not (plan := self.programs.model.plan(specs)).paddable:
             raise ValueError(f"slices of {list(counts)} rows must be padded to be equal, but {plan.reason}")
         else:
             batch = self._on_devices(split_slices(batch, counts, axes) if len(parameters.devices) > 1 else batch)
@@ -107,10 +107,6 @@ class Passes:
         outputs = self.programs.forward(at.train)(*self._arguments(at))
         self.limit_queue(outputs[0])
         return outputs
-
-    def _plan(self, specs: dict[str, jax.ShapeDtypeStruct]) -> Plan:
-        """Return which axis of each output has the batch rows, for inputs of these shapes; only several devices need it."""
-        return self.programs.model.plan(specs)
 
     def _arguments(self, at: Pass) -> tuple[Any, ...]:
         """Return the arguments of the programs of a pass, see `jfit.step.forward_step`."""
@@ -164,10 +160,7 @@ class Passes:
         merge: for the whole batch, without a copy to the host; otherwise for each input a list with those of each device.
         """
         gradients, counts, axes = self.read_gradients(), self._last_pass().counts, self.programs.model.batch_axes
-        missing = [n for n in names if n not in gradients]
-        if missing:
-            problem = f"there is no gradient of input {missing[0]!r} yet"
-            raise RuntimeError(f"{problem}; call forward(batch, is_train=True) and backward()")
+        _check_computed(gradients, names)
         rows = tuple(RowLayout(axes.get(n, 0), 1, max(counts), 1) for n in names)
         return (self._whole if merge else self._per_device)([gradients[n] for n in names], rows)
 
@@ -188,7 +181,7 @@ class Passes:
     def _rows(self) -> tuple[MaybeLayout, ...]:
         # None instead of LOST (no axis holds the batch rows): the outputs of several devices are then concatenated along
         # axis 0, as MXNet does with all outputs.
-        return tuple(None if r is LOST else r for r in self._plan(self._last_pass().specs).rows)
+        return tuple(None if r is LOST else r for r in self.programs.model.plan(self._last_pass().specs).rows)
 
     def whole_inputs(self) -> dict[str, Any]:
         """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
@@ -227,10 +220,13 @@ class Passes:
         if not capture.names:
             return []
         more = () if heads is None else (self._split_head_gradients(heads),)
-        arrays = self.programs.captured(key, capture.raw, len(more))(*self._arguments(at), *more)
-        devices = len(self.parameters.devices)
-        if not isinstance(arrays, list):
-            arrays = [arrays] if devices == 1 else [{n: v[d] for n, v in arrays.items()} for d in range(devices)]
+        params, aux, *rest = self._arguments(at)
+        devices = self.parameters.devices
+        if self.parameters.grouped:  # without groups, so that one program has all arrays
+            params = place_split(params, devices) if self.parameters.split else place(params, devices)
+            aux = place(aux, devices)
+        whole = self.programs.captured(key, capture.raw, len(more))(params, aux, *rest, *more)
+        arrays = [whole] if len(devices) == 1 else [{n: v[d] for n, v in whole.items()} for d in range(len(devices))]
         return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
 
     # -------------------------------------------------------------------------------- backward
@@ -265,9 +261,8 @@ class Passes:
         values = [jnp.asarray(gradient) for gradient in gradients]
         if len(at.counts) == 1:
             return tuple(values)
-        return tuple(
-            _split_head_gradient(v, where, at.counts) for v, where in zip(values, self._plan(at.specs).rows, strict=True)
-        )
+        rows = self.programs.model.plan(at.specs).rows
+        return tuple(_split_head_gradient(v, where, at.counts) for v, where in zip(values, rows, strict=True))
 
     def _run_backward(self, at: Pass, heads: tuple[Any, ...]) -> tuple[Array, ...]:
         """Run both passes, store the gradients and the new auxiliary states, and return the outputs."""
@@ -361,9 +356,7 @@ class Passes:
         parameters, workers = self.parameters, self.parameters.workers
         check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
         self._deferred.materialize()
-        missing = [n for n in self.trainable if n not in self.gradients]
-        if missing:
-            raise RuntimeError(f"update() has no gradient for {missing[:1]}: call forward(batch, is_train=True) and backward()")
+        _check_computed(self.gradients, self.trainable)
         gradients: Any = {n: self.gradients[n] for n in self.trainable}
         if workers is not None:
             gradients = workers.reduced(parameters, gradients, self._bound.aux)
@@ -429,9 +422,13 @@ class Passes:
         return self.parameters.view(self._bound.params, self._bound.aux, self.trainable)
 
 
-@jax.jit
-def _add(a: Array, b: Array) -> Array:
-    return a + b
+_add = jax.jit(jnp.add)
+
+
+def _check_computed(gradients: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if name not in gradients:
+            raise RuntimeError(f"there is no gradient of {name!r} yet; call forward(batch, is_train=True) and backward()")
 
 
 def _specs_of_slice(batch: Batch, longest: int, axes: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -454,7 +451,7 @@ def _blocked(model: Model, index: int) -> bool:
 def _split_head_gradient(value: Array, where: MaybeLayout, counts: tuple[int, ...]) -> Any:
     """Split one head gradient over several devices; `where` is the row layout of the output."""
     if not isinstance(where, RowLayout) or where.before != 1:
-        problem = "the output does not have the rows of the batch in order along one axis"
+        problem = "the output has no axis of the rows of the batch, in order"
         raise ValueError(f"out_grads of shape {value.shape} cannot be split over {len(counts)} devices: {problem}")
     split = split_slices(Batch({"gradient": value}), [c * where.after for c in counts], {"gradient": where.axis})
     slices = split.inputs["gradient"]

@@ -9,12 +9,12 @@ from typing import Any
 from jax import lax
 
 from jfit.lowering.model import Model
-from jfit.mxnet.module.grouped import update_by_device
+from jfit.mxnet.module.groups import Replicas, update_by_device
 from jfit.mxnet.module.ordered import ordered_program
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.module.replicas import Replicas
 from jfit.optim.rows import is_rows, stored_rows
 from jfit.parallel import compile_spmd
+from jfit.programs import Made
 from jfit.step import StepOut, forward_step, gradient_step, train_step, update_step
 from jfit.step.reduce import Reduce
 from jfit.step.state import TrainState
@@ -90,9 +90,6 @@ class Programs:
 
         key, raw: name and function of the program.  heads: number of its last arguments, 0 or 1.
         """
-        replicas = self.replicas
-        if replicas is not None and self.parameters.grouped:
-            return self._once(key, lambda: replicas.captured(raw, self.parameters.split))
         return self._pass(key, lambda: raw, 0, "monitor", heads)
 
     def step(self) -> Program:
@@ -107,7 +104,7 @@ class Programs:
                 return train(rescale=rescale)(state, batch, axis_name=axis_name)
 
             axes = self.axes()[1]
-            return fn, (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
+            return Made(fn, "step", train), (axes, 0, None), (axes, StepOut(None, None, None, None, 0, 0))  # type: ignore[arg-type]
 
         return self.compiled(("step", self.setting()), make, "module_step", donate=(0,))
 
@@ -148,7 +145,8 @@ class Programs:
 
             axes = self.axes()[1]
             split: Any = (None, 0) if several else None  # pmap needs an argument with a device axis
-            return fn, (axes, split if summed else 0, None), axes
+            keyed = Made(fn, "update", optimizer, "summed" if summed else reduce, table_names, several)
+            return keyed, (axes, split if summed else 0, None), axes
 
         key = ("update", summed, self.setting())
         if self.parameters.grouped:

@@ -10,7 +10,7 @@ from typing import Any
 from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.kvstore.store import KVStore
-from jfit.mxnet.module.base import BaseModule, BindRequest, require
+from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
 from jfit.mxnet.module.binding import desc_of
 from jfit.mxnet.module.ordered import not_ordered
 
@@ -88,19 +88,13 @@ class SequentialModule(BaseModule):
     @property
     def data_shapes(self) -> Any:
         """Descriptions of the data inputs of the first module."""
-        require(self, "data_shapes", "binded")
         return self._modules[0].data_shapes
 
-    @property
-    def label_shapes(self) -> Any:
-        """Descriptions of the labels; None if no module takes labels."""
-        require(self, "label_shapes", "binded")
-        return self._label_shapes
+    label_shapes = attribute("_label_shapes", "Descriptions of the labels; None if no module takes labels.", "binded")
 
     @property
     def output_shapes(self) -> Any:
         """(name, shape) of the outputs of the last module."""
-        require(self, "output_shapes", "binded")
         return self._modules[-1].output_shapes
 
     def _takes_labels(self) -> Iterator[Any]:
@@ -150,13 +144,8 @@ class SequentialModule(BaseModule):
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states) of all modules."""
         require(self, "get_params", "binded", "params_initialized")
-        params: dict[str, Any] = {}
-        aux: dict[str, Any] = {}
-        for module in self._modules:
-            module_params, module_aux = module.get_params()
-            params.update(module_params)
-            aux.update(module_aux)
-        return params, aux
+        params, aux = zip(*(module.get_params() for module in self._modules), strict=True)
+        return {n: v for tree in params for n, v in tree.items()}, {n: v for tree in aux for n, v in tree.items()}
 
     def _sync_devices(self) -> None:
         for module in self._modules:

@@ -95,16 +95,7 @@ def drop_rows(out: Array, where: MaybeLayout, rows: int, without: int) -> Array:
     return out[: out.shape[0] - without]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def dense_rows(gradient: Any, size: int, several: bool) -> Array:
     """Return the gradient of some rows of a table (SparseRows) as an array of `size` rows, per device if there are several."""
-    return (_dense_per_device if several else _dense)(gradient, size)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _dense(rows: Any, size: int) -> Array:
-    return rows.dense(size)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _dense_per_device(rows: Any, size: int) -> Array:
-    return jax.vmap(lambda each: each.dense(size))(rows)
+    return jax.vmap(lambda each: each.dense(size))(gradient) if several else gradient.dense(size)

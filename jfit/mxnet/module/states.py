@@ -123,8 +123,8 @@ def _placed(parameters: Parameters, name: str, slot: str, column: Sequence[Any],
         column = [np.zeros(shape, old.dtype)]
     values = [np.asarray(v, old.dtype) for v in column]
     if values[0].shape != shape:
-        problem = f"has shape {values[0].shape} in the file, but the parameter needs {shape}"
-        raise ValueError(f"optimizer state {slot!r} of {name!r} {problem}; load the states of the same network")
+        found = f"{slot!r} of {name!r} has shape {values[0].shape}, not {shape}"
+        raise ValueError(f"optimizer state {found}; load the states of the same network")
     if parameters.split:
         values = values if len(values) == len(parameters.devices) else values[:1] * len(parameters.devices)
         return parameters.place_slices({name: np.stack(values)})[name]

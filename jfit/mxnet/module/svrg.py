@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit import counters
+from jfit import checks, counters
 from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
@@ -61,30 +60,15 @@ class SVRGModule(Module):
 
     _aux_class: type[Module] = Module
 
-    def __init__(
-        self,
-        symbol: Any,
-        data_names: Sequence[str] = ("data",),
-        label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Any = logging,
-        context: Any = None,
-        work_load_list: Sequence[float] | None = None,
-        fixed_param_names: Sequence[str] | None = None,
-        state_names: Sequence[str] | None = None,
-        group2ctxs: Any = None,
-        compression_params: Mapping[str, Any] | None = None,
-        update_freq: Any = None,
-    ) -> None:
-        args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
-        super().__init__(*args, group2ctxs, compression_params)
+    def __init__(self, *args: Any, update_freq: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if self.binding.groups:
             raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):
             raise TypeError(f"update_freq in SVRGModule is {update_freq!r}, expected an integer, a number of epochs")
-        if update_freq <= 0:
-            raise ValueError(f"update_freq in SVRGModule is {update_freq}, expected at least 1 epoch between full gradients")
+        checks.positive_integer(update_freq=update_freq)
         self.update_freq = update_freq
-        self._mod_aux = self._aux_class(*args, group2ctxs, compression_params)
+        self._mod_aux = self._aux_class(*args, **kwargs)
         self._ctx_len = len(self.binding.devices)
         self._full: dict[str, Array] = {}  # mu by name; with a leading device axis if there are several devices
         self._up_to_date = False  # whether mu is the full gradient at the snapshot
@@ -190,7 +174,7 @@ class SVRGModule(Module):
             aux.backward()
             sums = _added(sums, {n: aux.passes.read_gradients()[n] for n in sums})
             batches, pad = batches + 1, batch.pad or 0
-            self._stop_if(self._flag)
+            self._stop_if_asked()
         if not batches:
             raise ValueError("update_full_grads got no batches from train_data")
         self._full = _divided(sums, np.float32(batches - pad / train_data.batch_size))

@@ -19,7 +19,7 @@ from jfit.graph.nodes import Entry, Node, replace_nodes, topological
 from jfit.graph.symbol import Symbol
 from jfit.lowering import lower
 from jfit.ops import lookup
-from jfit.programs import Jitted
+from jfit.programs import Made, Program
 from jfit.step import forward_step, gradient_step
 
 
@@ -40,7 +40,7 @@ class Capture:
 
     def __init__(self, names: Sequence[str], raw: Callable[..., dict[str, Array]]) -> None:
         self.names, self.raw = tuple(names), raw
-        self._compiled = Jitted(raw)
+        self._compiled = Program(raw, jax.jit, name="monitor")
 
     def __call__(self, *args: Any) -> dict[str, Array]:
         """Run the pass and return the arrays by name, in the order of `names`, without waiting for the devices.
@@ -84,7 +84,7 @@ def capture_outputs(
     computed = {name: entry for name, entry in matches.items() if entry.node.op is not None}
     variables = {name: entry.node.name for name, entry in matches.items() if entry.node.op is None}
     run = forward_step(lower(Symbol((*symbol.heads, *computed.values())), inputs=input_names), train=train)
-    # `raw` refers to names, not to nodes, so that equal captures are one program, see `jfit.programs.key_of`.
+    # `raw` refers to names, not to nodes, so that equal captures are one program.
     captured, outputs = tuple(computed), len(symbol.heads)
 
     def raw(params: Any, aux: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -93,7 +93,7 @@ def capture_outputs(
         direct = {name: jnp.asarray(available[source]) for name, source in variables.items() if source in available}
         return {**direct, **dict(zip(captured, values, strict=True))}
 
-    return Capture(list(matches), raw)
+    return Capture(list(matches), Made(raw, "captured", run, captured, outputs, variables))
 
 
 class _Probe(NamedTuple):
@@ -139,8 +139,11 @@ def capture_gradients(symbol: Symbol, inputs: Sequence[str] | None = None, patte
         run = gradient_step(model, floats)
         return run({**params, **zeros}, aux, batch, key, step, number, *heads, **kwargs)[1]
 
+    keyed = Made(raw, "captured gradients", model, probed_inputs, gradient_names, outputs)
     order = {id(node): at for at, node in enumerate(topological(symbol.heads))}
-    return Capture([p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], raw)
+    return Capture(
+        [p.name for (node, _), p in sorted(probes.items(), key=lambda item: (-order[item[0][0]], item[0][1]))], keyed
+    )
 
 
 def _input_names(symbol: Symbol, inputs: Sequence[str] | None) -> list[str]:

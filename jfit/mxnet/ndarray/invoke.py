@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfit.graph.description import is_own
+from jfit import checks
+from jfit.graph.nodes import is_own
 from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host
-from jfit.ops import Attrs, Ctx, Op, lookup, nearest, record_for
+from jfit.ops import Attrs, Ctx, Op, lookup, record_for
 from jfit.ops.elementwise import BINARY_TABLE, SCALAR_TABLE
 from jfit.ops.rules import reason
-from jfit.programs import Jitted
+from jfit.programs import Program
 
 SCALARS = {row[0] for row in SCALAR_TABLE}
 
@@ -99,7 +100,8 @@ def _compiled(op: Op, params: Attrs) -> Callable[..., tuple[Any, ...]]:
         return (outputs if isinstance(outputs, tuple) else (outputs,))[: op.num_visible(params)]
 
     # keep_unused: zeros_like does not read its input, but its output must be on the input's device
-    return (jax.jit if is_own(op) else Jitted)(run, keep_unused=True)
+    build = functools.partial(jax.jit, keep_unused=True)
+    return build(run) if is_own(op) else Program(run, build, name=op.name)
 
 
 def _integers_to_float(op: Op, arrays: Sequence[Any]) -> list[Any]:
@@ -217,7 +219,6 @@ def _order_inputs(op: Op, arrays: list[Any], named: dict[str, Any], attrs: dict[
     inputs = dict(zip(names, arrays, strict=False))
     for key, value in named.items():
         if key not in names:
-            near = nearest(key, names)
-            raise MXNetError(f"{op.name} has no input {key!r}" + (f"; did you mean {near}?" if near else f"; it has {names}"))
+            raise MXNetError(f"{op.name} has no input {key!r}; {checks.name_hint(key, names)}")
         inputs[key] = value
     return [inputs[n] for n in names if n in inputs]

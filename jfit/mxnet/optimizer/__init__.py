@@ -10,21 +10,6 @@ lr_scheduler MXNet's stateful learning-rate schedulers
 """
 
 from jfit import lazy as _lazy
-from jfit.mxnet.optimizer import named
-from jfit.mxnet.optimizer.apply import apply_update, slot_names, state_from_mxnet, state_to_mxnet
-from jfit.mxnet.optimizer.base import Optimizer
-from jfit.mxnet.optimizer.named import *  # noqa: F403  one list of the classes, in `named`
-from jfit.mxnet.optimizer.updater import Updater, get_updater
+from jfit.mxnet.optimizer import named as _named  # noqa: F401  registers the classes
 
-__all__ = [
-    "Optimizer",
-    "Updater",
-    "apply_update",
-    "get_updater",
-    "slot_names",
-    "state_from_mxnet",
-    "state_to_mxnet",
-]
-__all__ += named.__all__
-
-_lazy.modules(__name__)
+_lazy.stub(__name__)

@@ -232,10 +232,9 @@ def state_from_mxnet(optimizer: Any, nested: Any, small: bool = False) -> Slots 
         slots[MASTER] = arrays.pop(-1 if optimizer.master_last else 0)
     if (stored and len(arrays) != len(stored)) or (has_master and MASTER not in slots):
         expected = [*stored, MASTER] if has_master else stored
-        raise ValueError(
-            f"the optimizer state has {len(arrays) + len(slots)} arrays, {type(optimizer).__name__} expects {len(expected)} "
-            f"({', '.join(expected)}); it was saved by another optimizer, or with other settings."
-        )
+        name, found = type(optimizer).__name__, len(arrays) + len(slots)
+        problem = f"the optimizer state has {found} arrays, {name} expects {len(expected)}"
+        raise ValueError(f"{problem} ({', '.join(expected)}); it was saved by another optimizer, or with other settings.")
     slots.update(zip(stored, arrays, strict=False))
     return tuple(slots.get(name) for name in names)
 

@@ -1,18 +1,20 @@
-"""RNN, LSTM and GRU cells, and dropout.
+"""RNN, LSTM and GRU cells, with matrix products or convolutions; dropout; cells composed of other cells.
 
 In the equations x is the input of a step, h and c the states before the step, h' and c' the states after it, σ the logistic
-function, W and U the weights i2h_weight and h2h_weight, b and d their biases.
+function, W and U the weights i2h_weight and h2h_weight, b and d their biases, * a convolution.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import initializer
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
 from jfit.ops.rnn import GATES
 
 LSTM_GATES, GRU_GATES = GATES["lstm"], GATES["gru"]
@@ -29,6 +31,9 @@ class GatedCell(BaseRNNCell):
     """
 
     _states = 1
+    _activation: Any = "tanh"
+    _channels: Mapping[str, int] = {}  # the axis of the channels, if it is not axis 1
+    _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **bias: Any) -> None:
         super().__init__(prefix, params)
@@ -114,8 +119,16 @@ class LSTMCell(GatedCell):
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
         name = self._next_name()
         i2h, h2h = self._projections(inputs, states[0], name)
-        parts = sym.SliceChannel(i2h + h2h, num_outputs=4, name=f"{name}slice")
-        return lstm_step(parts, states[1], name, "tanh", self._get_activation)
+        parts = sym.SliceChannel(i2h + h2h, num_outputs=4, name=f"{name}slice", **self._channels)
+        i = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
+        f = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
+        g = self._get_activation(parts[2], self._activation, name=f"{name}c")
+        o = sym.Activation(parts[3], act_type="sigmoid", name=f"{name}o")
+        # The order matters: automatic node names are numbered as the nodes are created, and MXNet creates f * c first.
+        remembered, added = f * states[1], i * g
+        new_cell = sym.elemwise_add(remembered, added, name=f"{name}state")
+        hidden = sym.elemwise_mul(o, self._get_activation(new_cell, self._activation), name=f"{name}out")
+        return hidden, [hidden, new_cell]
 
 
 class GRUCell(GatedCell):
@@ -146,37 +159,15 @@ class GRUCell(GatedCell):
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, states) -> (output, new states)."""
         name = self._next_name()
-        # the extra underscore is MXNet's: it names these two nodes gru_t0__i2h and gru_t0__h2h
-        i2h, h2h = self._projections(inputs, states[0], f"{name}_")
-        return gru_step(i2h, h2h, states[0], name, "tanh", self._get_activation)
-
-
-def lstm_step(parts: Symbol, cell: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """Return (h', [h', c']) with c' = σ(f)·c + σ(i)·act(g), h' = σ(o)·act(c').
-
-    parts: the gates (i, f, g, o) before their activations.  cell: c.  name: prefix of the node names.
-    """
-    i = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
-    f = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
-    g = act(parts[2], activation, name=f"{name}c")
-    o = sym.Activation(parts[3], act_type="sigmoid", name=f"{name}o")
-    # The order matters: automatic node names are numbered as the nodes are created, and MXNet creates f * c first.
-    remembered, added = f * cell, i * g
-    new_cell = sym.elemwise_add(remembered, added, name=f"{name}state")
-    hidden = sym.elemwise_mul(o, act(new_cell, activation), name=f"{name}out")
-    return hidden, [hidden, new_cell]
-
-
-def gru_step(i2h: Symbol, h2h: Symbol, hidden: Symbol, name: str, activation: Any, act: Any) -> tuple[Symbol, States]:
-    """Return (h', [h']) with h' = (1 - z)·n + z·h, from the projections W x + b (`i2h`) and U h + d (`h2h`); see `GRUCell`."""
-    from_x = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
-    from_h = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
-    reset = sym.Activation(from_x[0] + from_h[0], act_type="sigmoid", name=f"{name}_r_act")
-    update = sym.Activation(from_x[1] + from_h[1], act_type="sigmoid", name=f"{name}_z_act")
-    candidate = act(from_x[2] + reset * from_h[2], activation, name=f"{name}_h_act")
-    new = (1.0 - update) * candidate
-    output = sym.elemwise_add(new, update * hidden, name=f"{name}out")
-    return output, [output]
+        i2h, h2h = self._projections(inputs, states[0], name + self._gru_mark)
+        from_x = sym.SliceChannel(i2h, num_outputs=3, name=f"{name}_i2h_slice")
+        from_h = sym.SliceChannel(h2h, num_outputs=3, name=f"{name}_h2h_slice")
+        reset = sym.Activation(from_x[0] + from_h[0], act_type="sigmoid", name=f"{name}_r_act")
+        update = sym.Activation(from_x[1] + from_h[1], act_type="sigmoid", name=f"{name}_z_act")
+        candidate = self._get_activation(from_x[2] + reset * from_h[2], self._activation, name=f"{name}_h_act")
+        new = (1.0 - update) * candidate
+        output = sym.elemwise_add(new, update * states[0], name=f"{name}out")
+        return output, [output]
 
 
 class DropoutCell(BaseRNNCell):
@@ -215,3 +206,306 @@ class DropoutCell(BaseRNNCell):
         if isinstance(inputs, Symbol):
             return self(inputs, [])
         return super()._unroll(length, inputs, begin_state, layout, merge_outputs)
+
+
+# ------------------------------------------------------------------------------------------------ convolutional cells
+
+LEAKY = functools.partial(sym.LeakyReLU, act_type="leaky", slope=0.2)
+Pair = Sequence[int]
+
+
+class BaseConvRNNCell(GatedCell):
+    """Base of the convolutional cells, whose gates are W * x + b + U * h + d.
+
+    Args:
+        input_shape: shape of the input of a step, including the batch axis.
+        num_hidden: number of channels of the state and of the output.
+        h2h_kernel: kernel of the state's convolution; sizes must be odd, because the state keeps its height and width.
+        h2h_dilate: dilation of the state's convolution.
+        i2h_kernel: kernel of the input's convolution.
+        i2h_stride: stride of the input's convolution.
+        i2h_pad: padding of the input's convolution.
+        i2h_dilate: dilation of the input's convolution.
+        i2h_weight_initializer: initializer of `i2h_weight`, or its name.
+        h2h_weight_initializer: initializer of `h2h_weight`, or its name.
+        i2h_bias_initializer: initializer of `i2h_bias`, or its name.
+        h2h_bias_initializer: initializer of `h2h_bias`, or its name.
+        activation: a name of the operator Activation, or a function of a symbol; leaky ReLU by default.
+        prefix: prepended to the names of the cell's nodes and weights; "ConvRNN_", "ConvLSTM_" or "ConvGRU_" by default.
+        params: container of the weights, to share them with another cell; a new one by default.
+        conv_layout: layout of the convolutions.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> issubclass(mx.rnn.ConvLSTMCell, BaseConvRNNCell)
+        True
+    """
+
+    _gru_mark = _default_prefix = ""
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_hidden: int,
+        h2h_kernel: Pair = (3, 3),
+        h2h_dilate: Pair = (1, 1),
+        i2h_kernel: Pair = (3, 3),
+        i2h_stride: Pair = (1, 1),
+        i2h_pad: Pair = (1, 1),
+        i2h_dilate: Pair = (1, 1),
+        i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None,
+        i2h_bias_initializer: Any = "zeros",
+        h2h_bias_initializer: Any = "zeros",
+        activation: Any = LEAKY,
+        prefix: str | None = None,
+        params: RNNParams | None = None,
+        conv_layout: str = "NCHW",
+    ) -> None:
+        BaseRNNCell.__init__(self, self._default_prefix if prefix is None else prefix, params)
+        if any(k % 2 == 0 for k in h2h_kernel):
+            raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
+        self._num_hidden, self._activation = num_hidden, activation
+        self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
+        self._channels = {"axis": conv_layout.find("C")}
+        self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
+        pad = tuple(d * (k - 1) // 2 for k, d in zip(h2h_kernel, h2h_dilate, strict=True))
+        self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "stride": (1, 1), "pad": pad, "dilate": h2h_dilate}
+        # MXNet also creates an unnamed Convolution here, which advances the numbering of automatic node names.
+        probe = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, layout=conv_layout, **self._i2h)
+        self._state_shape = (0, *probe.infer_shape(data=self._input_shape)[1][0][1:])
+        self._iW = self._params.get("i2h_weight", init=i2h_weight_initializer)
+        self._hW = self._params.get("h2h_weight", init=h2h_weight_initializer)
+        self._iB = self._params.get("i2h_bias", init=i2h_bias_initializer)
+        self._hB = self._params.get("h2h_bias", init=h2h_bias_initializer)
+
+    @property
+    def state_info(self) -> list[Any]:
+        """Shape of each state: that of the input's convolution, with batch size 0."""
+        return [{"shape": self._state_shape, "__layout__": self._conv_layout} for _ in range(self._states)]
+
+    def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
+        """Return the input projection W * x + b and the state projection U * h + d of all gates."""
+        shared: dict[str, Any] = {"num_filter": self._num_hidden * self._num_gates, "layout": self._conv_layout}
+        i2h = sym.Convolution(inputs, self._iW, self._iB, name=f"{name}i2h", **self._i2h, **shared)
+        h2h = sym.Convolution(hidden, self._hW, self._hB, name=f"{name}h2h", **self._h2h, **shared)
+        return i2h, h2h
+
+
+class ConvRNNCell(BaseConvRNNCell):
+    """Convolutional Elman cell: h' = act(W * x + b + U * h + d); the output is h'.
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.ConvRNNCell((1, 3, 8, 8), 4)
+        >>> outputs, states = cell.unroll(2, mx.sym.Variable("data"), layout="NTCHW", merge_outputs=True)
+        >>> outputs.infer_shape(data=(5, 2, 3, 8, 8))[1]
+        [(5, 2, 4, 8, 8)]
+    """
+
+    _default_prefix = "ConvRNN_"
+    _gate_names = ("",)
+
+    __call__ = RNNCell.__call__
+
+
+class ConvLSTMCell(BaseConvRNNCell):
+    """Convolutional LSTM cell: `LSTMCell` with convolutions and `activation` instead of tanh; the states are [h, c].
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [info["shape"] for info in mx.rnn.ConvLSTMCell((1, 3, 8, 8), 4).state_info]
+        [(0, 4, 8, 8), (0, 4, 8, 8)]
+
+    Source: Shi and others, Convolutional LSTM Network, 2015.
+    """
+
+    _states = 2
+    _default_prefix = "ConvLSTM_"
+    _gate_names = LSTM_GATES
+
+    __call__ = LSTMCell.__call__
+
+
+class ConvGRUCell(BaseConvRNNCell):
+    """Convolutional GRU cell: `GRUCell` with convolutions and `activation` instead of tanh.
+
+    The gates are split along axis 1, as in MXNet, so `conv_layout` must have the channels on axis 1.
+
+    Args:
+        input_shape, num_hidden: and all other arguments: see `BaseConvRNNCell`.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> [info["shape"] for info in mx.rnn.ConvGRUCell((1, 3, 8, 8), 4).state_info]
+        [(0, 4, 8, 8)]
+    """
+
+    _default_prefix = "ConvGRU_"
+    _gate_names = GRU_GATES
+
+    __call__ = GRUCell.__call__
+
+
+# ------------------------------------------------------------------------------------------------ composed cells
+
+
+class Composite(BaseRNNCell):
+    """Base of cells composed of other cells; its states and weights are those of its children, in order.
+
+    Args:
+        params: container of the weights shared by all children; by default each child has its own.
+    """
+
+    def __init__(self, params: RNNParams | None = None) -> None:
+        super().__init__("", params)
+        self._override_cell_params = params is not None
+        self._cells: list[BaseRNNCell] = []
+
+    def _adopt(self, cell: BaseRNNCell) -> None:
+        """Append a child and merge the containers of the weights."""
+        if self._override_cell_params:
+            if not cell._own_params:
+                raise ValueError("both this cell and its child were created with params=; pass params= to only one of them")
+            cell.params._params.update(self.params._params)
+        self.params._params.update(cell.params._params)
+        self._cells.append(cell)
+
+    @property
+    def state_info(self) -> list[Any]:
+        """Shape and `__layout__` of each state of all children, in order."""
+        return [info for cell in self._cells for info in cell.state_info]
+
+    def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
+        """Return the initial states of all children in one list, with the arguments of `BaseRNNCell.begin_state`."""
+        self._check_not_modified()
+        return [state for cell in self._cells for state in cell.begin_state(func, **kwargs)]
+
+    def unpack_weights(self, args: Mapping[str, Any]) -> Arrays:
+        """Split the weights of every child cell into one array per gate, as `BaseRNNCell.unpack_weights`."""
+        args = dict(args)
+        for cell in self._cells:
+            args = cell.unpack_weights(args)
+        return args
+
+    def pack_weights(self, args: Mapping[str, Any]) -> Arrays:
+        """Concatenate the gate arrays of every child cell, as `BaseRNNCell.pack_weights`; the inverse of `unpack_weights`."""
+        args = dict(args)
+        for cell in self._cells:
+            args = cell.pack_weights(args)
+        return args
+
+    def _split_states(self, states: Sequence[Any]) -> list[States]:
+        """Split a flat list of states into one list for each child."""
+        expected = len(self.state_info)
+        if len(states) != expected:
+            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
+        parts, offset = [], 0
+        for cell in self._cells:
+            count = len(cell.state_info)
+            parts.append(list(states[offset : offset + count]))
+            offset += count
+        return parts
+
+
+class SequentialRNNCell(Composite):
+    """A stack of cells, y = cell_n(... cell_1(x)): the inputs of each cell are the outputs of the previous one.
+
+    Args:
+        params: container of the weights shared by all cells; by default each cell has its own.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> stack = mx.rnn.SequentialRNNCell()
+        >>> for k in range(2):
+        ...     stack.add(mx.rnn.LSTMCell(4, prefix=f"lstm{k}_"))
+        >>> outputs, states = stack.unroll(3, mx.sym.Variable("data"), merge_outputs=True)
+        >>> outputs.infer_shape(data=(2, 3, 5))[1], len(states)
+        ([(2, 3, 4)], 4)
+    """
+
+    def add(self, cell: BaseRNNCell) -> None:
+        """Append a cell to the stack."""
+        self._adopt(cell)
+
+    def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
+        """Compute one time step of every cell: (inputs, states of all cells) -> (output, new states of all cells)."""
+        self._counter += 1
+        new_states = []
+        for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
+            inputs, cell_states = cell(inputs, cell_states)
+            new_states.extend(cell_states)
+        return inputs, new_states
+
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
+        """Unroll one cell after the other over the whole sequence, with the arguments and results of `BaseRNNCell.unroll`."""
+        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
+        new_states: States = []
+        for cell, begin in zip(self._cells, states, strict=True):
+            merge = merge_outputs if cell is self._cells[-1] else None
+            inputs, cell_states = cell.unroll(length, inputs, begin_state=begin, layout=layout, merge_outputs=merge)
+            new_states.extend(cell_states)
+        return inputs, new_states
+
+
+class BidirectionalCell(Composite):
+    """Two cells over the same sequence in opposite directions; y(t) = [l_cell over x(0..t), r_cell over x(T..t)].
+
+    The cell can only be unrolled, it has no single time step.
+
+    Args:
+        l_cell: cell that runs forward in time.
+        r_cell: cell that runs backward in time.
+        params: container of the weights shared by both cells; by default each cell has its own.
+        output_prefix: prepended to the names of the outputs.
+
+    Example:
+        >>> import jfit.mx as mx
+        >>> cell = mx.rnn.BidirectionalCell(mx.rnn.GRUCell(4, prefix="l_"), mx.rnn.GRUCell(4, prefix="r_"))
+        >>> cell.unroll(2, mx.sym.Variable("x"), merge_outputs=True)[0].infer_shape(x=(3, 2, 5))[1]
+        [(3, 2, 8)]
+    """
+
+    def __init__(
+        self, l_cell: BaseRNNCell, r_cell: BaseRNNCell, params: RNNParams | None = None, output_prefix: str = "bi_"
+    ) -> None:
+        super().__init__(params)
+        self._output_prefix = output_prefix
+        self._adopt(l_cell)
+        self._adopt(r_cell)
+
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge_outputs: Any) -> tuple[Any, States]:
+        """Unroll both cells over the whole sequence, with the arguments of `BaseRNNCell.unroll`.
+
+        Returns:
+            (outputs with the features of both cells concatenated, [states of l_cell, states of r_cell]).
+        """
+        steps = sequence(length, inputs, layout, merge=False)
+        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
+        runs = [
+            cell.unroll(length, x, begin_state=begin, layout=layout, merge_outputs=merge_outputs)
+            for cell, x, begin in zip(self._cells, (steps, steps[::-1]), states, strict=True)
+        ]
+        (left, left_states), (right, right_states) = runs
+        if merge_outputs is None:
+            merge_outputs = isinstance(left, Symbol) and isinstance(right, Symbol)
+        axis = layout.find("T")
+        if merge_outputs:
+            outputs = sym.Concat(left, sym.reverse(right, axis=axis), dim=2, name=f"{self._output_prefix}out")
+        else:
+            pairs = zip(self._steps(left, length, axis), self._steps(right, length, axis)[::-1], strict=True)
+            outputs = [sym.Concat(a, b, dim=1, name=f"{self._output_prefix}t{i}") for i, (a, b) in enumerate(pairs)]
+        return outputs, [left_states, right_states]
+
+    @staticmethod
+    def _steps(outputs: Any, length: int, axis: int) -> list[Any]:
+        """Return the outputs as a list of time steps; one symbol is split along the time axis `axis`."""
+        if isinstance(outputs, Symbol):
+            return list(sym.SliceChannel(outputs, axis=axis, num_outputs=length, squeeze_axis=1))
+        return outputs

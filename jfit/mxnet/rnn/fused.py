@@ -13,8 +13,7 @@ from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, pop_array, sequence
-from jfit.mxnet.rnn.cells import DropoutCell, GRUCell, LSTMCell, RNNCell
-from jfit.mxnet.rnn.stacked import BidirectionalCell, SequentialRNNCell
+from jfit.mxnet.rnn.cells import BidirectionalCell, DropoutCell, GRUCell, LSTMCell, RNNCell, SequentialRNNCell
 from jfit.ops.rnn import GATES
 
 

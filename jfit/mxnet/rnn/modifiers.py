@@ -8,8 +8,8 @@ from typing import Any
 from jfit.graph.symbol import Symbol
 from jfit.mxnet import symbol as sym
 from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
+from jfit.mxnet.rnn.cells import BidirectionalCell
 from jfit.mxnet.rnn.fused import FusedRNNCell
-from jfit.mxnet.rnn.stacked import BidirectionalCell
 
 
 class ModifierCell(BaseRNNCell):

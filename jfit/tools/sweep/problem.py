@@ -17,14 +17,22 @@ from jfit.feed.batches import BatchLayout, DeviceBatches, Settings, first_batch
 from jfit.history.table import History
 from jfit.metrics.core import on_host
 from jfit.parallel import place
-from jfit.prepare.checks import checked_plan, in_eval_data
-from jfit.prepare.optimizer import Chosen, choose_optimizer
-from jfit.prepare.problem import Task, initial_state, make_step, match, run_settings, with_task
-from jfit.programs import Constants
-from jfit.programs.constants import is_argument, table_of
-from jfit.programs.keys import read_function
+from jfit.prepare.problem import (
+    Task,
+    checked_plan,
+    choose_optimizer,
+    in_eval_data,
+    initial_state,
+    make_step,
+    match,
+    run_settings,
+    with_task,
+)
+from jfit.programs import Constants, read_key
+from jfit.programs.constants import table_of
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, split_params
+from jfit.step.train import UpdateRule
 from jfit.tools.sweep.settings import MemberSettings, token
 
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (row indices to train with, row indices to evaluate) of each fold
@@ -242,9 +250,10 @@ def prepare(given: MemberSettings, shared: Shared) -> Trial:
     settings = with_task(shared.settings, task, chosen)
     settings = replace(settings, regularizers=by_exact_name(options.regularizers, task.model, trainable))
     step = make_step(options, task.model, chosen, settings)
-    constants, layout = tuple(read_function(step, True)[1]), shared.train.of_fold(given.fold)[1]
+    constants, layout = read_key(step, arguments=True).constants, shared.train.of_fold(given.fold)[1]
     state = counters.read(state)  # sync: before training
-    group = id(shared), _program_key(given, chosen), _batches(shared.train, given.fold), _batches(shared.evaluation, given.fold)
+    batches = [_batches(rows, given.fold) for rows in (shared.train, shared.evaluation)]
+    group = id(shared), _program_key(given, step.rule), *batches
     return Trial(given, shared, settings, state, state, step, constants, table_of(constants), group, layout)
 
 
@@ -288,16 +297,13 @@ def _on_all(arrays: Any, devices: Sequence[Any]) -> Any:
     return place(arrays, devices) if len(devices) > 1 else arrays
 
 
-def _program_key(given: MemberSettings, chosen: Chosen) -> Any:
+def _program_key(given: MemberSettings, rule: UpdateRule) -> Any:
     """Equal for steps of a `Shared` that differ only in the numbers that a program takes as arguments."""
-    options, schedule = given.options, chosen.schedule
-    if schedule is not None:
-        schedule = replace(schedule, base_lr=None)  # it is in the state
-    key = read_function((chosen.optimizer, schedule), True)[0]
-    if key is None:  # the numbers of an optimizer of the user are not known to be arguments
-        key = token(options.optimizer_params)
-    limits = (options.clip_norm, options.clip_value)
-    return key, *["number" if is_argument(limit) else token(limit) for limit in limits]
+    key, is_complete, _ = read_key(rule, arguments=True)
+    if is_complete:
+        return key
+    # the numbers of an optimizer of the user are not known to be arguments
+    return token(given.options.optimizer_params), read_key(rule.limits, arguments=True).value
 
 
 def _batches(rows: RowSet | None, fold: int | None) -> Any:

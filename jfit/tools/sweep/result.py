@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jfit.graph import html
+from jfit.graph.drawing import aligned
 from jfit.history.table import History
 from jfit.parallel import place
 from jfit.run import Run
@@ -261,8 +262,7 @@ class Sweep(Sequence[Member]):
 
     def __str__(self) -> str:
         names, rows = self._columns()
-        widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (names, *rows)]
+        lines = aligned([names, *rows], range(len(names)))
         more = len(self) - len(rows)
         return "\n".join([repr(self), *lines] + ([f"{more:,} more members"] if more > 0 else []))
 

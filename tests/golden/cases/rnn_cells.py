@@ -62,9 +62,7 @@ for kind in ("rnn", "lstm", "gru"):
     case(f"{kind}_tnc", TNC)(lambda mx, kind=kind: unrolled(mx, single(kind)(mx), layout="TNC", merge_outputs=True))
 
 
-@case("rnn_relu")
-def rnn_relu(mx):
-    return unrolled(mx, mx.rnn.RNNCell(3, activation="relu", prefix="a_"))
+case("rnn_relu")(lambda mx: unrolled(mx, mx.rnn.RNNCell(3, activation="relu", prefix="a_")))
 
 
 @case("rnn_function")
@@ -72,9 +70,7 @@ def rnn_function(mx):
     return unrolled(mx, mx.rnn.RNNCell(3, activation=functools.partial(mx.sym.LeakyReLU, act_type="elu", slope=0.5)))
 
 
-@case("lstm_forget_bias")
-def lstm_forget_bias(mx):
-    return unrolled(mx, mx.rnn.LSTMCell(3, prefix="a_", forget_bias=2.5))
+case("lstm_forget_bias")(lambda mx: unrolled(mx, mx.rnn.LSTMCell(3, prefix="a_", forget_bias=2.5)))
 
 
 @case("list_of_inputs")
@@ -83,9 +79,7 @@ def list_of_inputs(mx):
     return flat(mx, *mx.rnn.GRUCell(3).unroll(2, inputs, merge_outputs=True))
 
 
-@case("one_step")
-def one_step(mx):
-    return flat(mx, *mx.rnn.LSTMCell(3).unroll(1, mx.sym.Variable("data")))
+case("one_step")(lambda mx: flat(mx, *mx.rnn.LSTMCell(3).unroll(1, mx.sym.Variable("data"))))
 
 
 @case("begin_variables")
@@ -205,14 +199,8 @@ def stepped_stack(mx):
     return flat(mx, *cell(mx.sym.Variable("x"), cell.begin_state()))
 
 
-@case("dropout_zero")
-def dropout_zero(mx):
-    return unrolled(mx, mx.rnn.DropoutCell(0.0))
-
-
-@case("zoneout_outputs")
-def zoneout_outputs(mx):
-    return unrolled(mx, mx.rnn.ZoneoutCell(mx.rnn.RNNCell(3), zoneout_outputs=0.3))
+case("dropout_zero")(lambda mx: unrolled(mx, mx.rnn.DropoutCell(0.0)))
+case("zoneout_outputs")(lambda mx: unrolled(mx, mx.rnn.ZoneoutCell(mx.rnn.RNNCell(3), zoneout_outputs=0.3)))
 
 
 @case("zoneout_states")
@@ -232,9 +220,7 @@ def residual_bidirectional(mx):
     return flat(mx, mx.rnn.ResidualCell(cell).unroll(3, mx.sym.Variable("data"))[0])
 
 
-@case("residual_fused")
-def residual_fused(mx):
-    return flat(mx, mx.rnn.ResidualCell(mx.rnn.FusedRNNCell(4)).unroll(3, mx.sym.Variable("data"))[0])
+case("residual_fused")(lambda mx: flat(mx, mx.rnn.ResidualCell(mx.rnn.FusedRNNCell(4)).unroll(3, mx.sym.Variable("data"))[0]))
 
 
 @case("residual_step")
@@ -272,9 +258,7 @@ for kind in ("ConvRNN", "ConvLSTM", "ConvGRU"):
     )  # fmt: skip
 
 
-@case("conv_begin")
-def conv_begin(mx):
-    return flat(mx, mx.rnn.ConvLSTMCell((1, 2, 9, 9), 2, i2h_stride=(2, 2)).begin_state())
+case("conv_begin")(lambda mx: flat(mx, mx.rnn.ConvLSTMCell((1, 2, 9, 9), 2, i2h_stride=(2, 2)).begin_state()))
 
 
 # ------------------------------------------------------------------------------------------------ what is recorded
