@@ -240,9 +240,8 @@ def _declared_dtype(node: Node) -> np.dtype | None:
     try:
         return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
     except (ValueError, IndexError):
-        raise GraphError(
-            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected 0 to 12 or a dtype name"
-        ) from None
+        text = node.attrs["__dtype__"]
+        raise GraphError(f"variable {node.name!r}: __dtype__ is {text!r}, expected 0 to 12 or a dtype name") from None
 
 
 def _fill(node: Node, known: Known) -> None:
@@ -285,10 +284,7 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
     data = ""
     if user is not None and user.inputs[0].node is not node:
         data = f" because of input {user.inputs[0].node.output_name(user.inputs[0].index)!r}"
-    raise GraphError(
-        f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; "
-        "fix the shape that was passed or the attributes of the node"
-    )
+    raise GraphError(f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; change a shape or an attribute")
 
 
 def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tuple[int, int]]) -> None:
