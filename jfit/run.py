@@ -36,8 +36,9 @@ from jfit.history.display import run_html
 from jfit.history.plots import TIMES
 from jfit.history.table import History, from_json_value, to_json_value
 from jfit.loop.dispatch import dispatcher_of, reported_lr
-from jfit.loop.loop import Loop, copied
+from jfit.loop.loop import Loop
 from jfit.loop.replaying import Replay, replay_step
+from jfit.loop.threads import copied
 from jfit.lowering.build import as_model
 from jfit.lowering.model import Model, count_parameters
 from jfit.optim import EmaState

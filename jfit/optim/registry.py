@@ -280,7 +280,9 @@ def _tiny_state(transform: Any, name: str) -> Any:
     for part in _parts(state):
         kind = type(part).__name__.lower()
         if any(word in kind for word in ("linesearch", "backtracking", "zoom")):
-            problem = f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss inside the update"
+            problem = (
+                f"optimizer {name!r} has a line search ({type(part).__name__}), which needs the loss function in the update"
+            )
             raise ValueError(f"{problem}; use another one, such as 'adam', or linesearch=None if it allows that.")
     return state
 

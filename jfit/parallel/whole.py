@@ -89,11 +89,15 @@ def with_whole_params(state: TrainState, devices: Sequence[Device]) -> TrainStat
         (3,)
     """
 
-    def whole(x: Any) -> Any:
-        is_split = isinstance(x, jax.Array) and not x.is_fully_replicated
-        return jax.device_put(_of_all(x) if is_spread(x) else x, sharding(devices)) if is_split else x
+    def is_split(x: Any) -> bool:
+        return isinstance(x, jax.Array) and not x.is_fully_replicated
 
-    return state if isinstance(devices, MeshDevices) else state._replace(params=jax.tree.map(whole, state.params))
+    def whole(x: Any) -> Any:
+        return jax.device_put(_of_all(x) if is_spread(x) else x, sharding(devices)) if is_split(x) else x
+
+    if isinstance(devices, MeshDevices) or not any(map(is_split, jax.tree.leaves(state.params))):
+        return state
+    return state._replace(params=jax.tree.map(whole, state.params))
 
 
 def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:

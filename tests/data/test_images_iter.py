@@ -248,7 +248,7 @@ def test_unsupported_arguments_raise_and_ineffective_ones_are_accepted():
         record_iter(rand_corp=True)
     with pytest.raises(mx.MXNetError, match="needs path_imgrec, data_shape and batch_size"):
         mx.io.ImageRecordIter()
-    with pytest.raises(ValueError, match="part_index is 2, num_parts 2"):
+    with pytest.raises(ValueError, match="part_index is 2, num_parts is 2"):
         record_iter(num_parts=2, part_index=2)
     with pytest.raises(ValueError, match="is empty; use fewer parts"):
         record_iter(num_parts=11, part_index=10)

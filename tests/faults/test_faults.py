@@ -102,7 +102,7 @@ def test_values_of_one_device_that_are_returned_as_replicated_are_found():
         check_replicas(each(np.float32([1, 2])))
 
 
-def test_hundreds_of_unwaited_steps_end(twin):
+def test_hundreds_of_unwaited_steps_end():
     parallel, batch = steps("sgd"), batch_of(8)
     state = parallel.place(start(batch, "sgd"))
     for _ in range(300):

@@ -183,7 +183,7 @@ def test_without_matplotlib_the_html_has_no_figure_and_plot_raises(monkeypatch):
         ({"steps": 1}, "steps is 1 .*; expected .*at least 2 steps"),
         ({"smoothing": 1.0}, "smoothing is 1.0; expected a number from 0 to below 1"),
         ({"diverge": 1.0}, "diverge is 1.0; expected .*diverge above 1"),
-        ({"optimizer": optax.adam(0.1)}, "lr_find: optimizer .* contains its learning rate"),
+        ({"optimizer": optax.adam(0.1)}, "lr_find: the optimizer .* contains its learning rate"),
         ({"optimizer": "adm"}, "unknown optimizer 'adm'"),
         (
             {"data": (np.full((16, 4), np.nan, "float32"), np.zeros(16))},

@@ -63,7 +63,7 @@ test_errors_name_the_parameter_and_the_solution = refused(
     (lambda: init.Xavier(rnd_type="odd"), "rnd_type is 'odd'"),
     (lambda: init.Bilinear()(KEY, "x_weight", (2, 2)), "Bilinear needs 4 dimensions"),
     (lambda: init.Load({})(KEY, "x_weight", (2,)), "not among the 0 loaded arrays"),
-    (lambda: init.Load({"x": np.ones(3)})(KEY, "x", (2,)), r"has shape \(3,\) in the file, expected \(2,\)"),
+    (lambda: init.Load({"x": np.ones(3)})(KEY, "x", (2,)), r"'x' in the file has shape \(3,\), expected \(2,\)"),
     (lambda: init.Mixed(["a"], ["one"])(KEY, "x_weight", (2,)), "matches none of the patterns 'a'"),
 )
 

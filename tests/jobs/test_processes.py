@@ -56,7 +56,10 @@ def test_every_entry_raises_with_several_processes(entry, monkeypatch, tmp_path)
     if entry in ("jfit.lr_find", "jfit.sweep"):
         error, message = NotImplementedError, rf"^{entry} does not support jobs of 2 processes: .*; start one process"
     else:
-        error, message = RuntimeError, rf"in 2 processes, .*, so {entry.strip()} cannot agree .* call jfit.distributed.init\(\)"
+        error, message = (
+            RuntimeError,
+            rf"in 2 processes, in which {entry.strip()} cannot agree .*; call jfit.distributed.init\(\)",
+        )
     with pytest.raises(error, match=message):
         ENTRIES[entry]()
 
@@ -71,7 +74,7 @@ def test_methods_of_a_run_raise_with_several_processes(monkeypatch, tmp_path):
         "jfit.Run.load": lambda: jfit.Run.load(tmp_path),
     }
     for entry, call in calls.items():
-        with pytest.raises(RuntimeError, match=f"in 3 processes, .*, so {entry} cannot agree"):
+        with pytest.raises(RuntimeError, match=f"in 3 processes, in which {entry} cannot agree"):
             call()
 
 

@@ -49,7 +49,7 @@ def test_events_are_ordered_and_have_the_position_of_the_run():
 
 
 def test_log_points_have_loss_metrics_learning_rate_and_speed(monkeypatch):
-    monkeypatch.setattr("jfit.loop.loop.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("jfit.loop.pace.LOG_SECONDS", 0.0)
     seen: list = []
     run = train(data=blobs(400), batch_size=4, num_epoch=1, callbacks=[lambda_callback(log=seen.append)], steps_per_call=1)
     assert {"loss", "accuracy", "lr", "samples_per_second"} <= set(seen[0].logs)

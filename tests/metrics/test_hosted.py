@@ -61,7 +61,7 @@ def test_an_evaluation_and_a_score_run_functions_too():
 
 
 def test_the_dispatch_queue_stays_filled_without_additional_waits(monkeypatch):
-    monkeypatch.setattr("jfit.loop.loop.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
+    monkeypatch.setattr("jfit.loop.pace.LOG_SECONDS", math.inf)  # the first log point of a process compiles a copy
     rows = np.tile(X, (6, 1))[:200], np.tile(Y, 6)[:200]
     seen = {}
     for name, metric in (("device", "acc"), ("host", Look())):

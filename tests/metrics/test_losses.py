@@ -102,7 +102,7 @@ test_wrong_names_options_and_shapes_raise = refused(
     (lambda: losses.nll(np.zeros((3, 2)), np.zeros((3, 2))), r"expected class indices of shape \(3,\)"),
     (
         lambda: losses.get("ce", ignore_index=-1)(np.zeros((3, 2)), np.zeros((3, 2))),
-        r"with ignore_index= needs class indices \(3,\), not \(3, 2\)",
+        r"with ignore_index= needs class indices \(3,\), not labels \(3, 2\)",
     ),
 )
 

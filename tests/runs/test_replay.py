@@ -134,7 +134,7 @@ def test_steps_that_the_run_has_not_reached_raise_a_sentence():
     run = fit(num_epoch=1)  # 5 steps
     assert run.replay(5).epoch == 1
     for step in (6, 10**9, 10**30):
-        with pytest.raises(ValueError, match=f"step is {step}, but the run has done 5 steps; pass a number from 0 to 5"):
+        with pytest.raises(ValueError, match=f"step is {step}, but the run has done 5; pass a number from 0 to 5"):
             run.replay(step)
     with pytest.raises(ValueError, match=r"step is 1000000000, but training ends after 20 steps \(5 per epoch\)"):
         jfit.replay(None, (X, Y), net(), step=10**9, batch_size=8, num_epoch=4)

@@ -1,0 +1,93 @@
+"""How far the host runs ahead of the devices, and the log points within an epoch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+
+from jfit import counters
+from jfit.distributed import num_processes
+from jfit.loop.dispatch import Dispatch, reported_lr
+from jfit.parallel.spmd import Window
+
+LOG_SECONDS = 0.5  # minimum time between two "log" events
+
+
+class LogPoint(NamedTuple):
+    """Values at a log point (a time at which running sums are copied) that are not read from the devices yet."""
+
+    copied: Any  # (copy of the running sums, report of the last dispatch, fault or None), arrays on the devices
+    logs: dict[str, float]  # values that were known on the host already: samples_per_second
+    position: dict[str, int]
+    snapshot: int | None  # key of the sums of the host metrics (result of `HostMetrics.snapshot`); None without host metrics
+
+
+class Pace:
+    """Waits for the dispatch 8 before the present one at every 8th dispatch, and sends the "log" events of an epoch.
+
+    Args:
+        loop: the `Loop`, at the start of an epoch.
+
+    Attributes:
+        compiled: seconds of compilations before the epoch.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop, self._window, self._rows = loop, Window(), 0
+        self._started = self._logged = time.perf_counter()
+        self.compiled = counters.compile_seconds()
+        self._pending: LogPoint | None = None  # the last log point, if its values are not read from the devices yet
+
+    def speed(self) -> dict[str, float]:
+        """Return {"samples_per_second", "time"} since the start of the epoch; neither includes compilation time."""
+        compiling = counters.compile_seconds() - self.compiled
+        seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
+        return {"samples_per_second": self._rows / seconds, "time": seconds}
+
+    def after_dispatch(self, dispatch: Dispatch) -> None:
+        """Count the rows of a dispatch; if it is the 8th since the last wait, wait for an earlier one, or send a log point."""
+        self._rows += dispatch.rows
+        fence = self._window.push(self._loop.report)
+        if fence is None:
+            return
+        if time.perf_counter() - self._logged > LOG_SECONDS:
+            self._logged = time.perf_counter()
+            self._log(fence)
+        elif self._loop.readings.queues:
+            self._loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
+        else:
+            counters.wait(fence)  # sync: as above, without the copy to the host that `read` makes
+
+    def _log(self, fence: Any) -> None:
+        """Send the "log" event of the previous log point, and copy the running sums of this one.
+
+        The values of a log point are read one log point late: the copy of the running sums is queued on the devices after
+        the steps in flight, so reading it now would wait for them.  At the next log point it is computed already.
+
+        Args:
+            fence: report of the dispatch 8 before the last, for which the host waits.
+        """
+        loop, previous, checks = self._loop, self._pending, self._loop.dispatcher.checks
+        copied = copy_sums(loop.state.metrics), loop.report, checks and checks.fault
+        snapshot = None if loop.readings.host is None else loop.readings.host.snapshot()
+        speed = {"samples_per_second": self.speed()["samples_per_second"]}
+        self._pending = LogPoint(copied, speed, loop.position, snapshot)
+        if previous is None:
+            loop.read(fence)  # sync: the host waits for the dispatch 8 before this one
+            return
+        # sync: hardly waits, since the copy to the host began 8 dispatches ago
+        (totals, last_report, fault), _ = loop.read((previous.copied, fence))
+        if checks is not None:
+            checks.check(fault, loop.position)
+        logs = previous.logs | loop.readings.values(totals, previous.snapshot) | reported_lr(last_report)
+        # In a job, log points come at other steps in each process.  A policy that goes back, or looks for the cause with
+        # programs that need all processes, reacts at the end of the epoch.
+        if totals.first_bad_step >= 0 and (num_processes() == 1 or loop.nan.name == "warn"):
+            loop.nan.report(loop, int(totals.first_bad_step))
+        loop.history.add_point(**previous.position, **logs)
+        loop.events.send("log", logs, **previous.position)
+
+
+copy_sums = jax.jit(lambda tree: jax.tree.map(lambda x: x + 0, tree))  # the next step donates the original
