@@ -308,17 +308,17 @@ def _parts(state: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------------------------ parameters that are a pytree
 # An optax transformation sees the pytree of the user: masks, labels and other options may depend on it.  jfit's own optimizers
 # update each parameter separately, by name; those that depend on the order of the parameters get the leaf order.
-def in_structure(optimizer: Optimizer, structure: Structure | None) -> Optimizer:
+def in_structure(optimizer: Optimizer, structure: Structure) -> Optimizer:
     """Wrap an optimizer for parameters that are flat dicts by name, but have a tree structure for the user.
 
     Args:
         optimizer: one of jfit's, or of optax's converted by `jfit.optim.get`.
-        structure: `Model.structure`; None for a graph.
+        structure: `Model.structure` of a model that is made of a function.
 
     Returns:
         `Optimizer` with the same attributes, whose `init` and `update` take and return dicts by name.  In its state, every tree
         with the structure of the parameters (such as the moments of Adam) is a dict by name too.  An optax transformation sees
-        `optax.MaskedNode()` in place of parameters that are not trained.  The optimizer itself, if `structure` is None.
+        `optax.MaskedNode()` in place of parameters that are not trained.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -330,8 +330,6 @@ def in_structure(optimizer: Optimizer, structure: Structure | None) -> Optimizer
         >>> opt.init({"layers/0": jnp.ones(2), "layers/1": jnp.ones(2)}).inner_state[0].trace["layers/1"]
         MaskedNode()
     """
-    if structure is None:
-        return optimizer
     if optimizer.state_spec is not None:
         return optimizer if optimizer.for_graph is None else _in_leaf_order(optimizer, structure)
 

@@ -138,7 +138,7 @@ def init_state(
         >>> int(state.step), sorted(state.params)
         (0, ['fullyconnected0_bias', 'fullyconnected0_weight'])
     """
-    optimizer = in_structure(get_optimizer(optimizer), model.structure)
+    optimizer = optimizer_of(optimizer, model)
     init_key, run_key = _split_keys(seed)
     inputs = flat_inputs(inputs or {})
     specs = specs_of(inputs)
@@ -164,6 +164,12 @@ def init_state(
         base_lr=None if base_lr is None else jnp.array(base_lr, jnp.float32),  # a copy, because the state is donated
         key=run_key,
     )
+
+
+def optimizer_of(optimizer: Any, model: Model | None) -> Optimizer:
+    """Convert an optimizer to one of parameters by name, which those of the model are inside; None: a model of a graph."""
+    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_optimizer(optimizer)
+    return optimizer if model is None or model.structure is None else in_structure(optimizer, model.structure)
 
 
 def averaged(state: TrainState) -> TrainState:

@@ -25,9 +25,8 @@ from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
 from jfit.ops.axis import Axis
 from jfit.optim import Optimizer, as_schedule
-from jfit.optim import get as get_optimizer
 from jfit.optim.core import apply_updates, is_small, wide
-from jfit.optim.registry import in_structure, own_rate
+from jfit.optim.registry import own_rate
 from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.optim.schedules import Schedule
 from jfit.programs import Constants, depends_on_more, made, read_key
@@ -37,7 +36,7 @@ from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.skipping import unless_bad
 from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
-from jfit.step.state import TrainState, split_params
+from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
 from jfit.step.totals import fold, mean_loss
 
@@ -117,29 +116,22 @@ class Step(Protocol):
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]: ...
 
 
-def train_step(
-    model: Model,
-    optimizer: Any = "sgd",
-    *,
-    metrics: Sequence[Metric] = (),
-    schedule: Any = None,
-    frozen: Sequence[str] = (),
-    micro_batches: int = 1,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    policy: Policy | str | None = None,
-    rescale: Any = "mean",
-    sync_batch_stats: bool = False,
-    outputs: bool = False,
-    gradients: bool = False,
-    reduce: Reduce | str | None = None,
-    batch_metrics: bool = False,
-    regularizers: Mapping[str, Callable[[Array], Any]] | None = None,
-    skip_nonfinite: bool = False,
-) -> TrainStep:
-    """Make a training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainStep:
+    """A training step, a pure function that computes one update: θ ← θ − η · u( r · Σᵢ wᵢ ∇ℓᵢ ).
 
     θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`, wᵢ and ℓᵢ: weight and loss of row i.
+
+    It is called as `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
+    Rows of weight 0 do not affect the result, even if they contain NaN: in graphs, whose batch statistics apply the row
+    weights too, and in functions whose rows are independent.  In a function whose rows affect each other, such as one with
+    its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
+    A batch whose weights sum to 0 leaves parameters, optimizer state and auxiliary states unchanged.
+
+    Steps are values, equal if their settings are.  Graphs are compared by their content; optimizers, metrics and schedules of
+    jfit by their settings, without the numbers of an optimizer that programs take as arguments (see
+    `jfit.programs.Constants`).  Functions of the user and optax transformations are equal to themselves only.
+    `dataclasses.replace(step, reduce="ordered")` makes the step with another setting.
 
     Args:
         model: the `Model` to train.
@@ -168,14 +160,6 @@ def train_step(
         skip_nonfinite: leave parameters, optimizer state, auxiliary states and running sums unchanged if the loss, or one of
             these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
 
-    Returns:
-        `TrainStep`, called as `step(state, batch, axis_name=None) -> (state, out)`; batch: `jfit.Batch`, or a dict of inputs.
-        Rows of weight 0 do not affect the result, even if they contain NaN: in graphs, whose batch statistics apply the row
-        weights too, and in functions whose rows are independent.  In a function whose rows affect each other, such as one with
-        its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
-        A batch whose weights sum to 0 leaves parameters,
-        optimizer state and auxiliary states unchanged.
-
     Raises:
         ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, the policy "float16",
             a schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
@@ -183,53 +167,36 @@ def train_step(
         TypeError: by the step, when it is traced: the batch or the state has another type.
 
     Example:
-        >>> import jax, jfit, numpy as np
+        >>> import dataclasses, jax, jfit, numpy as np
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
         >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
         >>> step = jax.jit(jfit.train_step(model, "sgd"), donate_argnums=0)
         >>> state, out = step(jfit.init_state(model, "sgd", batch), batch)
         >>> int(state.step), out.loss.shape
         (1, ())
-    """
-    return TrainStep(**locals())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainStep:
-    """A training step as a value: equal to a step with equal settings.  Create it with `train_step`.
-
-    Graphs are compared by their content; optimizers, metrics and schedules of jfit by their settings, without the numbers of an
-    optimizer that programs take as arguments (see `jfit.programs.Constants`).  Functions of the user and optax
-    transformations are equal to themselves only.  `dataclasses.replace(step, reduce="ordered")` makes the step with another
-    setting.
-
-    Args: see `train_step`.
-
-    Example:
-        >>> import dataclasses, jfit
-        >>> net = jfit.sym.MakeLoss(jfit.sym.Variable("data"))
-        >>> step, again = (jfit.train_step(jfit.lower(net), jfit.optim.sgd(0.1, momentum=m)) for m in (0.5, 0.9))
+        >>> step, again = (jfit.train_step(model, jfit.optim.sgd(0.1, momentum=m)) for m in (0.5, 0.9))
         >>> step == again, dataclasses.replace(step, reduce="ordered") == again
         (True, False)
     """
 
     model: Model
-    optimizer: Any
-    metrics: tuple[Metric, ...]
-    schedule: Any
-    frozen: Sequence[str]
-    micro_batches: int
-    clip_norm: float | None
-    clip_value: float | None
-    policy: Policy | None
-    rescale: Any
-    sync_batch_stats: bool
-    outputs: bool
-    gradients: bool
-    reduce: Reduce
-    batch_metrics: bool
-    regularizers: Mapping[str, Callable[[Array], Any]] | None
-    skip_nonfinite: bool
+    optimizer: Any = "sgd"
+    _: dataclasses.KW_ONLY
+    metrics: Sequence[Metric] = ()
+    schedule: Any = None
+    frozen: Sequence[str] = ()
+    micro_batches: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    policy: Policy | str | None = None
+    rescale: Any = "mean"
+    sync_batch_stats: bool = False
+    outputs: bool = False
+    gradients: bool = False
+    reduce: Reduce | str | None = None
+    batch_metrics: bool = False
+    regularizers: Mapping[str, Callable[[Array], Any]] | None = None
+    skip_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
@@ -239,13 +206,13 @@ class TrainStep:
                 'not scale the loss; pass policy="bfloat16", which has the range of float32'
             )
         _check_micro_batches(self.model, self.micro_batches)
-        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), optimizer=get_optimizer(self.optimizer))
+        vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
         self.rule  # noqa: B018, checks the settings of the update
 
     @functools.cached_property
     def rule(self) -> UpdateRule:
         """The update of the parameters, with an optimizer for parameters by name."""
-        optimizer = _in_graph(in_structure(self.optimizer, self.model.structure), self.model, self.frozen)
+        optimizer = _in_graph(optimizer_of(self.optimizer, self.model), self.model, self.frozen)
         return UpdateRule.of(optimizer, self.schedule, self.rescale, self.clip_norm, self.clip_value)
 
     @property
@@ -267,15 +234,15 @@ class TrainStep:
     @property
     def stages(self) -> Stages:
         """The two halves of the step."""
-        settings = GradientSettings(
-            self.model, self.metrics, self.micro_batches, self.policy, self.sync_batch_stats, self.outputs
-        )
+        metrics, policy = cast(tuple[Metric, ...], self.metrics), cast(Policy | None, self.policy)
+        settings = GradientSettings(self.model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
         return Stages(functools.partial(_shard_pass, settings, self.frozen), functools.partial(_finish, self))
 
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
-        """Compute one update: (new state, results); see `train_step`."""
+        """Compute one update: (new state, results)."""
         _check_state(self.model, state)
-        count = mesh_size(axis_name) if self.reduce.sharded else 1
+        reduce = cast(Reduce, self.reduce)
+        count = mesh_size(axis_name) if reduce.sharded else 1
         layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
         stages = self.stages
 
@@ -287,7 +254,7 @@ class TrainStep:
                 total, (rows, shared) = layout.scattered(of_shard, (sums.rows, sums.shared))
                 local = state.local
             else:
-                total, (rows, shared), local = self.reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
+                total, (rows, shared), local = reduce.apply(of_shard, (sums.rows, sums.shared), state.local, axis_name)
             return ShardPass(total, aux, sums._replace(rows=rows, shared=shared)), local, of_shard if self.gradients else None
 
         if layout is None:
@@ -301,6 +268,9 @@ class TrainStep:
             reduced, local, of_shard = on_each_device(of_batch, layout.axis_name, results)(needed, batch)
         state, out = stages.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
         return state, out._replace(gradients=of_shard)
+
+
+train_step = TrainStep  # the public name
 
 
 def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Layout:
@@ -390,8 +360,8 @@ def update_step(
         >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
         [0.5, 0.5]
     """
-    optimizer = in_structure(get_optimizer(optimizer), None if model is None else model.structure)
-    update, reduce = UpdateRule.of(optimizer, schedule, rescale, clip_norm, clip_value), get_reduce(reduce)
+    rule = UpdateRule.of(optimizer_of(optimizer, model), schedule, rescale, clip_norm, clip_value)
+    reduce = get_reduce(reduce)
     if reduce.sharded:
         raise ValueError(
             "reduce='sharded' needs a whole training step: use train_step or fit, or update_step with reduce='psum'"
@@ -400,7 +370,7 @@ def update_step(
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
         trainable = {k: state.params[k] for k in gradients}
-        trainable, opt_state, _ = update(state, trainable, gradients, jnp.ones(()), jnp.float32(jnp.nan))
+        trainable, opt_state, _ = rule(state, trainable, gradients, jnp.ones(()), jnp.float32(jnp.nan))
         return state._replace(step=state.step + 1, params={**state.params, **trainable}, opt_state=opt_state, local=local)
 
     return step
@@ -417,7 +387,7 @@ class UpdateRule(NamedTuple):
     """
 
     optimizer: Optimizer
-    rate_of: Callable[..., Array] | None
+    rate_of: Schedule | None
     rescale: Any
     limits: Constants
 
@@ -434,14 +404,13 @@ class UpdateRule(NamedTuple):
             )
         if norm is not None or value is not None:
             check_limits(clip_norm=norm, clip_value=value)
-        return cls(optimizer, None if schedule is None else as_schedule(schedule), rescale, Constants(norm=norm, value=value))
+        rate_of = schedule if schedule is None or isinstance(schedule, Schedule) else as_schedule(schedule)
+        return cls(optimizer, rate_of, rescale, Constants(norm=norm, value=value))
 
     @property
     def program_key(self) -> Any:
         """The rule without the base learning rate of its schedule: that in the state takes its place."""
-        rate_of = self.rate_of
-        if isinstance(rate_of, Schedule):
-            rate_of = dataclasses.replace(rate_of, base_lr=None)
+        rate_of = None if self.rate_of is None else vars(self.rate_of) | {"base_lr": None}
         return self.optimizer, rate_of, self.rescale, self.limits
 
     @property
