@@ -201,10 +201,7 @@ class TrainStep:
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
         if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
-            raise ValueError(
-                f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does "
-                'not scale the loss; pass policy="bfloat16", which has the range of float32'
-            )
+            raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
         _check_micro_batches(self.model, self.micro_batches)
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
         self.rule  # noqa: B018, checks the settings of the update
@@ -394,10 +391,7 @@ class UpdateRule(NamedTuple):
     @classmethod
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> UpdateRule:
         if schedule is not None and not optimizer.takes_rate:
-            raise ValueError(
-                "schedule= needs an optimizer whose learning rate is in the state, but this is an optax instance with its own: "
-                "pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
-            )
+            raise ValueError("schedule= needs an optimizer by name; an optax instance takes a schedule in its constructor")
         if isinstance(rescale, str) and rescale != "mean":
             raise ValueError(
                 f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
@@ -486,8 +480,7 @@ def _check_state(model: Model, state: Any) -> None:
     known = () if model.symbol is None else model.symbol.list_inputs()
     if known and (other := [name for name in (*state.params, *state.aux) if name not in known]):
         raise ValueError(
-            f"the state has {other[0]!r}, which the model of this step does not have, so it is the state of another model; "
-            "make one with jfit.init_state(model, ...)"
+            f"the state has {other[0]!r}, which the model of this step does not have; make one with jfit.init_state(model, ...)"
         )
 
 
