@@ -31,8 +31,7 @@ from jfit.distributed import num_processes
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import MeshDevices
-from jfit.programs.constants import Constants
-from jfit.programs.keys import ByIdentity
+from jfit.programs.keys import ByIdentity, Constants
 from jfit.programs.tables import Recent
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding

@@ -29,8 +29,7 @@ A change of the code of jfit, jax, NumPy or optax at run time, such as a method 
 >>> clear_programs()
 """
 
-from jfit.programs.constants import Constants, depends_on_more
-from jfit.programs.keys import ByIdentity, Made, key_of, keyed, made, read_key
+from jfit.programs.keys import ByIdentity, Constants, Made, depends_on_more, key_of, keyed, made, read_key
 from jfit.programs.tables import Program, Recent, check_shapes, clear_programs, kept, settings
 
 __all__ = [

@@ -27,8 +27,7 @@ import jax
 import numpy as np
 
 from jfit import counters, forks, interrupts
-from jfit.programs.constants import Constants, bound, table_of, tracing
-from jfit.programs.keys import key_of, read_key
+from jfit.programs.keys import Constants, bound, key_of, read_key, table_of, tracing
 
 # Maximum number of entries of each table; the one that was used least recently is dropped.
 MAX_PROGRAMS = 128

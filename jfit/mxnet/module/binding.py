@@ -130,14 +130,14 @@ class Binding:
         dtypes = dtypes_of(self.symbol, data)
         named_shapes = [*zip(self.arguments, shapes, strict=True), *zip(self.aux, aux_shapes, strict=True)]
         self.specs = {n: jax.ShapeDtypeStruct(tuple(s), dtypes[n]) for n, s in named_shapes}
-        self.data_shapes, self.label_shapes = data, labels
+        self.data_shapes, self.label_shapes, self.rows = data, labels, rows_of_batch(data)
         self.states = {n: np.zeros(self.specs[n].shape, self.specs[n].dtype) for n in self.state_names}
 
     def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
         """Change the input shapes; state inputs whose shape changes are reset to 0."""
         data, labels = self._described(data_shapes, label_shapes)
         self.slices(rows_of_batch(data))
-        self.data_shapes, self.label_shapes = data, labels
+        self.data_shapes, self.label_shapes, self.rows = data, labels, rows_of_batch(data)
         if not self.states:
             return
         shapes = dict(zip(self.arguments, self._inferred(data, labels)[0], strict=True))
@@ -164,11 +164,6 @@ class Binding:
     def slices(self, rows: int) -> list[int]:
         """Return the number of rows for each device, for a batch of `rows` rows."""
         return self._divide(rows, self._workloads)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows in a whole batch."""
-        return rows_of_batch(self.data_shapes)
 
     def check_shared(self, parameters: Parameters) -> None:
         """Check that the parameters of another module have the names and shapes of this graph's.
@@ -215,9 +210,9 @@ class Binding:
         inputs = dict(zip([d.name for d in descs[0]], data, strict=True))
         inputs.update(zip([d.name for d in descs[1]], labels, strict=False))
         inputs.update(self.states)
-        rows = rows_of_batch(descs[0])
-        for desc in () if labels else self.label_shapes:
-            inputs[desc.name] = self._previous_label(desc, rows)
+        if not labels:
+            rows = rows_of_batch(descs[0])
+            inputs |= {d.name: self._previous_label(d, rows) for d in self.label_shapes}
         self._previous_labels = {d.name: inputs[d.name] for d in self.label_shapes if d.name in inputs}
         return {k: v for k, v in inputs.items() if k in self.arguments}
 

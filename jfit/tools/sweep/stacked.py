@@ -20,7 +20,7 @@ from jfit.feed.batches import BatchLayout
 from jfit.loop.dispatch import report
 from jfit.parallel.devices import place, place_split
 from jfit.programs import Constants
-from jfit.programs.constants import bound
+from jfit.programs.keys import bound
 from jfit.step.state import TrainState, averaged
 
 
