@@ -29,7 +29,7 @@ from jfit.optim.core import apply_updates, is_small, wide
 from jfit.optim.registry import own_rate
 from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.optim.schedules import Schedule
-from jfit.programs import Constants, depends_on_more, made, read_key
+from jfit.programs import ByIdentity, Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
@@ -128,9 +128,9 @@ class TrainStep:
     its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
     A batch whose weights sum to 0 leaves parameters, optimizer state and auxiliary states unchanged.
 
-    Steps are values, equal if their settings are.  Graphs are compared by their content; optimizers, metrics and schedules of
-    jfit by their settings, without the numbers of an optimizer that programs take as arguments (see
-    `jfit.programs.Constants`).  Functions of the user and optax transformations are equal to themselves only.
+    Steps are values, equal if their settings are: graphs by their content; optimizers, metrics and schedules of jfit by their
+    settings.  A step with a function of the user or an optax transformation is equal to itself only.  Programs of jfit are
+    found by the same values without the numbers that they take as arguments (see `jfit.programs.Constants`).
     `dataclasses.replace(step, reduce="ordered")` makes the step with another setting.
 
     Args:
@@ -174,7 +174,7 @@ class TrainStep:
         >>> state, out = step(jfit.init_state(model, "sgd", batch), batch)
         >>> int(state.step), out.loss.shape
         (1, ())
-        >>> step, again = (jfit.train_step(model, jfit.optim.sgd(0.1, momentum=m)) for m in (0.5, 0.9))
+        >>> step, again = (jfit.train_step(model, jfit.optim.sgd(0.1, momentum=0.9)) for _ in range(2))
         >>> step == again, dataclasses.replace(step, reduce="ordered") == again
         (True, False)
     """
@@ -220,7 +220,11 @@ class TrainStep:
 
     @functools.cached_property
     def _key(self) -> Any:
-        return read_key(self, arguments=True).value
+        # With all numbers, because `jax.jit(step)` and `lax.scan(step, ...)` look programs up by equality, and compile them in.
+        # Functions of the user may read values that change: a step with one is equal to itself only.
+        rates = self.rule.optimizer.base_lr, getattr(self.rule.rate_of, "base_lr", None)
+        key = read_key((self, rates))
+        return key.value if key.is_complete else ByIdentity(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainStep) and self._key == other._key

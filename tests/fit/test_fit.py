@@ -128,7 +128,7 @@ def test_a_saved_run_predicts_the_same(run, tmp_path):
 
 def test_a_run_is_not_pickled_but_saved(run):
     for call in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"a Run cannot be pickled .*; write it with run.save\(folder\), which"):
+        with pytest.raises(TypeError, match=r"a Run cannot be pickled .*; use run.save\(folder\)"):
             call(run)
     assert copy.copy(run).history is run.history
 
