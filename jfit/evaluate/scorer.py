@@ -338,17 +338,8 @@ class Predictor:
             yield self._unpad(*in_flight.popleft())
 
     def _read(self, state: TrainState, data: ArrayData | StreamData, batch_size: int) -> HostBatches:
-        return HostBatches(
-            self.model,
-            data,
-            len(self.devices),
-            batch_size,
-            values=(state.params, state.aux),
-            weights=False,
-            plans=self._plans,
-            sizes=self._sizes,
-            own=self._own,
-        )
+        options: dict[str, Any] = {"values": (state.params, state.aux), "weights": False, "sizes": self._sizes}
+        return HostBatches(self.model, data, len(self.devices), batch_size, plans=self._plans, own=self._own, **options)
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
         """Copy the outputs of a batch to the host and remove its padding rows.
@@ -373,10 +364,8 @@ class Predictor:
                 merged = concat_slices(out if split else out[None], layout)
                 unpadded.append(_BatchOutput(merged[(*(slice(None),) * (layout.axis + 1), slice(count))], layout.axis))
             elif layout is LOST and (split or count != size):
-                raise ValueError(
-                    "predict: an output mixes the rows of its batch, so padding rows cannot be removed from it; "
-                    "predict on one device with a batch size that divides the number of rows"
-                )
+                remedy = "predict on one device with a batch size that divides the number of rows"
+                raise ValueError(f"predict: an output mixes the rows of its batch; {remedy}")
             else:
                 unpadded.append(_BatchOutput(out[0] if split else out, None))
         return unpadded
@@ -583,9 +572,7 @@ class InferenceModel:
         if self.model.module is not None:  # a module contains its values
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:
-            raise ValueError(
-                "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
-            )
+            raise ValueError("params is missing: the model has no parameter values; pass params=, or a model of jfit.load")
         self.settings = settings_of(self.model, **options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)
@@ -640,7 +627,5 @@ class InferenceModel:
 def _check_shapes(names: Sequence[str], expected: Sequence[Any], values: Mapping[str, Any], shapes: Any) -> None:
     for name, shape in zip(names, expected, strict=True):
         if name in values and shape and 0 not in shape and values[name].shape != shape:
-            raise ValueError(
-                f"{name} has shape {values[name].shape}, expected {shape} for inputs of shapes {shapes}; pass rows of the "
-                "shape that the model was trained with, or the parameters of this graph"
-            )
+            problem = f"{name} has shape {values[name].shape}, expected {shape} for inputs of shapes {shapes}"
+            raise ValueError(f"{problem}; pass rows of the shape in training, or the parameters of this graph")

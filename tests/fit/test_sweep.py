@@ -236,7 +236,7 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
         result.predict(X, members=[])
     np.testing.assert_array_equal(result.predict(X, members=np.int64(1)), result.predict(X, members=1))
     for wrong in (-1, [3], [-1], ["a"], True, 0.5):
-        with pytest.raises(ValueError, match="or of their numbers, from 0 to 2"):
+        with pytest.raises(ValueError, match="or their numbers, from 0 to 2"):
             result.predict(X, members=wrong)
     assert result.best.run.score(EVAL)["accuracy"] == pytest.approx(result.best.score)
     assert "seed" in str(result) and "<table>" in result._repr_html_() and list(result.to_pandas()["seed"]) == [0, 1, 2]

@@ -67,7 +67,7 @@ def test_histories_with_other_log_points_differ(history):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
 def test_other_json_raises(text):
-    with pytest.raises(ValueError, match=r"the text is not a history .*expected a JSON object with the lists"):
+    with pytest.raises(ValueError, match=r"the text is not a history .*expected the result of History.to_json"):
         History.from_json(text)
 
 
@@ -101,5 +101,5 @@ def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tm
 
 def test_frames_need_pandas(history, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="to_frame needs pandas, which is not installed"):
+    with pytest.raises(ImportError, match="to_frame needs pandas; install it"):
         history.to_frame()

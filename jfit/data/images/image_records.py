@@ -100,13 +100,8 @@ class ImageRecords(WholeBatches):
         one_of(("NCHW", "NHWC"), layout=layout)
         one_of(_HANDLES, last_batch_handle=last_batch_handle)
         recipe = check_recipe(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
-        self.job = Job(
-            os.fspath(path),
-            None if path_list is None else os.fspath(path_list),
-            label_width,
-            seed if seed_augment is None else seed_augment,
-            recipe,
-        )
+        list_path = None if path_list is None else os.fspath(path_list)
+        self.job = Job(os.fspath(path), list_path, label_width, seed if seed_augment is None else seed_augment, recipe)
         self.shuffle, self.seed, self.last_batch_handle, self.layout = shuffle, seed, last_batch_handle, layout
         self.workers, self.ahead = workers, ahead
         self.data_name, self.label_name = data_name, label_name
@@ -133,11 +128,8 @@ class ImageRecords(WholeBatches):
     @property
     def provide_data(self) -> list[DataDesc]:
         """Description of the images."""
-        return [
-            DataDesc(
-                self.data_name, (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type, self.layout
-            )
-        ]
+        shape, dtype = (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type
+        return [DataDesc(self.data_name, shape, dtype, self.layout)]
 
     @property
     def provide_label(self) -> list[DataDesc]:
