@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,6 @@ class Sweep(Sequence[Member]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._members[at]
-
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
 
     @property
     def table(self) -> list[dict[str, Any]]:

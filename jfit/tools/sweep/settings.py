@@ -129,7 +129,7 @@ def _of_optimizer(name: str, optimizer: Any, model: Any) -> str:
     if name == "weight_decay" and "wd" in accepted:
         return "wd"
     hint = name_hint(name, [*FIT, *accepted, *_parameters(model)])
-    raise ValueError(f"sweep: over has {name!r}, no argument of fit, of the model's function or of {optimizer!r}; {hint}")
+    raise ValueError(f"sweep: over has {name!r}, which is no argument of fit, the model or of optimizer {optimizer!r}; {hint}")
 
 
 def token(value: Any) -> Any:
