@@ -54,7 +54,7 @@ class _Display:
 
     def show(self, event: Event) -> None:
         file = self.file or sys.stdout
-        if not (self.force or in_notebook() or _is_terminal(file)):
+        if not (self.force or in_notebook() or getattr(file, "isatty", lambda: False)()):
             return
         if event.kind in ("fit_start", "fit_end"):
             self.close()
@@ -117,7 +117,3 @@ class _Display:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def _is_terminal(file: TextIO) -> bool:
-    return bool(getattr(file, "isatty", lambda: False)())

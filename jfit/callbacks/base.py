@@ -117,10 +117,8 @@ def as_callback(callback: Any) -> Callback:
     if isinstance(callback, Callback):
         return _checked(callback)
     if not callable(callback) or isinstance(callback, type):
-        raise TypeError(
-            f"callbacks: found {callback!r} of type {type(callback).__name__}, expected a Callback or a function of one "
-            "event; pass jfit.callbacks.lambda_callback(epoch_end=...) or a function f(event)."
-        )
+        expected = "a Callback, a function f(event), or jfit.callbacks.lambda_callback(epoch_end=...)"
+        raise TypeError(f"callbacks: found {callback!r} of type {type(callback).__name__}; expected {expected}")
     events = getattr(callback, "events", ("epoch_end",))
     events = (events,) if isinstance(events, str) else tuple(events)
 
@@ -176,10 +174,7 @@ def _checked(callback: Callback) -> Callback:
     for kind in callback.events:
         one_of(EVENTS, **{f"an event of callback {callback.name}": kind})
         if kind in ("step", "step_log") and callback.every is None:
-            raise ValueError(
-                f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events, but every is "
-                "None; between two events, several steps can run in one call of the compiled program."
-            )
+            raise ValueError(f"callback {callback.name}: {kind!r} events need every=N, the number of steps between two events")
     if callback.every is None:
         return callback
     positive_integer(**{f"every of callback {callback.name}": callback.every})

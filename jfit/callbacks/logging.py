@@ -133,12 +133,10 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
 def _speed_line(event: Event, clock: dict[str, Any], batch_size: int, logs: dict[str, float]) -> None:
     elapsed = time.perf_counter() - clock["time"]
     speed = (event.batch - clock["batch"]) * batch_size / elapsed if elapsed > 0 else math.inf
-    metrics = "".join(
-        f"\t{name}={value:f}" for name, value in logs.items() if name not in _TIMING and not name.startswith("val_")
-    )
-    logging.getLogger("jfit").info(
-        "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s", event.epoch, clock["batch"], event.batch, speed, metrics
-    )
+    shown = {name: value for name, value in logs.items() if name not in _TIMING and not name.startswith("val_")}
+    metrics = "".join(f"\t{name}={value:f}" for name, value in shown.items())
+    line = "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s"
+    logging.getLogger("jfit").info(line, event.epoch, clock["batch"], event.batch, speed, metrics)
 
 
 def _epoch_lines(event: Event) -> None:

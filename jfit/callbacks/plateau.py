@@ -85,15 +85,11 @@ def reduce_on_plateau(
 
 def _check_rate(run: Any) -> None:
     if run.base_lr is None:
-        raise ValueError(
-            "reduce_on_plateau: the optimizer is an optax instance with its own learning rate, which cannot be reduced; pass "
-            "the optimizer by name, or chain it with optax.contrib.reduce_on_plateau"
-        )
+        remedy = "pass the optimizer by name, or chain it with optax.contrib.reduce_on_plateau"
+        raise ValueError(f"reduce_on_plateau: the learning rate of an optax instance cannot be reduced; {remedy}")
     if run.settings.ignores_base_lr:
-        raise ValueError(
-            "reduce_on_plateau: the schedule is a function of the number of updates alone, so a reduced base learning rate "
-            "would have no effect; pass a function (count, base) -> rate, a schedule by name, or no schedule"
-        )
+        remedy = "pass a function (count, base) -> rate, a schedule by name, or none"
+        raise ValueError(f"reduce_on_plateau: the schedule is a function of the number of updates alone; {remedy}")
 
 
 def _reduce(event: Event, factor: float, min_lr: float) -> None:

@@ -117,10 +117,8 @@ def _problem(pending: _Pending, digests: np.ndarray, equal_at: int | None) -> st
     if equal_at is None:
         remedy = "start all processes with the same parameters, from the same checkpoint, and with the same libraries"
     else:
-        remedy = (
-            f"they were equal at step {equal_at}: resume from a checkpoint of that step or an earlier one, on other hardware "
-            "if it happens again; a callback must not change the state in one process only"
-        )
+        remedy = f"they were equal at step {equal_at}: resume from a checkpoint of that step or an earlier one"
+        remedy += ", on other hardware if it happens again; a callback must not change the state in one process only"
     return f"the copies of the state differ {when}: {'; '.join(texts)}{more}; {remedy}"
 
 

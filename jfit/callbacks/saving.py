@@ -89,26 +89,13 @@ def checkpointing(
     integer(keep_best=keep_best)
     at_least_0(keep_best=keep_best, background_bytes=min(background_bytes or 0, sys.maxsize))  # inf: never in the background
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
-    if keep_best:
-        best = _BestKept(
-            *(directory, keep, background_bytes),
-            number=keep_best,
-            monitor=monitor,
-            maximize=maximizes(monitor, mode),
-            per_epoch=steps is None,
-        )
-        events = tuple(dict.fromkeys((*events, "epoch_end")))
-        return Callback(
-            on=best.on,
-            init=lambda: {"last": None, "best": []},
-            events=events,
-            every=steps,
-            name=f"checkpointing({monitor})",
-            saves=True,
-        )
-    return Callback(
-        on=Saver(directory, keep, background_bytes).on, events=events, every=steps, name="checkpointing", saves=True
-    )
+    if not keep_best:
+        saver = Saver(directory, keep, background_bytes)
+        return Callback(on=saver.on, events=events, every=steps, name="checkpointing", saves=True)
+    rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode), "per_epoch": steps is None}
+    saver, events = _BestKept(directory, keep, background_bytes, **rule), tuple(dict.fromkeys((*events, "epoch_end")))
+    init, name = lambda: {"last": None, "best": []}, f"checkpointing({monitor})"
+    return Callback(on=saver.on, init=init, events=events, every=steps, name=name, saves=True)
 
 
 class _InFlight(NamedTuple):
@@ -311,27 +298,20 @@ class _BestKept(Saver):
         present = []
         for entry in state["best"]:
             path = checkpoint.path_of(self.directory, entry[1])
-            if not path.is_dir():
-                source = Path(state["last"]).parent / path.name
-                if not source.is_dir():
-                    logging.getLogger("jfit").warning(
-                        "%s, one of the best checkpoints of this run, was deleted; it is not among its best ones any more",
-                        source,
-                    )
-                    continue
-                try:
+            source, problem = Path(state["last"]).parent / path.name, ""
+            try:
+                if not path.is_dir() and source.is_dir():
                     with atomic_dir(path) as folder:
                         shutil.copytree(source, folder, dirs_exist_ok=True)
-                except OSError as error:
-                    logging.getLogger("jfit").warning(
-                        "%s, one of the best checkpoints of this run, could not be copied to %s (%s); it is not among its best "
-                        "ones any more",
-                        source,
-                        self.directory,
-                        error,
-                    )
-                    continue
-            present.append(entry)
+                elif not path.is_dir():
+                    problem = "was deleted"
+            except OSError as error:
+                problem = f"could not be copied to {self.directory} ({error})"
+            if problem:
+                text = "%s, one of the best checkpoints of this run, %s; it is not among its best ones any more"
+                logging.getLogger("jfit").warning(text, source, problem)
+            else:
+                present.append(entry)
         return present
 
     def _rank(self, entry: list[Any]) -> tuple[float, int]:
@@ -372,7 +352,5 @@ def _check_states(event: Event) -> None:
         try:
             dump_sealed({"state": state})
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"callback {name}: its state is not JSON-serializable ({error}), so it could not be saved in a checkpoint; use "
-                "numbers, strings, lists and dicts"
-            ) from error
+            remedy = "use numbers, strings, lists and dicts"
+            raise TypeError(f"callback {name}: its state is not JSON-serializable ({error}); {remedy}") from error

@@ -184,6 +184,4 @@ def _package(name: str, callback: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(
-            f"callbacks.{callback} needs the package {name}, which is not installed: pip install {name}"
-        ) from error
+        raise ImportError(f"callbacks.{callback} needs the package {name}: pip install {name}") from error

@@ -338,17 +338,8 @@ class Predictor:
             yield self._unpad(*in_flight.popleft())
 
     def _read(self, state: TrainState, data: ArrayData | StreamData, batch_size: int) -> HostBatches:
-        return HostBatches(
-            self.model,
-            data,
-            len(self.devices),
-            batch_size,
-            values=(state.params, state.aux),
-            weights=False,
-            plans=self._plans,
-            sizes=self._sizes,
-            own=self._own,
-        )
+        options: dict[str, Any] = {"values": (state.params, state.aux), "weights": False, "sizes": self._sizes}
+        return HostBatches(self.model, data, len(self.devices), batch_size, plans=self._plans, own=self._own, **options)
 
     def _unpad(self, outputs: Any, count: int, batch: Batch) -> list[_BatchOutput]:
         """Copy the outputs of a batch to the host and remove its padding rows.
@@ -581,9 +572,7 @@ class InferenceModel:
         if self.model.module is not None:  # a module contains its values
             params, aux = self.model.module.params, self.model.module.aux
         if params is None:
-            raise ValueError(
-                "params is missing: this model has no parameter values; pass params=, or a model returned by jfit.load"
-            )
+            raise ValueError("params is missing: the model has no parameter values; pass params=, or a model of jfit.load")
         self.settings = settings_of(self.model, **options)
         self._evaluator = Evaluator(self.model, self.settings)
         self.set_params(params, aux)

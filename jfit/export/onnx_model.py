@@ -19,7 +19,7 @@ from jfit import counters
 from jfit.distributed import is_main
 from jfit.export.nodes import CONVERTERS, At, Entry, Graph, Size, Step, Unsupported
 from jfit.export.nodes.core import TYPES, Dims
-from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
+from jfit.export.source import ExportError, Source, batch_rows, check_parameters, shapes, source_of, specs_with
 from jfit.formats import atomic_write
 from jfit.graph.nodes import Entry as Output
 from jfit.graph.nodes import Node, topological
@@ -76,7 +76,7 @@ def onnx(
         raise ExportError("the model is a function, not a graph, so it has no nodes to convert; use jfit.export.stablehlo")
     check_parameters(source)
     plan = _Plan.of(source, specs, batch)
-    model = _assembled(plan, _convert(plan), batch, name)
+    model = _assembled(plan, *_convert(plan), batch, name)
     if path is not None and is_main():
         atomic_write(path, model.SerializeToString())
     return model
@@ -145,7 +145,8 @@ def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) ->
     names = InputNames((*model.inputs, *model.labels), model.labels, model.batch_axes)
     apply = make_apply(topological(source.model.symbol.heads), heads, names)
     # as in prediction: labels are not passed, except one that is also an input
-    outs = jax.eval_shape(lambda p, a, x: apply(p, a, x, key=jax.random.key(0))[0], *_abstract(source), dict(inputs))
+    values = shapes(source.params), shapes(source.aux)
+    outs = jax.eval_shape(lambda p, a, x: apply(p, a, x, key=jax.random.key(0))[0], *values, dict(inputs))
     entries = {(id(h.node), h.index): Entry(tuple(o.shape), np.dtype(o.dtype)) for h, o in zip(heads, outs, strict=True)}
     for node in nodes:
         if node.op is None:
@@ -153,13 +154,6 @@ def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) ->
             if array is not None:
                 entries[id(node), 0] = Entry(tuple(array.shape), np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
     return entries
-
-
-def _abstract(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
-    def of(arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
-
-    return of(source.params), of(source.aux)
 
 
 def _merged(counts: Sequence[int], traces: Sequence[Entry]) -> Entry:
@@ -189,12 +183,7 @@ def _size_of_rows(counts: Sequence[int], sizes: Sequence[int]) -> int | Size:
 
 
 # ------------------------------------------------------------------------------------------ conversion
-class _Converted(NamedTuple):
-    graph: Graph
-    outputs: list[tuple[str, Entry]]
-
-
-def _convert(plan: _Plan) -> _Converted:
+def _convert(plan: _Plan) -> tuple[Graph, list[tuple[str, Entry]]]:
     """Convert every node; raise one ExportError that lists all nodes without an ONNX form."""
     graph, tensors = Graph(plan.rows), dict[tuple[int, int], str]()
     entries, failures = dict(plan.entries), list[str]()
@@ -218,7 +207,7 @@ def _convert(plan: _Plan) -> _Converted:
             behind.add(id(node))
     if failures:
         raise ExportError(f"{len(failures)} nodes have no ONNX form: {'; '.join(failures)}; use jfit.export.stablehlo")
-    return _Converted(graph, _outputs(plan, graph, tensors, values))
+    return graph, _outputs(plan, graph, tensors, values)
 
 
 def _outputs(plan: _Plan, graph: Graph, tensors: Any, values: Any) -> list[tuple[str, Entry]]:
@@ -306,10 +295,10 @@ def _named(graph: Graph, tensor: str, name: str, start: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------ the file
-def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str) -> Any:
+def _assembled(plan: _Plan, converted: Graph, outputs: list[tuple[str, Entry]], batch: str | None, name: str) -> Any:
     """Build the onnx.ModelProto."""
-    steps = _live(converted)
-    size = sum(v.nbytes for v in converted.graph.constants.values())
+    steps = _live(converted, {name for name, _ in outputs})
+    size = sum(v.nbytes for v in converted.constants.values())
     if size > MOST_BYTES:
         raise ExportError(f"the parameters have {size:,} bytes, the limit of ONNX is {MOST_BYTES:,}; cast them to float16")
     try:
@@ -324,30 +313,28 @@ def _assembled(plan: _Plan, converted: _Converted, batch: str | None, name: str)
         [helper.make_node(s.kind, list(s.inputs), list(s.outputs), name=s.outputs[0], **s.attrs) for s in steps],
         name,
         [value_info(n, e) for n, e in plan.inputs.items()],
-        [value_info(n, e) for n, e in converted.outputs],
-        [numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), k) for k, v in converted.graph.constants.items()],
+        [value_info(n, e) for n, e in outputs],
+        [numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), k) for k, v in converted.constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="jfit")
 
 
 def _named_sizes(shape: Dims, batch: str | None) -> list[int | str]:
     """Return the sizes of a shape as ONNX dimensions: ints, and names for dynamic ones (`batch`, `5*batch`, `batch+1`)."""
-    dims: list[int | str] = []
-    for size in shape:
-        if isinstance(size, Size):
-            times = f"{size.times}*{batch}" if size.times != 1 else f"{batch}"
-            dims.append(f"{times}{size.plus:+d}" if size.plus else times)
-        else:
-            dims.append(size)
-    return dims
+
+    def named(size: Size) -> str:
+        times = f"{size.times}*{batch}" if size.times != 1 else f"{batch}"
+        return f"{times}{size.plus:+d}" if size.plus else times
+
+    return [named(size) if isinstance(size, Size) else size for size in shape]
 
 
-def _live(converted: _Converted) -> list[Step]:
+def _live(graph: Graph, used: set[str]) -> list[Step]:
     """Return the nodes that the outputs depend on, and drop unused constants from the graph in place."""
-    used, live = {n for n, _ in converted.outputs}, list[Step]()
-    for step in reversed(converted.graph.steps):
+    live: list[Step] = []
+    for step in reversed(graph.steps):
         if used & set(step.outputs):
             used.update(step.inputs)
             live.append(step)
-    converted.graph.constants = {k: v for k, v in converted.graph.constants.items() if k in used}
+    graph.constants = {k: v for k, v in graph.constants.items() if k in used}
     return live[::-1]

@@ -20,7 +20,7 @@ import numpy as np
 from jax import export
 
 from jfit.distributed import is_main
-from jfit.export.source import ExportError, Source, batch_rows, check_parameters, source_of, specs_with
+from jfit.export.source import ExportError, Source, batch_rows, check_parameters, shapes, source_of, specs_with
 from jfit.formats import FormatError, atomic_write
 from jfit.formats.atomic import read_file
 from jfit.lowering.model import flatten_names, named
@@ -89,19 +89,16 @@ class Program:
         return self._call(*(self._named(k, arrays) for k, arrays in zip(self.arguments, arguments, strict=True)))
 
     def _named(self, kind: str, values: Any) -> dict[str, Any]:
-        values = (
-            flatten_names(values)[0]
-            if isinstance(values, TrainState)
-            else named(values)
-            if kind in ("params", "aux")
-            else dict(values)
-        )
+        if isinstance(values, TrainState):
+            values = flatten_names(values)[0]
+        else:
+            values = named(values) if kind in ("params", "aux") else dict(values)
         specs = self.arguments[kind]
         missing, unknown = [n for n in specs if n not in values], [n for n in values if n not in specs]
         if missing or (unknown and kind in ("inputs", "batch")):
             problem = f"missing: {missing[:5]}" if missing else f"unexpected: {unknown[:5]}"
             raise ExportError(f"{kind}: the program expects {sorted(specs)[:20]}; {problem}")
-        return {n: np.asarray(values[n], s.dtype) if _is_plain(values[n]) else values[n] for n, s in specs.items()}
+        return {n: x if isinstance(x := values[n], jax.Array) else np.asarray(x, s.dtype) for n, s in specs.items()}
 
     def to_bytes(self) -> bytes:
         """Serialize the program; `read` accepts the result."""
@@ -122,10 +119,6 @@ class Program:
 def _digest(kind: str, outputs: Sequence[str], content: bytes) -> str:
     """SHA-256 of a program, checked before XLA reads it: damaged bytes would crash the process."""
     return hashlib.sha256(json.dumps([kind, *outputs]).encode() + content).hexdigest()
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, jax.Array)
 
 
 def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Program:
@@ -284,7 +277,7 @@ def _forward(source: Source, inputs: Any, bake: bool) -> tuple[str, Callable[...
 
     if bake:
         return "baked", lambda outputs, inputs: run(outputs, source.params, source.aux, inputs), (inputs,)
-    return "forward", run, (_shapes(source.params), _shapes(source.aux), inputs)
+    return "forward", run, (shapes(source.params), shapes(source.aux), inputs)
 
 
 def _start(source: Source, optimizer: Any, settings: Mapping[str, Any], specs: Mapping[str, Any]) -> TrainState:
@@ -308,8 +301,4 @@ def _step(
         outputs[:] = list(report)
         return flatten_names(new)[0], report
 
-    return "train", run, (_shapes(flat), inputs)
-
-
-def _shapes(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    return {k: jax.ShapeDtypeStruct(np.shape(v), jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
+    return "train", run, (shapes(flat), inputs)

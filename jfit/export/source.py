@@ -137,6 +137,11 @@ def shape_of(spec: Any) -> tuple[Any, ...]:
     return tuple(getattr(spec, "shape", spec))
 
 
+def shapes(arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of arrays by name, the dtypes as JAX has them."""
+    return {k: jax.ShapeDtypeStruct(np.shape(v), jax.dtypes.canonicalize_dtype(v.dtype)) for k, v in arrays.items()}
+
+
 def check_parameters(source: Source) -> None:
     """Raise ExportError if a parameter or auxiliary state of the graph is missing from the source."""
     if source.model.symbol is None:

@@ -31,9 +31,7 @@ def draw(history: Any, path: str | Path | None, axes: Any) -> Any:
     """Draw `History.plot`, which describes the arguments."""
     groups = _groups(history)
     if not groups:
-        raise ValueError(
-            "history: nothing to plot, because no epoch with a loss or metric has been recorded; train for at least one epoch."
-        )
+        raise ValueError("history: nothing to plot, because no loss or metric is recorded; train for at least one epoch")
     figure, axes = new_axes("history", len(groups), path, axes)
     xs = [row.get("epoch", i) for i, row in enumerate(history.epochs)]
     for axis, (title, names) in zip(axes, groups.items(), strict=False):

@@ -155,9 +155,8 @@ class History:
         """
         rows = self._rows(table)
         if not any(name in row for row in rows):
-            raise KeyError(
-                f"history: no column {name!r} in {table}; its columns are {', '.join(self.columns(table)) or '(none yet)'}."
-            )
+            names = ", ".join(self.columns(table)) or "(none yet)"
+            raise KeyError(f"history: no column {name!r} in {table}; its columns are {names}.")
         return [row.get(name) for row in rows]
 
     def to_csv(self, path: str | Path, table: str = "epochs") -> Path:
@@ -308,9 +307,7 @@ class History:
         try:
             import pandas
         except ImportError as error:
-            raise ImportError(
-                "history: to_frame needs pandas, which is not installed; install it (pip install pandas) or use to_csv."
-            ) from error
+            raise ImportError("history: to_frame needs pandas; install it (pip install pandas) or use to_csv") from error
         return pandas.DataFrame(self._rows(table), columns=self.columns(table))
 
     def plot(self, path: str | Path | None = None, axes: Any = None) -> Any:

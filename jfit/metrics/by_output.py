@@ -107,7 +107,6 @@ def located(metrics: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """
     for metric in metrics:
         if isinstance(metric, OutputMetric) and metric.output not in names:
-            raise ValueError(
-                f"eval_metric has {metric.output!r}, which is no output with a label; {name_hint(metric.output, names)}"
-            )
+            hint = name_hint(metric.output, names)
+            raise ValueError(f"eval_metric has {metric.output!r}, which is no output with a label; {hint}")
     return [m._replace(at=list(names).index(m.output)) if isinstance(m, OutputMetric) else m for m in metrics]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.programs import made
 
 Arrays = Sequence[Array]
@@ -109,7 +110,7 @@ def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, S
 
     def unknown(*_: Any) -> Any:
         raise ValueError(
-            f"metric {name}: the number of classes is unknown, and the size of its sums depends on it; pass num_classes="
+            f"metric {name}: the number of classes, which sets the size of its sums, is unknown; pass num_classes="
         )
 
     def with_classes(labels: Shapes, outputs: Shapes) -> Metric:
@@ -250,10 +251,8 @@ def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
     def update(running: tuple[Array, Array], seen: tuple[Array, Array]) -> tuple[Array, Array]:
         return running[0] + seen[0], running[1] + seen[1]
 
-    def compute(running: tuple[Any, Any]) -> dict[str, Any]:
-        return {name: divide(*running)}
-
-    return Metric(name, lambda: (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)), stats, update, compute)
+    zeros = lambda: (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))  # noqa: E731
+    return Metric(name, zeros, stats, update, lambda running: {name: divide(*running)})
 
 
 def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:
@@ -294,8 +293,7 @@ def batch_mean(
     name: str, error: Callable[[Array, Array], Array], average: str, finish: str | None = None, weighted: bool = False
 ) -> Metric:
     """Metric: `finish`(mean error) of every batch, averaged over batches and outputs ("macro"), or of all rows ("micro")."""
-    if average not in ("macro", "micro"):
-        raise ValueError(f"metric {name}: average is {average!r}; it must be 'macro' or 'micro'.")
+    one_of(("macro", "micro"), **{f"metric {name}: average": average})
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:
         return add_up(error(wide(like(name, label, output.shape)), wide(output)), output, rows)

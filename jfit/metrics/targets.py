@@ -257,11 +257,8 @@ def check_classes(name: str, target: Target) -> Target:
 
 def unknown_scores(name: str, target: Target) -> str:
     """The sentence that asks for `from_logits`."""
-    return (
-        f"metric {name}: the loss does not say whether the outputs {_rows(target.output)} are logits or probabilities, and the "
-        "value depends on it; pass from_logits=True (logits) or from_logits=False (probabilities), as in "
-        f"jfit.metrics.get({name!r}, from_logits=True)"
-    )
+    problem = f"the loss does not say whether the outputs {_rows(target.output)} are logits or probabilities"
+    return f"metric {name}: {problem}; pass from_logits=True (logits) or from_logits=False (probabilities)"
 
 
 # ------------------------------------------------------------------------------------------------ metrics of probabilities
@@ -333,9 +330,8 @@ def for_scores(make: Callable[[bool], Any], name: str, targets: Sequence[Target]
     targets = [check_classes(name, _with_scores(t, logits)) for t in targets]
     for target in targets:
         if _is_multi_label(target):
-            raise ValueError(
-                f"metric {name}: outputs {_rows(target.output)} are multi-label; pass a function (label, output) instead"
-            )
+            outputs = f"outputs {_rows(target.output)} are multi-label"
+            raise ValueError(f"metric {name}: {outputs}; pass a function (label, output) instead")
         if target.scores is None:
             raise ValueError(unknown_scores(name, target).replace("from_logits=", "logits="))
     return canonical(make(any(t.scores == "logits" for t in targets)), targets, _score_arrays)

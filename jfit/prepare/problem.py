@@ -170,12 +170,8 @@ class Problem:
         more |= {"values of steps": list(self.step_names), "own devices": own_positions(self.settings.devices)}
         more |= {"steps between events": sorted(c.every for c in options.callbacks if c.every and "step" in c.events)}
         more |= {"checkpoint": options.checkpoint is not None, "resume": bool(options.resume)}
-        return {
-            **self.fingerprint,
-            **self.repeated,
-            **more,
-            "eval_data": None if self.eval_data is None else describe_data(self.eval_data),
-        }
+        more |= {"eval_data": None if self.eval_data is None else describe_data(self.eval_data)}
+        return self.fingerprint | self.repeated | more
 
 
 def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) -> Problem:
@@ -333,10 +329,8 @@ def resolve_optimizer(
         if multipliers and isinstance(optimizer, str) and optimizer.lower() in optim.OPTIMIZERS:
             params.setdefault(kind, multipliers)
         elif multipliers:
-            warnings.warn(
-                f"the {kind} attributes of {', '.join(multipliers)} are ignored: only jfit optimizers by name support them",
-                stacklevel=3,
-            )
+            reason = "only jfit optimizers by name support them"
+            warnings.warn(f"the {kind} attributes of {', '.join(multipliers)} are ignored: {reason}", stacklevel=3)
     if schedule is not None and isinstance(optimizer, str) and "learning_rate" not in params:
         base = optim.as_schedule(schedule).base_lr
         if base is not None:
@@ -476,10 +470,8 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 def check_heads(model: Model) -> None:
     """Raise a ValueError if no output of a model is a loss head."""
     if model.joint_loss is None and all(o.kind == "plain" for o in model.outputs):
-        names = [o.name for o in model.outputs]
-        raise ValueError(
-            f"none of the outputs {names} is a loss head; add one, such as SoftmaxOutput or MakeLoss, or pass loss="
-        )
+        remedy = "add a SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function as model with loss="
+        raise ValueError(f"none of the outputs {[o.name for o in model.outputs]} is a loss head; {remedy}")
 
 
 def check_trainable(model: Model, state: TrainState) -> None:

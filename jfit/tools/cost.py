@@ -213,7 +213,7 @@ def cost(
     size, device = int(batch_size or step.rows), step.devices[0]
     if size < 1 or size % step.multiple:
         raise ValueError(
-            f"cost: the batch size is {size}, expected a positive multiple of {step.multiple} (devices, micro_batches)"
+            f"cost: batch_size is {size}; expected a positive multiple of {step.multiple} (devices, micro_batches)"
         )
     program, notes = step.program(size), []
     traffic = (program.compiled.cost_analysis() or {}).get("bytes accessed")
@@ -238,19 +238,9 @@ def cost(
     if measure:
         rate, bandwidth = _rates(device, step.settings.policy.compute if step.settings.policy else "float32")
         seconds = max(program.flops / rate, (traffic or 0) / bandwidth)
-    return Cost(
-        size,
-        len(step.devices),
-        program.values,
-        program.forward,
-        max(program.flops - program.forward, 0),
-        program.memory,
-        traffic,
-        sent,
-        seconds,
-        largest,
-        (*notes, *reason),
-    )
+    flops, memory_used = (program.forward, max(program.flops - program.forward, 0)), program.memory
+    notes += reason
+    return Cost(size, len(step.devices), program.values, *flops, memory_used, traffic, sent, seconds, largest, tuple(notes))
 
 
 class _Program(NamedTuple):
@@ -306,23 +296,15 @@ class _Step:
             written = num_bytes(part) + num_bytes([v.aval for e in equations for v in e.outvars if hasattr(v.aval, "shape")])
             if written > _MAX_BYTES:
                 raise ValueError(
-                    f"cost: with a batch of {size:,} rows, a step writes {written:,} bytes on each device, and XLA "
-                    f"counts to {_MAX_BYTES:,}; pass a smaller batch_size: memory and operations grow in proportion to it"
+                    f"cost: a step of {size:,} rows writes {written:,} bytes, more than XLA counts; pass a smaller batch"
                 )
             split, local = (part, state.local) if count == 1 else _stacked((part, state.local), count)
             run = compile_spmd(step, self.devices, (STATE_AXES, 0), OUT_AXES, donate=(0,), name="cost")
             compiled = run.lower(state._replace(local=local), split).compile()
         loops = frozenset(e.primitive.name for e in equations if e.primitive.name == "while" or e.params.get("length", 1) > 1)
         forward_flops, flops = (flops_of(jaxpr).flops for jaxpr in jaxprs)
-        return _Program(
-            size,
-            compiled,
-            _memory(compiled, state, part, num_bytes(trainable)),
-            count_parameters(state.params),
-            forward_flops,
-            flops,
-            loops,
-        )
+        memory = _memory(compiled, state, part, num_bytes(trainable))
+        return _Program(size, compiled, memory, count_parameters(state.params), forward_flops, flops, loops)
 
 
 def _memory(compiled: Any, state: TrainState, batch: Batch, trainable: int) -> Memory:
@@ -360,8 +342,7 @@ def _batch_specs(model: Model, inputs: Any) -> Specs:
         shapes = dict(zip(model.symbol.list_arguments(), infer_shape(model.symbol, partial=True, **known)[0], strict=True))
         if unknown := [n for n in missing if not shapes[n] or 0 in shapes[n]]:
             raise ValueError(
-                f"cost: the shape of the label {unknown[0]!r} cannot be inferred from those of the inputs {list(specs)}; pass "
-                "(x, y), or a dict of arrays or shapes by input name"
+                f"cost: the shape of label {unknown[0]!r} cannot be inferred from {list(specs)}; pass (x, y), or a dict"
             )
         specs |= {n: jax.ShapeDtypeStruct(shapes[n], np.float32) for n in missing}
     return specs

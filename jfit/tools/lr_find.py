@@ -99,10 +99,8 @@ class RateRange:
         curve = np.where(np.isfinite(self.smoothed), self.smoothed, np.inf)
         low = int(np.argmin(curve)) if len(curve) else 0
         if low < 1:
-            raise ValueError(
-                f"lr_find: the loss never decreased in {len(self)} steps with learning rates from {self._rate_text(0)} to "
-                f"{self._rate_text(-1)}, so none can be suggested; pass a smaller start=, more steps=, and check the labels."
-            )
+            rates = f"{len(self)} steps, with rates from {self._rate_text(0)} to {self._rate_text(-1)}"
+            raise ValueError(f"lr_find: the loss never decreased in {rates}; pass a smaller start=, and check the labels")
         return low
 
     def _rate_text(self, i: int) -> str:
@@ -258,10 +256,8 @@ def lr_find(
     positive_integer(steps=steps)
     below_1(smoothing=smoothing)
     if not (start < end and steps >= 2 and diverge > 1):
-        raise ValueError(
-            f"lr_find: start is {start}, end is {end}, steps is {steps} and diverge is {diverge}; expected start < end, at "
-            "least 2 steps, and diverge above 1, a multiple of the lowest loss"
-        )
+        found = f"start is {start}, end is {end}, steps is {steps} and diverge is {diverge}"
+        raise ValueError(f"lr_find: {found}; expected start < end, at least 2 steps, and diverge above 1")
     _check_optimizer(optimizer)
     source = train_data.source if isinstance(train_data, Rows) else train_data
     shared |= {"optimizer_params": {k: v for k, v in (optimizer_params or {}).items() if k != "learning_rate"}}
@@ -377,10 +373,6 @@ def _or_none(fn: Callable[[], Any]) -> Any:
 def _check_first(trace: np.ndarray, model: Model) -> None:
     if len(trace) and not np.isfinite(trace[0, 0]):
         if model.joint_loss is None and all(out.loss is None for out in model.outputs):
-            raise ValueError(
-                f"lr_find: the heads {[o.name for o in model.outputs]} have no loss value, which lr_find needs; end the "
-                "network in SoftmaxOutput, a RegressionOutput or MakeLoss, or pass a function with loss="
-            )
-        raise ValueError(
-            f"lr_find: the loss of the first step is {trace[0, 0]}, with learning rate {trace[0, 1]:.3g}; see the data"
-        )
+            heads = [o.name for o in model.outputs]
+            raise ValueError(f"lr_find: the heads {heads} have no loss value; end the network in SoftmaxOutput or MakeLoss")
+        raise ValueError(f"lr_find: the loss of the first step is {trace[0, 0]}, with rate {trace[0, 1]:.3g}; see the data")

@@ -53,11 +53,8 @@ def replay(
         folders = folders_of(Path(directory))
         earlier = [folder for folder in folders if step_of(folder) <= step]
         if not earlier:
-            raise FileNotFoundError(
-                f"replay: {directory} has no checkpoint at or before step {step}; the steps of its checkpoints are: "
-                f"{', '.join(str(step_of(folder)) for folder in folders) or 'none'}; replay a later step, or pass None as the "
-                "folder to train from the start"
-            )
+            steps = ", ".join(str(step_of(folder)) for folder in folders) or "none"
+            raise FileNotFoundError(f"replay: {directory} has no checkpoint at or before step {step}; its steps are: {steps}")
         meta = meta_of(earlier[-1], "replay")
         model, options = model_of(meta, model, "replay"), fit_arguments(meta, options, "replay")
         resume = {"resume": earlier[-1], "resume_with": "any"}

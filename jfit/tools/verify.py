@@ -84,9 +84,7 @@ class Verification:
         if self.same:
             lines = [f"{self.directory}: same bits in all {self.leaves} arrays; {trained}"]
         elif self.unreached:
-            lines = [
-                f"{self.directory}: training from step {start} ended before step {stop}, so nothing could be compared there"
-            ]
+            lines = [f"{self.directory}: training from step {start} ended before step {stop}, so nothing was compared there"]
         else:
             names = f"{len(self.differences)} of {self.leaves} arrays differ"
             lines = [f"{self.directory}: {names} after training from step {start} to step {stop}", f"  {self.differences[0]}"]
@@ -102,11 +100,8 @@ class Verification:
         if "base_lr" in names and not self.settings:
             return ["  the base learning rate differs; a callback may have changed it, and verify runs no callbacks"]
         if not self.settings and not self.environment:
-            return [
-                "  settings, versions, devices, cores, flags, and the data as far as it was compared (of arrays above 4 MB 64 "
-                "rows), are those of the checkpoint; so the checkpoint or other data was changed, a callback changed the "
-                "state, or a computation was not deterministic"
-            ]
+            same = "  settings, environment and the data as far as it was compared (of arrays above 4 MB 64 rows) are the same"
+            return [f"{same}; so other data or the checkpoint changed, a callback did, or a computation was not deterministic"]
         return []
 
 
@@ -202,10 +197,8 @@ def meta_of(folder: Path, caller: str = "verify") -> dict[str, Any]:
     """
     meta = record_of(folder)["meta"]
     if not meta.get("fingerprint") or "position" not in meta:
-        raise ValueError(
-            f"{caller}: the checkpoint {folder} has no fingerprint of its run, because jfit.checkpoint.save "
-            f"wrote it; {caller} needs checkpoints of jfit.fit(..., checkpoint=folder) or Run.save"
-        )
+        needed = "expected one of jfit.fit(..., checkpoint=folder) or Run.save"
+        raise ValueError(f"{caller}: the checkpoint {folder} has no fingerprint of its run; {needed}")
     return meta
 
 
@@ -221,10 +214,8 @@ def model_of(meta: Mapping[str, Any], model: Any, caller: str = "verify") -> Any
         ValueError: no model was passed, and the checkpoint has none.
     """
     if model is None and "symbol" not in meta:
-        raise ValueError(
-            f"{caller}: the model of this run was a function or a module, which is not in its checkpoints; pass it, as in "
-            f"jfit.{caller}(folder, data, model, loss=..., params=...)"
-        )
+        remedy = f"pass it, as in jfit.{caller}(folder, data, model, loss=..., params=...)"
+        raise ValueError(f"{caller}: the model of this run, a function or a module, is not in its checkpoints; {remedy}")
     return load_json(meta["symbol"]) if model is None else model
 
 
@@ -250,10 +241,8 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: s
         values.pop("optimizer_params", None)
     missing += [name for name, value in values.items() if _is_described(value) and name not in options]
     if missing:
-        raise ValueError(
-            f"{caller}: the checkpoint has only a digest of {', '.join(missing)}; pass what was passed to fit, as in "
-            f"jfit.{caller}(folder, data, {missing[0]}=...)"
-        )
+        remedy = f"pass what was passed to fit, as in jfit.{caller}(folder, data, {missing[0]}=...)"
+        raise ValueError(f"{caller}: the checkpoint has only a digest of {', '.join(missing)}; {remedy}")
     if values.get("class_weight"):
         values["class_weight"] = {int(name): weight for name, weight in values["class_weight"].items()}
     if values.get("reduce") == "psum" or "mesh" in options or "shard" in options:
@@ -278,20 +267,11 @@ def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mappin
     end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
     arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
     try:
-        fit(
-            model,
-            train_data,
-            **arguments,
-            callbacks=[comparison.callback()],
-            resume=comparison.folders[0],
-            resume_with="any",
-            progress=False,
-        )
+        resume = {"resume": comparison.folders[0], "resume_with": "any"}
+        fit(model, train_data, **arguments, **resume, callbacks=[comparison.callback()], progress=False)
     except (ValueError, TypeError) as error:
-        error.add_note(
-            f"jfit: raised while verify trained from step {start['position']['step']} with settings from the checkpoint "
-            f"({', '.join(sorted(arguments))}); pass what was an object, such as an optimizer, as to fit"
-        )
+        trained = f"verify trained from step {start['position']['step']} with the checkpoint's {', '.join(sorted(arguments))}"
+        error.add_note(f"jfit: raised while {trained}; pass what was an object, such as an optimizer, as to fit")
         raise
 
 
@@ -341,9 +321,8 @@ class _Comparison:
         settings = [text for name, text in self.changes if name not in ENVIRONMENT]
         environment = [text for name, text in self.changes if name in ENVIRONMENT]
         unreached = not self.is_complete and not self.differences
-        return Verification(
-            directory, self.is_complete, intervals, self.leaves, self.differences, settings, environment, unreached
-        )
+        found = self.leaves, self.differences, settings, environment, unreached
+        return Verification(directory, self.is_complete, intervals, *found)
 
 
 def _differences(expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]) -> list[LeafDifference]:

@@ -126,7 +126,7 @@ def test_positions_of_other_data_raise(folder):
     small, other = makers(folder), CSVIter(folder / "x.csv", (6,), batch_size=4)
     with pytest.raises(ValueError, match="the saved position is of files with"):
         small["csv"]().load_state_dict({**small["csv"]().state_dict(), "bytes": [1, 2]})
-    with pytest.raises(ValueError, match=r"the saved position is of 40 rows of which the first is row \d+, this iterator"):
+    with pytest.raises(ValueError, match=r"the saved position is of {'rows': 40, 'first': \d+}, this iterator"):
         MNISTIter(folder / "images40", folder / "labels40", 8, seed=3).load_state_dict(small["mnist"]().state_dict())
     with pytest.raises(ValueError, match=r"the position \(byte 99999, row 0\) is outside of bytes 0 to"):
         other.load_state_dict({**other.state_dict(), "before": [[99999, 0, 0]], "batch": 1})

@@ -236,7 +236,7 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members(tmp_path):
         result.predict(X, members=[])
     np.testing.assert_array_equal(result.predict(X, members=np.int64(1)), result.predict(X, members=1))
     for wrong in (-1, [3], [-1], ["a"], True, 0.5):
-        with pytest.raises(ValueError, match="or of their numbers, from 0 to 2"):
+        with pytest.raises(ValueError, match="or their numbers, from 0 to 2"):
             result.predict(X, members=wrong)
     assert result.best.run.score(EVAL)["accuracy"] == pytest.approx(result.best.score)
     assert "seed" in str(result) and "<table>" in result._repr_html_() and list(result.to_pandas()["seed"]) == [0, 1, 2]
@@ -280,7 +280,7 @@ def test_unsupported_settings_raise_sentences(settings, text):
 
 def test_states_of_members_that_do_not_fit_in_memory_raise_a_sentence(monkeypatch):
     monkeypatch.setattr("jfit.tools.sweep.api._memory_of_host", lambda: 10_000.0)
-    with pytest.raises(ValueError, match=r"the states of the 900 members .* have 0.0 GB, more than the memory of"):
+    with pytest.raises(ValueError, match=r"the states of the 900 members have 0.0 GB, more than the memory of"):
         swept(over={"seed": range(900)})
     for seeds in (range(10**12), list(range(200_000))):  # no list is made of the range
         assert len({row["seed"] for row in spaces.combinations({"seed": seeds}, 3, 0)}) == 3

@@ -75,7 +75,7 @@ def test_several_devices_send_their_gradients_and_the_largest_batch_fits():
 
 def test_errors_name_the_batch_size_and_the_rule():
     net, shape = mlp()
-    with pytest.raises(ValueError, match="the batch size is 33, expected a positive multiple of 2"):
+    with pytest.raises(ValueError, match="batch_size is 33; expected a positive multiple of 2"):
         jfit.cost(net, shape, 33, micro_batches=2)
     with pytest.raises(ValueError, match="reduce='sharded' is not supported"):
         jfit.cost(net, shape, reduce="sharded")
@@ -87,7 +87,7 @@ def test_costs_of_many_rows_are_whole_numbers_and_what_xla_cannot_count_is_a_sen
     small, large = (jfit.cost(net, (1, 4), rows, measure=False) for rows in (10**6, 10**12))  # a warning would be an error
     assert large.flops_forward - small.flops_forward == (10**12 - 10**6) * (small.flops_forward // 10**6)
     assert large.memory.data == 10**12 * 5 * 4
-    with pytest.raises(ValueError, match=r"a batch of 1,000,000,000,000,000,000 rows, a step writes .* and XLA counts to"):
+    with pytest.raises(ValueError, match=r"a step of 1,000,000,000,000,000,000 rows writes .* bytes, more than XLA counts"):
         jfit.cost(net, (1, 4), 10**18, measure=False)
 
 

@@ -396,7 +396,7 @@ def test_a_resumed_run_continues_the_run_of_the_tracker(monkeypatch, tmp_path):
 def test_a_tracker_that_is_not_installed_raises_with_the_command_to_install_it(monkeypatch, tracker, package):
     monkeypatch.setitem(sys.modules, package, None)
     callback = getattr(jfit.callbacks, tracker)(**({"directory": "runs"} if tracker == "tensorboard" else {}))
-    message = f"callbacks.{tracker} needs the package {package}, which is not installed: pip install {package}"
+    message = f"callbacks.{tracker} needs the package {package}: pip install {package}"
     with pytest.raises(ImportError, match=message):
         train([callback])
 

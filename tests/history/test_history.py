@@ -101,5 +101,5 @@ def test_plot_draws_into_existing_axes_or_raises_for_missing_columns(history, tm
 
 def test_frames_need_pandas(history, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="to_frame needs pandas, which is not installed"):
+    with pytest.raises(ImportError, match="to_frame needs pandas; install it"):
         history.to_frame()

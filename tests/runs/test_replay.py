@@ -153,7 +153,7 @@ def test_jfit_replay_needs_only_the_folder_or_trains_from_the_start(folder):
     batches = iter([(X[i : i + 8], Y[i : i + 8]) for i in range(0, 40, 8)])
     assert jfit.replay(None, batches, net(), step=3, optimizer_params={"learning_rate": 0.5}).loss == expected_3
     with pytest.raises(
-        FileNotFoundError, match="no checkpoint at or before step 3; the steps of its checkpoints are: 4, 8, 10;"
+        FileNotFoundError, match="no checkpoint at or before step 3; its steps are: 4, 8, 10"
     ):
         jfit.replay(folder, (X, Y), step=3)
     with pytest.raises(ValueError, match="no state before step 3 was kept"):

@@ -76,7 +76,7 @@ def test_a_flipped_weight_in_a_checkpoint_with_valid_checksums_is_named(runs, tm
     result = jfit.verify(tmp_path / "a", (x, y))
     [difference] = result.differences
     assert (difference.name, difference.count, difference.size) == ("params/fc2_weight", 1, 24)
-    assert difference.maximum == pytest.approx(0.5) and "so the checkpoint or other data was changed" in str(result)
+    assert difference.maximum == pytest.approx(0.5) and "so other data or the checkpoint changed" in str(result)
 
 
 def loss(output, label):
@@ -99,7 +99,7 @@ def test_a_function_has_the_same_bits_and_another_dropout_rate_is_named(tmp_path
     assert result.differences[0].name == "params/w" and result.settings[0].startswith("model was function ")
     with pytest.raises(ValueError, match="the checkpoint has only a digest of loss; pass what was passed to fit, as in"):
         jfit.verify(tmp_path, (x, y), model(0.2), params=options["params"])
-    with pytest.raises(ValueError, match="model of this run was a function or a module, which is not in its checkpoints"):
+    with pytest.raises(ValueError, match="model of this run, a function or a module, is not in its checkpoints"):
         jfit.verify(tmp_path, (x, y))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from typing import Any
 
@@ -70,7 +69,14 @@ class LibSVMIter(FileIter):
     ):
         kind, label_file = number_type(dtype), label_libsvm is not None and label_libsvm != "NULL"
         columns, label_columns = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
-        _check(columns, label_columns, label_file, round_batch)
+        if len(columns) != 1 or len(label_columns) != 1:
+            raise ValueError(f"data_shape is {columns}, label_shape is {label_columns}; expected one axis each, (columns,).")
+        if label_file and label_columns == (1,):
+            raise ValueError("label_shape is (1,) with label_libsvm; labels of one number must be in data_libsvm.")
+        if not label_file and label_columns != (1,):
+            raise ValueError(f"label_shape is {label_columns} without label_libsvm, expected (1,): one number per line.")
+        if not round_batch:
+            raise ValueError("round_batch=False is unsupported: a short last batch is always padded with rows from the start.")
         readers = [_reader(data_libsvm, columns[0], kind, num_parts, part_index)]
         if label_file:
             # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
@@ -88,14 +94,3 @@ class LibSVMIter(FileIter):
 
 def _reader(where: Any, columns: int, dtype: np.dtype[Any], parts: int, part: int) -> RowReader:
     return RowReader(TextFiles(where, parts, part, columns), functools.partial(parse_libsvm, columns=columns, dtype=dtype))
-
-
-def _check(columns: tuple[int, ...], label_columns: tuple[int, ...], label_file: bool, round_batch: bool) -> None:
-    if len(columns) != 1 or len(label_columns) != 1:
-        raise ValueError(f"data_shape is {columns}, label_shape is {label_columns}; expected one axis each, (columns,).")
-    if label_file and math.prod(label_columns) == 1:
-        raise ValueError("label_shape is (1,) with label_libsvm; labels of one number must be in data_libsvm.")
-    if not label_file and math.prod(label_columns) != 1:
-        raise ValueError(f"label_shape is {label_columns} without label_libsvm, expected (1,): one number per line.")
-    if not round_batch:
-        raise ValueError("round_batch=False is unsupported: a short last batch is always padded with rows from the start.")

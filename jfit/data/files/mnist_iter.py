@@ -210,12 +210,9 @@ class MNISTIter(Positioned):
         Raises:
             ValueError: the number or order of the rows is different.
         """
-        current = self.state_dict()
-        if (state["rows"], state["first"]) != (current["rows"], current["first"]):
-            raise ValueError(
-                f"the saved position is of {state['rows']} rows of which the first is row {state['first']}, this iterator has "
-                f"{current['rows']} and row {current['first']}; create it with the same files, seed and part."
-            )
+        saved, found = ({name: of[name] for name in ("rows", "first")} for of in (state, self.state_dict()))
+        if saved != found:
+            raise ValueError(f"the saved position is of {saved}, this iterator has {found}; use the same files, seed and part")
         self.reset()
         if state["batch"]:
             self.skip(int(state["batch"]) - 1)

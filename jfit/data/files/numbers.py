@@ -74,14 +74,10 @@ def _loaded(text: bytes, columns: int, kinds: Sequence[Any]) -> np.ndarray:
     message = ""
     for kind in kinds:
         try:
-            return _load(lines, kind)
+            return np.loadtxt(io.BytesIO(lines), kind, delimiter=",", comments=None, ndmin=2, encoding="latin1")
         except (ValueError, OverflowError) as error:
             message = str(error)
     raise _wrong_cell(text, columns, message)
-
-
-def _load(text: bytes, kind: Any) -> np.ndarray:
-    return np.loadtxt(io.BytesIO(text), kind, delimiter=",", comments=None, ndmin=2, encoding="latin1")
 
 
 def _as(values: np.ndarray, dtype: np.dtype[Any], text: bytes) -> np.ndarray:

@@ -87,9 +87,8 @@ class TextFiles:
                     break
                 text += more
         if not text:
-            raise FormatError(
-                path, f"byte {at - first}", "the file is shorter than when it was opened", "do not change it while reading."
-            )
+            problem = "the file is shorter than when it was opened"
+            raise FormatError(path, f"byte {at - first}", problem, "do not change it while reading.")
         return text, at + len(text)
 
     def error(self, at: int, wrong: WrongText) -> FormatError:
@@ -163,8 +162,8 @@ class RowReader:
         """
         at, row, number = (int(v) for v in position)
         if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
-            bytes_ = f"bytes {self.files.begin} to {self.files.end} of these files"
-            raise ValueError(f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of {bytes_}.")
+            part = f"bytes {self.files.begin} to {self.files.end} of these files"
+            raise ValueError(f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of {part}.")
         self._at, self._row, self.number = at, row, number
         self._columns: tuple[Any, ...] | None = None
 

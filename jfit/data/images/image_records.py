@@ -19,8 +19,6 @@ from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
 
-_HANDLES = ("pad", "discard")
-
 
 class ImageRecords(WholeBatches):
     """Iterate over decoded, augmented images of a record file and their labels.
@@ -98,19 +96,14 @@ class ImageRecords(WholeBatches):
         positive_integer(batch_size=batch_size, label_width=label_width, ahead=ahead)
         at_least_0(workers=workers)
         one_of(("NCHW", "NHWC"), layout=layout)
-        one_of(_HANDLES, last_batch_handle=last_batch_handle)
+        one_of(("pad", "discard"), last_batch_handle=last_batch_handle)
         recipe = check_recipe(Recipe(tuple(map(int, data_shape)), layout == "NHWC", dtype, **augment))  # type: ignore[arg-type]
-        self.job = Job(
-            os.fspath(path),
-            None if path_list is None else os.fspath(path_list),
-            label_width,
-            seed if seed_augment is None else seed_augment,
-            recipe,
-        )
+        list_path = None if path_list is None else os.fspath(path_list)
+        self.job = Job(os.fspath(path), list_path, label_width, seed if seed_augment is None else seed_augment, recipe)
         self.shuffle, self.seed, self.last_batch_handle, self.layout = shuffle, seed, last_batch_handle, layout
         self.workers, self.ahead = workers, ahead
         self.data_name, self.label_name = data_name, label_name
-        offsets = record_offsets(path) if path_index is None else _index(path_index)
+        offsets = record_offsets(path) if path_index is None else np.fromiter(read_index(path_index, str).values(), np.int64)
         if part_index is None and num_parts is None:
             part_index, num_parts = job_part()
         part_index, num_parts = part_index or 0, 1 if num_parts is None else num_parts
@@ -133,11 +126,8 @@ class ImageRecords(WholeBatches):
     @property
     def provide_data(self) -> list[DataDesc]:
         """Description of the images."""
-        return [
-            DataDesc(
-                self.data_name, (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type, self.layout
-            )
-        ]
+        shape, dtype = (self.batch_size, *self.job.data_shape()), np.dtype(self.job.recipe.dtype).type
+        return [DataDesc(self.data_name, shape, dtype, self.layout)]
 
     @property
     def provide_label(self) -> list[DataDesc]:
@@ -255,10 +245,6 @@ class ImageRecords(WholeBatches):
                 self._pool.take()
             except FormatError:  # the batch is dropped anyway
                 continue
-
-
-def _index(path: str | os.PathLike[str]) -> np.ndarray:
-    return np.fromiter(read_index(path, str).values(), np.int64)
 
 
 def _part(rows: int, part: int, parts: int) -> np.ndarray:

@@ -99,14 +99,8 @@ def main() -> None:
     parser.add_argument("--skip-broken", action="store_true", help="skip damaged images")
     args = parser.parse_args()
     try:
-        count = pack_list(
-            args.list,
-            args.root,
-            args.prefix,
-            shorter_side=args.resize,
-            quality=args.quality,
-            skip_broken=args.skip_broken,
-        )
+        options = {"shorter_side": args.resize, "quality": args.quality, "skip_broken": args.skip_broken}
+        count = pack_list(args.list, args.root, args.prefix, **options)
     except (FormatError, OSError) as error:
         raise SystemExit(str(error)) from None
     print(f"{count} images in {args.prefix}.rec")

@@ -162,10 +162,8 @@ class Pool:
         line = self._line(process, rows)
         if not line:
             self.close()
-            code = process.returncode
-            raise RuntimeError(
-                f"a worker that decodes {self.job.path} ended with status {code} (-9: killed, perhaps out of memory)."
-            )
+            status = f"status {process.returncode} (-9: killed, perhaps out of memory)"
+            raise RuntimeError(f"a worker that decodes {self.job.path} ended with {status}.")
         return json.loads(line)
 
     def _line(self, process: subprocess.Popen[bytes], rows: RowOffsets) -> bytes:
@@ -207,10 +205,8 @@ class Pool:
                     worker.send_signal(signal.SIGCONT)  # no effect on a process that is only slow
             if seconds >= LOST_SECONDS:
                 self.close()
-                raise RuntimeError(
-                    f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s: its disk or "
-                    "network file system may not answer. Training can be resumed from the last checkpoint."
-                )
+                silent = f"worker process {process.pid}, which decodes {where}, has given no sign for {seconds:.0f} s"
+                raise RuntimeError(f"{silent}: its disk may not answer. Training can be resumed from the last checkpoint.")
 
 
 def _shared_file(size: int) -> int:

@@ -171,8 +171,7 @@ def decode_into(
         image.draft(mode, short_size(image.width, image.height, recipe.resize))
     sides = max(recipe.resize, width, height) / min(image.size) * recipe.max_random_scale * max(image.size)
     if sides > MOST_SIDE:
-        size = f"{image.width} x {image.height}"
-        problem = f"an image of {size} pixels would grow to a side of {int(sides)}, expected at most {MOST_SIDE}"
+        problem = f"{image.width} x {image.height} pixels would grow to a side of {int(sides)}, expected at most {MOST_SIDE}"
         raise FormatError(path, where, problem, "crop the image: it is too narrow.")
     image = _geometry(recipe, pixels(image, mode, path, where), rng, width, height)
     mirrored = recipe.mirror or (recipe.rand_mirror and rng is not None and rng.random() < 0.5)

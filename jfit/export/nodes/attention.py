@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jfit.export.nodes.core import At, Dims, Graph, Size, converts, fixed
+from jfit.export.nodes.core import At, Converter, Dims, Graph, Size, converts, fixed
 
 
 def _heads(graph: Graph, node: At, data: str, which: int, parts: int, part: int) -> str:
@@ -18,51 +18,32 @@ def _heads(graph: Graph, node: At, data: str, which: int, parts: int, part: int)
     return graph.transpose(graph.slice(data, 3, part * size, (part + 1) * size), [1, 2, 0, 3])
 
 
-def _scores(graph: Graph, node: At, queries: str, keys: str, size: int) -> str:
-    scaled = graph.binary("Mul", queries, 1 / math.sqrt(size), node.dtype)
-    scores = graph.add("MatMul", scaled, graph.transpose(keys, [0, 1, 3, 2]))
-    return graph.reshape(scores, node.outs[0].shape)
+def _qk(graph: Graph, node: At, *inputs: str) -> str:
+    """Convert attention scores, Q Kᵀ / √(size of a head); for self-attention, Q and K are interleaved in one input with V."""
+    if len(inputs) == 1:
+        pair = [_heads(graph, node, inputs[0], 0, 3, part) for part in (0, 1)]
+    else:
+        pair = [_heads(graph, node, data, i, i + 1, 0) for i, data in enumerate(inputs)]
+    size = fixed(node.shape[2]) // (node.attrs.heads * (3 if len(inputs) == 1 else 1))
+    scaled = graph.binary("Mul", pair[0], 1 / math.sqrt(size), node.dtype)
+    return graph.reshape(graph.add("MatMul", scaled, graph.transpose(pair[1], [0, 1, 3, 2])), node.outs[0].shape)
 
 
-def _attended(graph: Graph, node: At, values: str, attention: str) -> str:
-    """Return attention weights times values, with the heads concatenated: (time, batch, heads * size)."""
-    shape = node.of(1).shape
-    stacked: Dims = (node.shape[1], node.attrs.heads, *shape[1:])
-    mixed = graph.add("MatMul", graph.reshape(attention, stacked), values)
-    return graph.reshape(graph.transpose(mixed, [2, 0, 1, 3]), node.outs[0].shape)
+def _valatt(parts: int) -> Converter:
+    """Return the converter of attention weights times V, the last of `parts` projections interleaved in the first input."""
+
+    def convert(graph: Graph, node: At, data: str, attention: str) -> str:
+        values, shape = _heads(graph, node, data, 0, parts, parts - 1), node.of(1).shape
+        stacked: Dims = (node.shape[1], node.attrs.heads, *shape[1:])
+        mixed = graph.add("MatMul", graph.reshape(attention, stacked), values)
+        return graph.reshape(graph.transpose(mixed, [2, 0, 1, 3]), node.outs[0].shape)  # (time, batch, heads * size)
+
+    return convert
 
 
-def _size(node: At, parts: int) -> int:
-    return fixed(node.shape[2]) // (node.attrs.heads * parts)
-
-
-@converts("_contrib_interleaved_matmul_selfatt_qk")
-def selfatt_qk(graph: Graph, node: At, data: str) -> str:
-    """Convert self-attention scores: Q Kᵀ / √(size of a head), with Q, K interleaved in one input."""
-    queries, keys = (_heads(graph, node, data, 0, 3, part) for part in (0, 1))
-    return _scores(graph, node, queries, keys, _size(node, 3))
-
-
-@converts("_contrib_interleaved_matmul_selfatt_valatt")
-def selfatt_valatt(graph: Graph, node: At, data: str, attention: str) -> str:
-    """Convert self-attention outputs: attention weights times V, V interleaved in one input with Q and K."""
-    return _attended(graph, node, _heads(graph, node, data, 0, 3, 2), attention)
-
-
-@converts("_contrib_interleaved_matmul_encdec_qk")
-def encdec_qk(graph: Graph, node: At, queries: str, keys_values: str) -> str:
-    """Add ONNX nodes for encoder-decoder attention scores, Q Kᵀ / √(size of a head); return the name of their output.
-
-    keys_values: tensor with the keys and values of each head interleaved, as in MXNet.
-    """
-    pair = _heads(graph, node, queries, 0, 1, 0), _heads(graph, node, keys_values, 1, 2, 0)
-    return _scores(graph, node, *pair, _size(node, 1))
-
-
-@converts("_contrib_interleaved_matmul_encdec_valatt")
-def encdec_valatt(graph: Graph, node: At, keys_values: str, attention: str) -> str:
-    """Convert encoder-decoder attention outputs: attention weights times V."""
-    return _attended(graph, node, _heads(graph, node, keys_values, 0, 2, 1), attention)
+converts("_contrib_interleaved_matmul_selfatt_qk", "_contrib_interleaved_matmul_encdec_qk")(_qk)
+converts("_contrib_interleaved_matmul_selfatt_valatt")(_valatt(3))
+converts("_contrib_interleaved_matmul_encdec_valatt")(_valatt(2))
 
 
 @converts("_contrib_div_sqrt_dim")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+from jfit.ops import Attrs
 from jfit.ops.pooling import window_counts, windows_of
 from jfit.ops.resize import averages, linear_weights
 
@@ -30,34 +30,29 @@ def _in_channels_first(graph: Graph, node: At, data: str, call: Callable[[str, l
     return graph.transpose(call(graph.transpose(data, turn[0]), node.sizes(1, -1)), turn[1])
 
 
-def _weight(graph: Graph, node: At, weight: str) -> str:
+def _parameters(graph: Graph, node: At, weight: str, bias: str) -> tuple[str, str]:
+    """Return the weight, with the channels first, and the bias in the dtype of the data."""
     turn = _channels_first(node.attrs.get("layout"), node.ndim)
     weight = graph.cast(weight, node.dtype, node.of(1).dtype)
-    return weight if turn is None else graph.transpose(weight, turn[0])
+    bias = graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
+    return weight if turn is None else graph.transpose(weight, turn[0]), bias
 
 
-def _bias(graph: Graph, node: At, bias: str) -> str:
-    return graph.cast(bias, node.dtype, node.of(2).dtype) if bias else ""
+def _window(attrs: Attrs) -> dict[str, Any]:
+    """Return the ONNX attributes of a convolution but for the padding."""
+    ones = (1,) * len(attrs.kernel)
+    window = {"kernel_shape": attrs.kernel, "strides": attrs.stride or ones, "dilations": attrs.dilate or ones}
+    return {name: list(sizes) for name, sizes in window.items()} | {"group": attrs.num_group}
 
 
 @converts("Convolution", "Convolution_v1")
 def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
     """Convert to ONNX Conv; the weight has the layout of the data."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
-    weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
+    parameters = _parameters(graph, node, weight, bias)
 
     def call(data: str, sizes: list[int]) -> str:
-        return graph.add(
-            "Conv",
-            data,
-            weight,
-            bias,
-            kernel_shape=list(attrs.kernel),
-            strides=list(attrs.stride or (1,) * dims),
-            dilations=list(attrs.dilate or (1,) * dims),
-            pads=list(attrs.pad or (0,) * dims) * 2,
-            group=attrs.num_group,
-        )
+        return graph.add("Conv", data, *parameters, **_window(attrs), pads=list(attrs.pad or (0,) * dims) * 2)
 
     return _in_channels_first(graph, node, data, call)
 
@@ -66,30 +61,21 @@ def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") 
 def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
     """Convert to ONNX ConvTranspose; target_shape overrides pad and adj."""
     attrs, dims = node.attrs, len(node.attrs.kernel)
-    stride, dilate = attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims
-    weight, bias = _weight(graph, node, weight), _bias(graph, node, bias)
+    window = _window(attrs)
+    parameters = _parameters(graph, node, weight, bias)
 
     def call(data: str, sizes: list[int]) -> str:
         pads, adj = list(attrs.pad or (0,) * dims), list(attrs.adj or (0,) * dims)
         if any(attrs.target_shape):
-            wide = [s * (n - 1) + d * (k - 1) + 1 for n, s, d, k in zip(sizes, stride, dilate, attrs.kernel, strict=True)]
+            each = zip(sizes, window["strides"], window["dilations"], attrs.kernel, strict=True)
+            wide = [s * (n - 1) + d * (k - 1) + 1 for n, s, d, k in each]
             over = [w - t for w, t in zip(wide, attrs.target_shape, strict=True)]
             pads, adj = [(o + 1) // 2 for o in over], [o % 2 for o in over]
         # adj adds rows at the end and the end padding removes them: ONNX gets only the difference
         ends = [max(p - a, 0) for p, a in zip(pads, adj, strict=True)]
         extra = [max(a - p, 0) for p, a in zip(pads, adj, strict=True)]
-        return graph.add(
-            "ConvTranspose",
-            data,
-            weight,
-            bias,
-            kernel_shape=list(attrs.kernel),
-            strides=list(stride),
-            dilations=list(dilate),
-            pads=[*pads, *ends],
-            output_padding=extra if any(extra) else None,
-            group=attrs.num_group,
-        )
+        padding = {"pads": [*pads, *ends], "output_padding": extra if any(extra) else None}
+        return graph.add("ConvTranspose", data, *parameters, **window, **padding)
 
     return _in_channels_first(graph, node, data, call)
 
@@ -211,15 +197,9 @@ def up_sampling(graph: Graph, node: At, *arrays: str) -> str:
     if attrs.sample_type == "bilinear":
         size, pad = 2 * scale - scale % 2, -(-(scale - 1) // 2)
         data, weight = arrays
-        return graph.add(
-            "ConvTranspose",
-            data,
-            graph.cast(weight, node.dtype, node.of(1).dtype),
-            kernel_shape=[size] * 2,
-            strides=[scale] * 2,
-            pads=[pad] * 4,
-            group=node.sizes(1, 2)[0],
-        )
+        weight = graph.cast(weight, node.dtype, node.of(1).dtype)
+        window: dict[str, Any] = {"kernel_shape": [size] * 2, "strides": [scale] * 2, "pads": [pad] * 4}
+        return graph.add("ConvTranspose", data, weight, **window, group=node.sizes(1, 2)[0])
     target, parts = _sizes(node.outs[0]), []
     for data, entry in zip(arrays, (node.of(i) for i in range(len(arrays))), strict=True):
         factors = [1.0, 1.0, *(t / s for t, s in zip(target, _sizes(entry), strict=True))]
@@ -236,5 +216,5 @@ def crop(graph: Graph, node: At, data: str, like: str = "") -> str:
     sizes, target = _sizes(node.of(0)), _sizes(node.outs[0])
     offset = node.attrs.offset or (0, 0)
     starts = [(n - t) // 2 for n, t in zip(sizes, target, strict=True)] if node.attrs.center_crop else list(offset)
-    ends = list(itertools.starmap(int.__add__, zip(starts, target, strict=True)))
+    ends = [start + size for start, size in zip(starts, target, strict=True)]
     return graph.add("Slice", data, graph.ints(starts), graph.ints(ends), graph.ints([2, 3]))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.ops import Attrs, lookup
+from jfit.ops import Attrs
 
 INT64 = np.dtype(np.int64)
 FARTHEST = 2**62  # a bound beyond the end of any axis, for Slice
@@ -120,11 +120,6 @@ def converts(*names: str) -> Callable[[Converter], Converter]:
         return fn
 
     return add
-
-
-def aliased(name: str) -> Converter | None:
-    """Return the converter of an operator, looked up by any of the operator's names; None if it has none."""
-    return CONVERTERS.get(lookup(name).name)
 
 
 class Graph:
@@ -240,6 +235,10 @@ class Graph:
     def slice(self, data: str, axis: int, begin: int, end: int, step: int = 1) -> str:
         """Slice a tensor along one axis: data[begin:end:step]."""
         return self.add("Slice", data, *(self.ints([v]) for v in (begin, end, axis, step)))
+
+    def clipped(self, ids: str, count: int) -> str:
+        """Add a Clip node that limits int64 indices to those of `count` entries."""
+        return self.add("Clip", ids, self.const(0, INT64), self.const(count - 1, INT64))
 
     def along(self, vector: str, axis: int, ndim: int) -> str:
         """Reshape a vector so that it broadcasts along `axis` of a tensor of `ndim` axes."""

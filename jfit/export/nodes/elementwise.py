@@ -60,10 +60,6 @@ def _root(graph: Graph, node: At, data: str) -> str:
     return graph.add("Mul", graph.add("Sign", data), graph.binary("Pow", graph.add("Abs", data), 1 / 3, node.dtype))
 
 
-def _scaled(factor: float) -> Callable[..., str]:
-    return lambda graph, node, data: graph.binary("Mul", data, factor, node.dtype)
-
-
 def _towards_zero(graph: Graph, node: At, data: str, plus: float = 0.0) -> str:
     """Return sign(x) ⌊|x| + plus⌋: truncation, or rounding half away from zero with plus = 0.5."""
     size = graph.add("Abs", data)
@@ -81,8 +77,8 @@ PHRASES: dict[str, Callable[..., str]] = {
     "square": lambda g, n, x: g.add("Mul", x, x),
     "cbrt": _root,
     "rcbrt": lambda g, n, x: g.add("Reciprocal", _root(g, n, x)),
-    "degrees": _scaled(180 / math.pi),
-    "radians": _scaled(math.pi / 180),
+    "degrees": lambda g, n, x: g.binary("Mul", x, 180 / math.pi, n.dtype),
+    "radians": lambda g, n, x: g.binary("Mul", x, math.pi / 180, n.dtype),
     "logical_not": lambda g, n, x: g.cast(g.binary("Equal", x, 0, n.dtype), n.dtype),
 }
 ROUNDING: dict[str, Callable[..., str]] = {
@@ -95,15 +91,6 @@ ROUNDING: dict[str, Callable[..., str]] = {
 CONVERTERS.update({k: f if k in ("square", "logical_not") else _on_floats(f) for k, f in PHRASES.items()})
 
 
-def _cast(graph: Graph, node: At, data: str) -> str:
-    return graph.add("Cast", data, to=TYPES[node.outs[0].dtype.name])
-
-
-def _same(graph: Graph, node: At, data: str, *rest: str) -> str:
-    """The identity: add no ONNX node and return the name of the first input; labels and other inputs are ignored."""
-    return data
-
-
 IDENTITIES = """
 _copyto _CrossDeviceCopy _identity_with_attr_like_rhs cast_storage _contrib_gradientmultiplier
 LinearRegressionOutput MAERegressionOutput SVMOutput MakeLoss make_loss IdentityAttachKLSparseReg
@@ -113,12 +100,11 @@ CONVERTERS.update({
     "ones_like": lambda g, n, x: g.full(n.outs[0].shape, 1, n.outs[0].dtype),
     "hard_sigmoid": lambda g, n, x: g.add("HardSigmoid", x, alpha=n.attrs.alpha, beta=n.attrs.beta),
     "clip": lambda g, n, x: g.add("Clip", x, *(g.const(v, n.dtype) for v in (n.attrs.a_min, n.attrs.a_max))),
-    "Cast": _cast,
-    "amp_cast": _cast,
+    **dict.fromkeys(("Cast", "amp_cast"), lambda g, n, x: g.add("Cast", x, to=TYPES[n.outs[0].dtype.name])),
     "amp_multicast": lambda g, n, *xs: tuple(g.cast(x, o.dtype, i.dtype) for x, o, i in zip(xs, n.outs, n.ins, strict=True)),
     "add_n": lambda g, n, *xs: g.add("Sum", *xs),
     "LogisticRegressionOutput": lambda g, n, x, label="": g.add("Sigmoid", x),
-    **dict.fromkeys(IDENTITIES.split(), _same),
+    **dict.fromkeys(IDENTITIES.split(), lambda g, n, x, *rest: x),
 })  # fmt: skip
 
 
@@ -156,14 +142,6 @@ def _one(kind: str) -> Callable[..., str]:
     return lambda graph, dtype, a, b: graph.add(kind, a, b)
 
 
-def _truth(kind: str, negated: bool = False) -> Callable[..., str]:
-    def apply(graph: Graph, dtype: Any, a: str, b: str) -> str:
-        truth = graph.add(kind, a, b)
-        return graph.add("Not", truth) if negated else truth
-
-    return apply
-
-
 def _logic(kind: str) -> Callable[..., str]:
     return lambda graph, dtype, a, b: graph.add(kind, graph.cast(a, np.bool_), graph.cast(b, np.bool_))
 
@@ -191,8 +169,9 @@ ARITHMETIC: dict[str, Callable[..., str]] = {
     "minimum": _one("Min"), "power": _one("Pow"), "hypot": _hypot,
 }  # fmt: skip
 TESTS: dict[str, Callable[..., str]] = {
-    "equal": _truth("Equal"), "not_equal": _truth("Equal", negated=True), "greater": _truth("Greater"),
-    "greater_equal": _truth("GreaterOrEqual"), "lesser": _truth("Less"), "lesser_equal": _truth("LessOrEqual"),
+    "equal": _one("Equal"), "not_equal": lambda graph, dtype, a, b: graph.add("Not", graph.add("Equal", a, b)),
+    "greater": _one("Greater"), "greater_equal": _one("GreaterOrEqual"),
+    "lesser": _one("Less"), "lesser_equal": _one("LessOrEqual"),
     "logical_and": _logic("And"), "logical_or": _logic("Or"), "logical_xor": _logic("Xor"),
 }  # fmt: skip
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import FARTHEST, At, Dim, Graph, Unsupported, converts, fixed
-
-INT64 = np.dtype(np.int64)
+from jfit.export.nodes.core import FARTHEST, INT64, At, Dim, Graph, Unsupported, converts, fixed
 
 
 def _within(graph: Graph, ids: str, size: Dim, mode: str, dtype: Any) -> str:
@@ -16,7 +14,7 @@ def _within(graph: Graph, ids: str, size: Dim, mode: str, dtype: Any) -> str:
     ids, count = graph.cast(ids, INT64, dtype), fixed(size)
     if mode == "wrap":
         return graph.add("Mod", ids, graph.const(count, INT64), fmod=0)
-    return graph.add("Clip", ids, graph.const(0, INT64), graph.const(count - 1, INT64))
+    return graph.clipped(ids, count)
 
 
 @converts("take")
@@ -53,10 +51,8 @@ def gather_nd(graph: Graph, node: At, data: str, indices: str) -> str:
     ndim = len(node.of(1).shape)
     ids = graph.transpose(graph.cast(indices, INT64, node.of(1).dtype), [*range(1, ndim), 0])
     limits = np.array([fixed(d) for d in node.shape[: fixed(node.of(1).shape[0])]], INT64)
-    ids = graph.add(
-        "Max", graph.add("Min", ids, graph.const(limits - 1)), graph.const(-limits)
-    )  # negative indices count from the end
-    return graph.add("GatherND", data, ids)
+    ids = graph.add("Min", ids, graph.const(limits - 1))
+    return graph.add("GatherND", data, graph.add("Max", ids, graph.const(-limits)))  # negative indices count from the end
 
 
 @converts("one_hot")
@@ -133,8 +129,7 @@ def sequence_last(graph: Graph, node: At, data: str, lengths: str = "") -> str:
     if axis == 0:
         data = graph.transpose(data, [1, 0, *range(2, node.ndim)])
     last = graph.add("Sub", _lengths(graph, node, lengths), graph.const(1, INT64))
-    last = graph.add("Clip", last, graph.const(0, INT64), graph.const(size - 1, INT64))
-    return graph.add("GatherND", data, graph.unsqueeze(last, [1]), batch_dims=1)
+    return graph.add("GatherND", data, graph.unsqueeze(graph.clipped(last, size), [1]), batch_dims=1)
 
 
 @converts("SequenceReverse")

@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from jfit.export.nodes.core import At, Graph, Unsupported, converts
+from jfit.export.nodes.core import CONVERTERS, At, Graph, Unsupported, converts
 from jfit.export.nodes.reduce import over_rest
 
 ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softrelu": "Softplus", "softsign": "Softsign"}
+CONVERTERS["Activation"] = lambda graph, node, data: graph.add(ACTIVATIONS[node.attrs.act_type], data)
 
 
 @converts("FullyConnected")
@@ -21,12 +22,6 @@ def fully_connected(graph: Graph, node: At, data: str, weight: str, bias: str = 
         data = graph.add("Flatten", data, axis=1 if node.attrs.flatten else node.ndim - 1)
     out = graph.add("Gemm", data, weight, bias, transB=1)
     return out if len(node.outs[0].shape) == 2 else graph.reshape(out, node.outs[0].shape)
-
-
-@converts("Activation")
-def activation(graph: Graph, node: At, data: str) -> str:
-    """Convert to the ONNX node of the activation `act_type`."""
-    return graph.add(ACTIVATIONS[node.attrs.act_type], data)
 
 
 @converts("LeakyReLU")
@@ -60,9 +55,7 @@ def dropout(graph: Graph, node: At, data: str) -> str:
 @converts("Embedding", "_contrib_SparseEmbedding")
 def embedding(graph: Graph, node: At, data: str, weight: str) -> str:
     """Convert to ONNX Gather with clipped indices."""
-    ids = graph.cast(data, np.int64, node.dtype)
-    ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(node.attrs.input_dim - 1, np.int64))
-    return graph.add("Gather", weight, ids, axis=0)
+    return graph.add("Gather", weight, graph.clipped(graph.cast(data, np.int64, node.dtype), node.attrs.input_dim), axis=0)
 
 
 # ------------------------------------------------------------------------------------------ heads, in evaluation

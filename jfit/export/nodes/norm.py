@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import At, Dim, Graph, converts
+from jfit.export.nodes.core import CONVERTERS, At, Dim, Graph, converts
+from jfit.export.nodes.reduce import centred
 
 WIDE = np.dtype(np.float32)
 
@@ -54,11 +55,9 @@ def batch_norm_v1(graph: Graph, node: At, *arrays: str) -> tuple[str, ...]:
 
 def _standardised(graph: Graph, data: str, axes: Sequence[int], eps: float, dtype: Any) -> tuple[str, str, str]:
     """Return ((x - μ) / s, μ, s) with s = √(σ² + ε); μ and σ² are taken over `axes`, kept as axes of size 1."""
-    mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
-    centred = graph.add("Sub", data, mean)
-    var = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=list(axes), keepdims=1)
+    difference, mean, var = centred(graph, data, axes)
     std = graph.add("Sqrt", graph.binary("Add", var, eps, dtype))
-    return graph.add("Div", centred, std), mean, std
+    return graph.add("Div", difference, std), mean, std
 
 
 @converts("LayerNorm")
@@ -114,8 +113,6 @@ def l2_normalization(graph: Graph, node: At, data: str) -> str:
     return graph.cast(graph.add("Div", x, length), node.dtype, wide)
 
 
-@converts("LRN")
-def lrn(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX LRN, which divides alpha by the window size as MXNet does."""
-    attrs = node.attrs
-    return graph.add("LRN", data, alpha=attrs.alpha, beta=attrs.beta, bias=attrs.knorm, size=attrs.nsize)
+CONVERTERS["LRN"] = lambda graph, node, data: graph.add(  # it divides alpha by the window size as MXNet does
+    "LRN", data, alpha=node.attrs.alpha, beta=node.attrs.beta, bias=node.attrs.knorm, size=node.attrs.nsize
+)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import At, Dims, Graph, converts
+from jfit.export.nodes.core import CONVERTERS, At, Dims, Graph, converts
 from jfit.ops.reduce import reduced_axes
 
 
@@ -32,21 +32,15 @@ def _reduction(kind: str, nan: float | None = None) -> Callable[..., str]:
     return convert
 
 
-converts("sum")(_reduction("ReduceSum"))
-converts("mean")(_reduction("ReduceMean"))
-converts("prod")(_reduction("ReduceProd"))
-converts("max")(_reduction("ReduceMax"))
-converts("min")(_reduction("ReduceMin"))
-
-
-@converts("_square_sum")
-def square_sum(graph: Graph, node: At, data: str) -> str:
-    """Convert to a sum of squares."""
-    return _reduction("ReduceSum")(graph, node, graph.add("Mul", data, data))
-
-
-converts("nansum")(_reduction("ReduceSum", nan=0.0))
-converts("nanprod")(_reduction("ReduceProd", nan=1.0))
+for kind in ("Sum", "Mean", "Prod", "Max", "Min"):
+    CONVERTERS[kind.lower()] = _reduction(f"Reduce{kind}")
+CONVERTERS.update({
+    "_square_sum": lambda g, n, x: CONVERTERS["sum"](g, n, g.add("Mul", x, x)),
+    "nansum": _reduction("ReduceSum", nan=0.0),
+    "nanprod": _reduction("ReduceProd", nan=1.0),
+    "argmax_channel": lambda g, n, x: g.cast(g.add("ArgMax", x, axis=1, keepdims=0), n.outs[0].dtype),
+    "SoftmaxActivation": lambda g, n, x: g.add("Softmax", x, axis=1 if n.attrs.mode == "channel" else n.ndim - 1),
+})  # fmt: skip
 
 
 @converts("norm")
@@ -76,19 +70,18 @@ converts("argmax")(_arg("ArgMax"))
 converts("argmin")(_arg("ArgMin"))
 
 
-@converts("argmax_channel")
-def argmax_channel(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX ArgMax along axis 1."""
-    return graph.cast(graph.add("ArgMax", data, axis=1, keepdims=0), node.outs[0].dtype)
+def centred(graph: Graph, data: str, axes: Sequence[int]) -> tuple[str, str, str]:
+    """Return (x - μ, μ, σ²) with μ and σ² taken over `axes`, kept as axes of size 1."""
+    mean = graph.add("ReduceMean", data, axes=list(axes), keepdims=1)
+    difference = graph.add("Sub", data, mean)
+    return difference, mean, graph.add("ReduceMean", graph.add("Mul", difference, difference), axes=list(axes), keepdims=1)
 
 
 @converts("moments")
 def moments(graph: Graph, node: At, data: str) -> tuple[str, str]:
     """Convert to the mean and the variance over the axes."""
     axes = [node.axis(a) for a in node.attrs.axes or range(node.ndim)]
-    mean = graph.add("ReduceMean", data, axes=axes, keepdims=1)
-    centred = graph.add("Sub", data, mean)
-    var = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=axes, keepdims=1)
+    _, mean, var = centred(graph, data, axes)
     mean, var = (graph.reshape(x, o.shape) for x, o in zip((mean, var), node.outs, strict=True))
     return mean, var
 
@@ -137,17 +130,10 @@ def over_rest(graph: Graph, data: str, shape: Dims) -> str:
     return graph.reshape(graph.add("Softmax", graph.add("Flatten", data, axis=1), axis=1), shape)
 
 
-@converts("SoftmaxActivation")
-def softmax_activation(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Softmax over axis 1 (channel) or the last axis (instance)."""
-    return graph.add("Softmax", data, axis=1 if node.attrs.mode == "channel" else node.ndim - 1)
-
-
 @converts("softmax_cross_entropy")
 def softmax_cross_entropy(graph: Graph, node: At, data: str, label: str) -> str:
     """Convert to -Σ log softmax(x)[label]."""
     classes = node.sizes(1)[0]
-    ids = graph.cast(label, np.int64)
-    ids = graph.add("Clip", ids, graph.const(0, np.int64), graph.const(classes - 1, np.int64))
+    ids = graph.clipped(graph.cast(label, np.int64), classes)
     picked = graph.add("GatherElements", graph.add("LogSoftmax", data, axis=1), graph.unsqueeze(ids, [1]), axis=1)
     return graph.add("Reshape", graph.add("Neg", graph.total(picked, [0, 1])), graph.ints([1]))

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from jfit.export.nodes.core import FARTHEST, At, Converter, Graph, Unsupported, converts, fixed
+from jfit.export.nodes.core import CONVERTERS, FARTHEST, At, Graph, Unsupported, converts, fixed
 from jfit.ops import Ctx, lookup
+
+# ------------------------------------------------------------------------------------------ one ONNX node each
+CONVERTERS.update({
+    **dict.fromkeys(("Reshape", "reshape_like", "squeeze"), lambda g, n, x, like="": g.reshape(x, n.outs[0].shape)),
+    "Flatten": lambda g, n, x: g.add("Flatten", x, axis=1),
+    "expand_dims": lambda g, n, x: g.unsqueeze(x, [n.axis(n.attrs.axis, extra=1)]),
+    **dict.fromkeys(
+        ("broadcast_to", "broadcast_axis", "broadcast_like"),
+        lambda g, n, x, like="": g.add("Expand", x, g.dims(n.outs[0].shape)),
+    ),
+    # MXNet's channel axis is (block row, block column, channel), as in the mode DCR
+    "depth_to_space": lambda g, n, x: g.add("DepthToSpace", x, blocksize=n.attrs.block_size, mode="DCR"),
+    "space_to_depth": lambda g, n, x: g.add("SpaceToDepth", x, blocksize=n.attrs.block_size),
+    **dict.fromkeys(("Concat", "_rnn_param_concat"), lambda g, n, *xs: g.add("Concat", *xs, axis=n.axis(n.attrs.dim))),
+    "_zeros": lambda g, n: g.full(n.outs[0].shape, 0, n.outs[0].dtype),
+    "_ones": lambda g, n: g.full(n.outs[0].shape, 1, n.outs[0].dtype),
+    "_full": lambda g, n: g.full(n.outs[0].shape, n.attrs.value, n.outs[0].dtype),
+})  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ reshaping
-@converts("Reshape", "reshape_like", "squeeze")
-def reshape(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Convert to ONNX Reshape to the output shape."""
-    return graph.reshape(data, node.outs[0].shape)
-
-
-@converts("Flatten")
-def flatten(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Flatten."""
-    return graph.add("Flatten", data, axis=1)
-
-
-@converts("expand_dims")
-def expand_dims(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Unsqueeze."""
-    return graph.unsqueeze(data, [node.axis(node.attrs.axis, extra=1)])
-
-
 @converts("transpose")
 def transpose(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX Transpose; without `axes`, the order of the axes is reversed."""
@@ -40,12 +40,6 @@ def swap_axis(graph: Graph, node: At, data: str) -> str:
     order, a, b = list(range(node.ndim)), node.axis(node.attrs.dim1), node.axis(node.attrs.dim2)
     order[a], order[b] = b, a
     return graph.transpose(data, order)
-
-
-@converts("broadcast_to", "broadcast_axis", "broadcast_like")
-def expand(graph: Graph, node: At, data: str, like: str = "") -> str:
-    """Convert to ONNX Expand to the output shape."""
-    return graph.add("Expand", data, graph.dims(node.outs[0].shape))
 
 
 @converts("tile")
@@ -83,18 +77,6 @@ def pad(graph: Graph, node: At, data: str) -> str:
     return graph.add("Pad", data, graph.ints([*width[::2], *width[1::2]]), value, mode=mode)
 
 
-@converts("depth_to_space")
-def depth_to_space(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX DepthToSpace with mode "DCR": MXNet's channel axis is (block row, block column, channel), as in DCR."""
-    return graph.add("DepthToSpace", data, blocksize=node.attrs.block_size, mode="DCR")
-
-
-@converts("space_to_depth")
-def space_to_depth(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX SpaceToDepth."""
-    return graph.add("SpaceToDepth", data, blocksize=node.attrs.block_size)
-
-
 @converts("shape_array", "size_array")
 def shape_array(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX Shape (shape_array), or the product of its entries as a vector of length 1 (size_array)."""
@@ -105,12 +87,6 @@ def shape_array(graph: Graph, node: At, data: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ concatenation, slicing
-@converts("Concat", "_rnn_param_concat")
-def concat(graph: Graph, node: At, *arrays: str) -> str:
-    """Convert to ONNX Concat."""
-    return graph.add("Concat", *arrays, axis=node.axis(node.attrs.dim))
-
-
 @converts("stack")
 def stack(graph: Graph, node: At, *arrays: str) -> str:
     """Convert to ONNX Concat along a new axis."""
@@ -187,29 +163,8 @@ def diag(graph: Graph, node: At, data: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ constants
-def _constant(value: float | None) -> Converter:
-    def convert(graph: Graph, node: At) -> str:
-        return graph.full(node.outs[0].shape, node.attrs.value if value is None else value, node.outs[0].dtype)
-
-    return convert
-
-
-converts("_zeros")(_constant(0))
-converts("_ones")(_constant(1))
-converts("_full")(_constant(None))
-
-
-def _evaluated(name: str) -> Converter:
-    """Return a converter to a constant, whose value jfit's operator `name` computes during the export."""
-
-    def convert(graph: Graph, node: At) -> str:
-        return graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))
-
-    return convert
-
-
-for source in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):
-    converts(source)(_evaluated(source))
+for name in ("_arange", "_linspace", "_eye", "_zeros_without_dtype"):  # constants, which jfit's operator computes
+    CONVERTERS[name] = lambda graph, node, name=name: graph.const(np.asarray(lookup(name).fn(Ctx(), node.attrs)))
 
 
 @converts("_contrib_arange_like")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,18 +70,11 @@ def roi_align(graph: Graph, node: At, data: str, rois: str) -> str:
         raise Unsupported("position_sensitive=True has no ONNX form")
     number = graph.slice(rois, 1, 0, 1)
     image = graph.cast(graph.squeeze(number, [1]), np.int64)
-    out = graph.add(
-        "RoiAlign",
-        data,
-        graph.slice(rois, 1, 1, 5),
-        graph.add("Max", image, graph.const(0, np.int64)),
-        mode="avg",
-        output_height=attrs.pooled_size[0],
-        output_width=attrs.pooled_size[1],
-        sampling_ratio=max(attrs.sample_ratio, 0),
-        spatial_scale=attrs.spatial_scale,
-        coordinate_transformation_mode="half_pixel" if attrs.aligned else "output_half_pixel",
-    )
+    boxes, image = graph.slice(rois, 1, 1, 5), graph.add("Max", image, graph.const(0, np.int64))
+    height, width = attrs.pooled_size
+    sizes: dict[str, Any] = {"output_height": height, "output_width": width, "sampling_ratio": max(attrs.sample_ratio, 0)}
+    sizes["coordinate_transformation_mode"] = "half_pixel" if attrs.aligned else "output_half_pixel"
+    out = graph.add("RoiAlign", data, boxes, image, mode="avg", **sizes, spatial_scale=attrs.spatial_scale)
     valid = graph.binary("GreaterOrEqual", number, 0, node.of(1).dtype)
     return graph.add("Where", graph.unsqueeze(valid, [2, 3]), out, graph.const(0, node.dtype))
 

@@ -146,7 +146,5 @@ def _memory_of_host() -> float:
 
 def _check_memory(needed: int, members: int) -> None:
     if needed > _memory_of_host():
-        raise ValueError(
-            f"sweep: the states of the {members:,} members (parameters, optimizer) have {needed / 1e9:,.1f} GB, more than the "
-            f"memory of this machine, {_memory_of_host() / 1e9:,.1f} GB; sweep fewer members at once, such as with n="
-        )
+        sizes = f"{needed / 1e9:,.1f} GB, more than the memory of this machine, {_memory_of_host() / 1e9:,.1f} GB"
+        raise ValueError(f"sweep: the states of the {members:,} members have {sizes}; sweep fewer members, such as with n=")

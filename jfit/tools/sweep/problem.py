@@ -219,10 +219,8 @@ def fold_rows(folds: Any, rows: int) -> Folds:
 
 
 def _wrong_folds(found: str) -> ValueError:
-    return ValueError(
-        f"sweep: folds {found}; expected a number of folds, or a list of (training rows, evaluation rows) with at least one "
-        "item, such as list(KFold(5).split(x)) of scikit-learn"
-    )
+    expected = "a number, or (training rows, evaluation rows) of at least one fold, such as list(KFold(5).split(x))"
+    return ValueError(f"sweep: folds {found}; expected {expected}")
 
 
 def _arrays(data: Any) -> ArrayData:
@@ -281,10 +279,8 @@ def _eval_rows(shared: Shared, state: TrainState, train: RowSet) -> RowSet | Non
         plan = checked_plan(model, data, first_batch(model, data, size), state).in_evaluation
     rows = [np.arange(data.num_rows, dtype=np.int32)] if folds is None else [test for _, test in folds]
     if not plan.paddable and any(len(r) % size for r in rows):
-        raise ValueError(
-            f"sweep: the evaluation data has {len(rows[0])} rows, which cannot be padded to batches of {size} rows: "
-            f"{plan.coupled or 'the model mixes the rows of a batch'}; choose an eval_batch_size that divides this number"
-        )
+        problem = f"{len(rows[0])} rows cannot be padded to batches of {size}: {plan.coupled or 'the model mixes rows'}"
+        raise ValueError(f"sweep: the evaluation data: {problem}; choose an eval_batch_size that divides this number")
     if folds is None:
         batches = DeviceBatches(model, data, shared.devices[:1], size)
         arrays, weight = _on_all((batches.arrays, batches.weight), shared.devices)

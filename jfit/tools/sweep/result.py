@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,7 @@ class Member:
         return int(bad[0]) if bad else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "members of a sweep cannot be pickled or copied deeply, because of the compiled programs of the model; pickle "
-            "result.table, and write members with member.run.save(folder), which jfit.Run.load(folder, model) reads"
-        )
+        raise TypeError("members of a sweep cannot be pickled or copied deeply; pickle result.table, or call member.run.save")
 
     def row(self) -> dict[str, Any]:
         """The row of the table."""
@@ -115,9 +112,6 @@ class Sweep(Sequence[Member]):
     def __getitem__(self, at: Any) -> Any:
         return self._members[at]
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
-
     @property
     def table(self) -> list[dict[str, Any]]:
         """A dict per member: its number, settings, score, status, number of epochs, and the values of its last epoch."""
@@ -155,10 +149,7 @@ class Sweep(Sequence[Member]):
         """
         best = self.ranked[0]
         if math.isnan(best.score):
-            raise ValueError(
-                f"sweep: no member has a finite {self.monitor}, so none is the best; lower the learning rates, or clip the "
-                "gradients (clip_norm=1.0); result.table has the first step of each member with a loss that is not finite"
-            )
+            raise ValueError(f"sweep: no member has a finite {self.monitor}; lower the learning rates, or pass clip_norm=1.0")
         return best
 
     @property
@@ -194,11 +185,8 @@ class Sweep(Sequence[Member]):
         """
         chosen = self._chosen(members)
         if not chosen:
-            nans = sum(math.isnan(m.score) for m in self)
-            raise ValueError(
-                f"sweep: predict has no members to average: members is {members!r}, and the score of {nans} of {len(self)} "
-                "members is NaN; expected at least one member, by default those whose score is not NaN"
-            )
+            nans = f"the score of {sum(math.isnan(m.score) for m in self)} of {len(self)} members is NaN"
+            raise ValueError(f"sweep: predict has no members to average: members is {members!r}, and {nans}")
         shares = np.ones(len(chosen)) if weights is None else np.asarray(weights, np.float64)
         if shares.shape != (len(chosen),) or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
             raise ValueError(f"sweep: weights is {weights!r}; expected {len(chosen)} finite numbers, at least 0, not all 0")
@@ -217,10 +205,8 @@ class Sweep(Sequence[Member]):
         chosen = members if isinstance(members, Iterable) and not isinstance(members, str) else [members]
         numbers = [m.number if isinstance(m, Member) else m for m in chosen]
         if any(isinstance(number, bool) or number not in range(len(self)) for number in numbers):
-            raise ValueError(
-                f"sweep: predict has members={members!r}; expected a number of best members, or a sequence of members or of "
-                f"their numbers, from 0 to {len(self) - 1}"
-            )
+            expected = f"a number of best members, or members or their numbers, from 0 to {len(self) - 1}"
+            raise ValueError(f"sweep: predict has members={members!r}; expected {expected}")
         return [self._members[int(number)] for number in numbers]
 
     def to_pandas(self) -> Any:

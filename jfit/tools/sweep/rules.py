@@ -54,10 +54,7 @@ def halving_of(spec: Any) -> Halving | None:
             return Halving(metric, float(factor), int(first))
     except (TypeError, ValueError):
         pass  # no tuple of two or three, or no numbers
-    raise ValueError(
-        f"sweep: halving is {spec!r}; expected (metric, factor) or (metric, factor, first epochs), such as "
-        '("val_accuracy", 3, 1): after 1, 3, 9, ... epochs the best third trains on'
-    )
+    raise ValueError(f"sweep: halving is {spec!r}; expected (metric, factor, first epochs), such as ('val_accuracy', 3, 1)")
 
 
 def ranking(scores: Sequence[float], name: str) -> list[int]:

@@ -92,9 +92,8 @@ def member_settings(
             check_limits(clip_norm=options.clip_norm, clip_value=options.clip_value)
             check_numbers(params)
         except ValueError as error:
-            raise ValueError(
-                f"sweep: member {len(result)} ({', '.join(f'{k}={v}' for k, v in values.items())}): {error}"
-            ) from None
+            shown = ", ".join(f"{k}={v}" for k, v in values.items())
+            raise ValueError(f"sweep: member {len(result)} ({shown}): {error}") from None
         for fold in range(folds) if folds else (None,):
             shown = dict(values) if fold is None else {**values, "fold": fold}
             result.append(MemberSettings(len(result), shown, net, options, fold))
@@ -129,10 +128,8 @@ def _of_optimizer(name: str, optimizer: Any, model: Any) -> str:
         return name
     if name == "weight_decay" and "wd" in accepted:
         return "wd"
-    raise ValueError(
-        f"sweep: over has {name!r}, which is no argument of fit, of a function that makes the model, or of optimizer "
-        f"{optimizer!r}; {name_hint(name, [*FIT, *accepted, *_parameters(model)])}"
-    )
+    hint = name_hint(name, [*FIT, *accepted, *_parameters(model)])
+    raise ValueError(f"sweep: over has {name!r}, which is no argument of fit, the model or of optimizer {optimizer!r}; {hint}")
 
 
 def token(value: Any) -> Any:

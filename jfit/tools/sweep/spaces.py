@@ -172,10 +172,8 @@ def check_count(count: int, source: str) -> None:
         source: the arguments that make them, for the message.
     """
     if count > MAX_MEMBERS_TOTAL:
-        raise ValueError(
-            f"sweep: {source} gives {count:,} members; the limit is {MAX_MEMBERS_TOTAL:,}, because all members of a sweep "
-            "are in memory at once; pass n=, a number of random combinations of over, or shorter lists"
-        )
+        remedy = "pass n=, a number of random combinations of over, or shorter lists"
+        raise ValueError(f"sweep: {source} gives {count:,} members; the limit is {MAX_MEMBERS_TOTAL:,}; {remedy}")
 
 
 def _listed(name: str, values: Iterable[Any]) -> Sequence[Any]:
