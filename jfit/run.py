@@ -226,8 +226,7 @@ class Run:
         """
         if self.state.base_lr is None:
             raise ValueError(
-                "the optimizer is an optax instance and has its own learning rate; pass the optimizer by name, or wrap it in "
-                "optax.inject_hyperparams and change opt_state.hyperparams"
+                "the optimizer is an optax instance with its own learning rate; pass it by name, or optax.inject_hyperparams"
             )
         base_lr, loop = place(jnp.asarray(rate, jnp.float32), self.settings.devices), self._require_loop("set_base_lr")
         with loop.thread.exclusive():  # another thread may be training
@@ -438,10 +437,8 @@ class Run:
         if rate is None or rate == earlier:
             self.settings = replace(self.settings, learning_rate=earlier)
         elif base_lr is None:
-            raise ValueError(
-                f"the checkpoint in {directory} is of a run with learning rate {earlier}, which the optimizer has in its "
-                f"state, so {rate} would not be used; resume with learning rate {earlier}, or pass the optimizer by name"
-            )
+            problem = f"the optimizer's state has learning rate {earlier}, so {rate} would not be used"
+            raise ValueError(f"{directory}: {problem}; resume with {earlier}, or pass the optimizer by name")
         elif np.float32(rate) != np.float32(base_lr):
             self.set_base_lr(rate)
 
@@ -728,8 +725,7 @@ class Run:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a Run cannot be pickled or copied with copy.deepcopy, because it has compiled programs; write it with "
-            "run.save(folder), which jfit.Run.load(folder) reads (with model= for a function or a module)"
+            "a Run cannot be pickled or deep-copied: it has compiled programs; use run.save(folder) and jfit.Run.load(folder)"
         )
 
     def __copy__(self) -> Run:

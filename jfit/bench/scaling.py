@@ -262,8 +262,9 @@ def _joined(options: argparse.Namespace, todo: list[dict[str, Any]], before: lis
 
 
 def _announce(number: int, count: int, request: Mapping[str, Any]) -> None:
-    count, own = request["processes"], request["devices"] // (request["processes"] or 1)
-    devices = f"{own} device(s)" if count is None else f"{count} process(es) x {own} device(s)"
+    processes = request["processes"]
+    devices = f"{request['devices'] // (processes or 1)} device(s)"
+    devices = devices if processes is None else f"{processes} process(es) x {devices}"
     title = f"{request['model']}: {devices}, batch {request['batch']}"
     print(f"[{number + 1} of {count}] {title} ...", file=sys.stderr, flush=True)
 

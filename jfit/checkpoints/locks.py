@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LOCK_FILE = ".run.lock"
-_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW  # a FIFO would wait for a writer; a link could name any file, which would be overwritten
+# a FIFO would wait for a writer; a link could name any file, which would be overwritten; Windows has neither flag
+_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class FolderInUse(RuntimeError):
@@ -81,6 +82,9 @@ def acquire(directory: str | os.PathLike[str], owner: Any) -> None:
         path = Path(directory).resolve() / LOCK_FILE
         with _guard:
             lock = _locks.get(path)
+            if lock is not None and lock.owner() is None:  # another thread is about to release it
+                _release(lock)
+                lock = None
             if lock is None:
                 new = _locks[path] = _Lock(path, _take(path), weakref.ref(owner, lambda _: _release(new)))
             elif lock.owner() is not owner:

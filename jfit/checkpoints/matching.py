@@ -31,9 +31,9 @@ def check_position(directory: str | Path, meta: Mapping[str, Any], batch_size: i
     """
     missing = [key for key in _NEEDED if key not in meta]
     if missing:
+        names = ", ".join(map(repr, missing))
         raise ValueError(
-            f"the checkpoint in {directory} has no {', '.join(map(repr, missing))} in its meta, because it was saved without "
-            "meta=run.meta(); read its parameters with Run.load, and pass them to fit as params="
+            f"the checkpoint in {directory} has no {names}, because it was saved without meta=run.meta(); use Run.load"
         )
     saved_size = meta["batch_size"]
     if meta["position"]["batch"] and saved_size != batch_size:

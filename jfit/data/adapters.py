@@ -80,9 +80,9 @@ def as_data(
     positive_integer(batch_size=batch_size, most=MOST_ROWS)
     integer(seed=seed)
     if data is None or isinstance(data, (str, bytes, int, float, os.PathLike, AbstractSet, AsyncIterable)):
+        found = f"data is {shown(data)} ({type(data).__name__})"
         raise TypeError(
-            f"data is {shown(data)} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, or an "
-            f"iterable of batches{_remedy(data)}."
+            f"{found}, expected (x, y), a dict of arrays by input name, an array, or an iterable of batches{_remedy(data)}."
         )
     if isinstance(data, (ArrayData, StreamData)):
         explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__

@@ -133,9 +133,9 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
         return {**inputs, **extra, **labels}, Columns(used)
     missing = [n for n in names.inputs if n not in rest]
     if len(names.inputs) > 1:
+        problem = f"the data has no column {quoted(missing)} (its columns are {quoted(rest)})"
         raise ValueError(
-            f"the model has the inputs {quoted(names.inputs)}, but the data has no column {quoted(missing)} (its columns are "
-            f"{quoted(rest)}); rename the columns, or pass (x, y) with x as a dict of arrays."
+            f"{problem} of the inputs {quoted(names.inputs)}; rename the columns, or pass (x, y) with x as a dict."
         )
     features = _features(rest, names, columns)
     if not frame and len(features) > 1 and names.structure is not None and any(np.ndim(data[n]) > 1 for n in features):
@@ -151,9 +151,9 @@ def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -
     missing = [n for n in used if n not in have]
     if missing and (names.require_labels or len(missing) < len(used)):
         near = nearest(str(missing[0]), [str(n) for n in have])
+        near = f" (nearest: {near})" if near else ""
         raise ValueError(
-            f"the data has no column {missing[0]!r}{f' (nearest: {near})' if near else ''}, expected it as the label; its "
-            f'columns are {quoted(have)}: pass the name of the label column as label="column".'
+            f"the data has no column {missing[0]!r}{near}; pass that of the label as label=, one of {quoted(have)}."
         )
     if missing or not names.labels:
         return {}, used
@@ -186,10 +186,8 @@ def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:
     for j, name in enumerate(features):
         column = np.asarray(_column(data, name))
         if column.ndim != 1 or (result is not None and len(column) != len(result)):
-            raise ValueError(
-                f"column {name!r} has shape {column.shape}, but {quoted(features)} are stacked to one array; name the column "
-                "of the input like the input, or pass columns of one axis and one length."
-            )
+            problem = f"column {name!r} has shape {column.shape}, but {quoted(features)} are stacked to one array"
+            raise ValueError(f"{problem}; name it like an input, or pass columns of one axis and one length.")
         if column.dtype.kind not in "biuf":
             raise ValueError(_NO_NUMBERS.format(name, column.dtype))
         if result is None:

@@ -64,10 +64,8 @@ class Patience:
     def __call__(self, number: int, seconds: float) -> None:
         """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
         if self.timeout is not None and seconds >= self.timeout and self._is_late():
-            raise DataTimeout(
-                f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets; the loader is stopped "
-                "or slow: look at it with py-spy dump, or raise the limit"
-            )
+            limit = f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets"
+            raise DataTimeout(f"{limit}; the loader is stopped or slow: look at it with py-spy dump, or raise the limit")
         if seconds < LOG_SECONDS:
             self._due = LOG_SECONDS
         elif seconds >= self._due:

@@ -136,7 +136,5 @@ x.filled(0), and exclude rows by row weights of 0, (x, y, weight).
     if not count:
         return np.ma.getdata(value)
     row = f" (the first in row {np.argwhere(mask)[0][0]})" if mask.ndim else ""
-    raise ValueError(
-        f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}; fill masked values, as in "
-        "x.filled(0), and exclude rows by row weights of 0, (x, y, weight)."
-    )
+    problem = f"input {name!r} is a masked array with {count} masked value{'s' * (count > 1)}{row}"
+    raise ValueError(f"{problem}; fill them, as in x.filled(0), and exclude rows by a row weight of 0, (x, y, weight).")

@@ -146,4 +146,11 @@ class Log:
 
 
 def _packed(value: Any) -> tuple[bytes, bytes]:
-    return (b"b", value) if isinstance(value, bytes) else (b"j", json.dumps(value).encode())
+    if isinstance(value, bytes):
+        return b"b", value
+    try:
+        return b"j", json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"exchange: the value cannot be sent as JSON ({error}); pass numbers, texts, lists, dicts or bytes"
+        ) from None

@@ -26,6 +26,7 @@ from jfit.distributed.settings import Settings
 
 _HEARTBEAT = 300  # seconds without one after which JAX ends the job, if jfit's watchdog has not
 _ANSWERS = ("NOT_FOUND", "ALREADY_EXISTS")
+_LATE: Any = ()  # the answer of a call that did not answer in time; empty, as other answers without a value
 _LOOPBACK = ("127.", "localhost:", "[::1]:")  # with another address, JAX listens on all interfaces, or on those it is told
 _handlers: list[Any] = []  # of SIGABRT; C keeps no reference to them
 
@@ -59,7 +60,9 @@ class Store:
 
     def add(self, key: str, value: bytes) -> bool:
         """Store a value unless the key has one; return whether it was stored."""
-        return self._call("key_value_set_bytes", key, value, False) is not False
+        while (stored := self._call("key_value_set_bytes", key, value, False)) is _LATE:  # whether it was stored is unknown
+            pass
+        return stored is not False
 
     def get(self, key: str, seconds: float = 0.0) -> bytes | None:
         """Return a value; wait until it is stored, at most so many seconds, then return None."""
@@ -69,7 +72,7 @@ class Store:
 
     def all(self, folder: str) -> dict[str, bytes]:
         """Return the values whose keys are `folder/...`, by the rest of their keys."""
-        return {key.rpartition("/")[2]: value for key, value in self._call("key_value_dir_get_bytes", f"{folder}/")}
+        return {key.rpartition("/")[2]: value for key, value in self._call("key_value_dir_get_bytes", f"{folder}/") or ()}
 
     def delete(self, folder: str) -> None:
         """Remove the values whose keys are `folder/...`."""
@@ -86,7 +89,7 @@ class Store:
             time.sleep(0.01)
 
     def _call(self, method: str, key: str, *args: Any) -> Any:
-        """Call a method of the client; False: the service answered no, or the time is over.
+        """Call a method of the client; False: the service answered no; `_LATE`: the time is over, the service may be stopped.
 
         Raises:
             Unreachable: the service is gone.
@@ -97,10 +100,10 @@ class Store:
                 raise Unreachable("this process has left its job")
             result = getattr(self._client, method)(self._prefix + key, *args)
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):  # of the client: the service may be stopped
-                return False
+            if "DEADLINE_EXCEEDED" in str(error):
+                return _LATE
             if not any(answer in str(error) for answer in _ANSWERS):
-                raise Unreachable("the connection to rank 0 was lost") from None
+                raise Unreachable(f"the connection to rank 0 was lost ({str(error).partition(chr(10))[0][:200]})") from None
             result = False
         finally:
             self._calling.discard(threading.get_ident())

@@ -178,7 +178,7 @@ def exchange(value: Any, name: str = "exchange") -> list[Any]:
     All processes must call it, in the same order for each name.
 
     Args:
-        value: None, numbers, texts, lists or dicts of them (as in JSON), or bytes.
+        value: None, numbers, texts, lists or dicts of them (as in JSON, whose keys are texts), or bytes.
         name: what is exchanged, for messages about a process that does not come; threads use different names.
 
     Returns:
@@ -186,6 +186,7 @@ def exchange(value: Any, name: str = "exchange") -> list[Any]:
 
     Raises:
         JobError: a process was lost.
+        TypeError: the value cannot be sent as JSON.
 
     Example:
         >>> exchange({"rows": 3}, "rows of the batch")

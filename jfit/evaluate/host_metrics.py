@@ -72,16 +72,13 @@ def metric_inputs(model: Model, values: Sequence[Array], batch: Any, axis_name: 
     inputs, _, weight = parts_of(batch)
     if LABEL_WEIGHT in inputs and model.symbol is None:
         raise ValueError(
-            "metrics on the host (Python functions, exact roc_auc) do not support weights of positions, (rows, positions); "
-            "pass a jfit.metrics.Metric, or weights of rows"
+            "metrics on the host do not support weights (rows, positions); pass a jfit.metrics.Metric, or weights of rows"
         )
     plan, axes, labels, outputs = plan_of(model, inputs), model.batch_axes, [], []
     for at in shown_heads(model, inputs):
         if plan.rows[at] is LOST and (weight is not None or axis_name is not None):
-            raise ValueError(
-                f"output {model.outputs[at].name!r} mixes the rows of its batch, so padding rows cannot be removed for a "
-                "metric on the host; run on one device with a batch size that divides the number of rows"
-            )
+            problem = f"output {model.outputs[at].name!r} mixes the rows of its batch, so padding rows cannot be removed"
+            raise ValueError(f"{problem} for a metric on the host; use one device and a batch size that divides the rows")
         outputs.append(_row_array(values[at], plan.rows[at]))
         name = model.outputs[at].label
         if name is not None and name in inputs:

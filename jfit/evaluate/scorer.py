@@ -373,10 +373,8 @@ class Predictor:
                 merged = concat_slices(out if split else out[None], layout)
                 unpadded.append(_BatchOutput(merged[(*(slice(None),) * (layout.axis + 1), slice(count))], layout.axis))
             elif layout is LOST and (split or count != size):
-                raise ValueError(
-                    "predict: an output mixes the rows of its batch, so padding rows cannot be removed from it; "
-                    "predict on one device with a batch size that divides the number of rows"
-                )
+                problem = "an output mixes the rows of its batch, so padding rows cannot be removed from it"
+                raise ValueError(f"predict: {problem}; use one device and a batch size that divides the number of rows")
             else:
                 unpadded.append(_BatchOutput(out[0] if split else out, None))
         return unpadded
@@ -640,7 +638,5 @@ class InferenceModel:
 def _check_shapes(names: Sequence[str], expected: Sequence[Any], values: Mapping[str, Any], shapes: Any) -> None:
     for name, shape in zip(names, expected, strict=True):
         if name in values and shape and 0 not in shape and values[name].shape != shape:
-            raise ValueError(
-                f"{name} has shape {values[name].shape}, expected {shape} for inputs of shapes {shapes}; pass rows of the "
-                "shape that the model was trained with, or the parameters of this graph"
-            )
+            found = f"{name} has shape {values[name].shape}, expected {shape} for inputs of shapes {shapes}"
+            raise ValueError(f"{found}; pass rows, or parameters, of the trained shapes")

@@ -237,9 +237,7 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
     for key in names:
         if key in inputs:
             if len(inputs[key]) != 1:
-                raise GraphError(
-                    f"{probe.text_name}: input {key!r} is {inputs[key]!r} with {len(inputs[key])} outputs; pass one of them"
-                )
+                raise GraphError(f"{probe.text_name}: input {key!r} is a symbol with {len(inputs[key])} outputs; pass one")
             entries.append(inputs[key].raw_heads[0])
         elif op.variadic and key.startswith("arg"):
             raise GraphError(f"{probe.text_name}: {op.name} needs {len(names)} inputs, got {len(inputs)}")

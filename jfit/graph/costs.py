@@ -73,8 +73,7 @@ def counts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, Count
         shape = known.get((id(node), 0))
         if shape is None or 0 in shape:
             raise GraphError(
-                f"{node.name}: its shape is {shape or 'unknown'} for {dict(shapes)}, and its cost depends on it; "
-                "pass the shapes of all inputs"
+                f"{node.name}: its shape is {shape or 'unknown'} for {dict(shapes)}; pass the shapes of all inputs"
             )
     counted = count_known(graph, known, types)
     return {n.name: counted[id(n)] for n in order if n.op is not None}

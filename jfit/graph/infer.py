@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -164,22 +163,32 @@ def infer(
         return dict(earlier), types
     known = _infer_shapes(graph, order, passed, types, outs)
     if all(_complete(s) for s in known.values()):
-        _results(_shapes, graph).append((passed, types, dict(known)))
+        _keep(_shapes, graph, (passed, types, dict(known)))
     return known, types
 
 
-# What was inferred for a graph, by the node of its first output and weak references to all: binding, planning and tracing a
-# model infer the same.
-_Kept = weakref.WeakKeyDictionary[Node, dict[Any, deque[Any]]]
+# What was inferred for a graph, by the node of its first output: binding, planning and tracing a model infer the same.  The
+# values are lists of (weak references to the outputs, result).
+_Kept = weakref.WeakKeyDictionary[Node, list[tuple[Any, Any]]]
 _shapes: _Kept = weakref.WeakKeyDictionary()  # (shapes of inputs that were passed, dtypes, shapes of all outputs)
 _dtypes: _Kept = weakref.WeakKeyDictionary()  # results: (arguments of _infer_dtypes, dtypes of all outputs)
 MAX_KEPT = 8  # results per graph
 
 
-def _results(kept: _Kept, graph: Graph) -> deque[Any]:
-    heads = graph.heads
-    of_node = kept.setdefault(heads[0].node, {}) if heads else {}
-    return of_node.setdefault(tuple([(weakref.ref(node), index) for node, index in heads]), deque(maxlen=MAX_KEPT))
+def _outputs(graph: Graph) -> list[Any]:
+    return [(weakref.ref(head.node), head.index) for head in graph.heads]
+
+
+def _keep(kept: _Kept, graph: Graph, result: Any) -> None:
+    if graph.heads:
+        results = kept.setdefault(graph.heads[0].node, [])
+        results[:] = [*results[-MAX_KEPT + 1 :], (_outputs(graph), result)]
+
+
+def _results(kept: _Kept, graph: Graph) -> list[Any]:
+    results = kept.get(graph.heads[0].node, []) if graph.heads else []
+    outputs = _outputs(graph)
+    return [result for of, result in results if of == outputs]
 
 
 def _earlier_shapes(graph: Graph, order: Sequence[Node], passed: dict[str, Shape], types: Known) -> Known | None:
@@ -240,9 +249,8 @@ def _declared_dtype(node: Node) -> np.dtype | None:
     try:
         return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
     except (ValueError, IndexError):
-        raise GraphError(
-            f"variable {node.name!r}: __dtype__ is {node.attrs['__dtype__']!r}, expected 0 to 12 or a dtype name"
-        ) from None
+        text = node.attrs["__dtype__"]
+        raise GraphError(f"variable {node.name!r}: __dtype__ is {text!r}, expected 0 to 12 or a dtype name") from None
 
 
 def _fill(node: Node, known: Known) -> None:
@@ -285,10 +293,7 @@ def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: N
     data = ""
     if user is not None and user.inputs[0].node is not node:
         data = f" because of input {user.inputs[0].node.output_name(user.inputs[0].index)!r}"
-    raise GraphError(
-        f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; "
-        "fix the shape that was passed or the attributes of the node"
-    )
+    raise GraphError(f"{where}{node.output_name(index)!r} has shape {old}, {needs} {new}{data}; change a shape or an attribute")
 
 
 def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tuple[int, int]]) -> None:
@@ -351,7 +356,7 @@ def _infer_dtypes(graph: Graph, dtypes: Mapping[str, Any], partial: bool = False
         if earlier == arguments:
             return dict(known)
     known = _new_dtypes(graph.nodes(), dtypes, partial)
-    _results(_dtypes, graph).append((arguments, dict(known)))
+    _keep(_dtypes, graph, (arguments, dict(known)))
     return known
 
 

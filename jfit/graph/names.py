@@ -200,7 +200,6 @@ def _warn_of_renamed(replacements: dict[AutoName, AutoName]) -> None:
     if renamed:
         warnings.warn(
             f"networks whose layers have the same automatic names were joined; in the joined network, {', '.join(renamed[:5])}"
-            f"{' ...' if len(renamed) > 5 else ''}. Parameters trained or saved before have the old names; to use them in the "
-            "joined network, pass name= to the layers, or build each network under Prefix",
+            f"{' ...' if len(renamed) > 5 else ''}; parameters trained before have the old names: pass name=, or use Prefix",
             stacklevel=2,
         )

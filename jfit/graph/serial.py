@@ -205,8 +205,7 @@ def _read(text: str, cls: type[G]) -> G:
     if ignored:
         named = ", ".join(f"{key[:40]!r} of {op} ({count} nodes)" for (op, key), count in list(ignored.items())[:10])
         warnings.warn(
-            f"the graph has attributes that jfit's operators do not have; they are kept but have no effect: {named}; if they "
-            "change what the operator computes, results will differ",
+            f"attributes that jfit's operators do not have are kept but have no effect, so results may differ: {named}",
             stacklevel=4,  # the caller of the public load or load_json
         )
     return graph

@@ -26,9 +26,7 @@ def _operator(binary: str | None, scalar: str) -> Any:
         if isinstance(other, numbers.Number) or (hasattr(other, "__float__") and np.ndim(other) == 0):
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
         if hasattr(other, "shape"):
-            raise TypeError(
-                f"cannot combine {self!r} with an array of shape {tuple(other.shape)}; use a Variable with it as its value"
-            )
+            raise TypeError(f"cannot combine {self!r} with an array of shape {tuple(other.shape)}; use a Variable for it")
         return NotImplemented
 
     return apply
@@ -97,9 +95,7 @@ class Symbol(Graph):
         """Check the arguments of `__call__`; returns a dict: name of a variable -> symbol that replaces it."""
         raw_names = [n.raw_name for n in topological(self.raw_heads) if n.op is None]
         if len(args) > len(raw_names):
-            raise TypeError(
-                f"got {len(args)} symbols, but {self!r} has {len(raw_names)} variables: {preview(self).list_inputs()}"
-            )
+            raise TypeError(f"got {len(args)} symbols for {len(raw_names)} variables: {preview(self).list_inputs()}")
         names: list[Any] = list(raw_names)
         if not all(key in raw_names for key in kwargs):  # a key may be an automatic name, so the graph has to be numbered
             names = self.list_inputs()

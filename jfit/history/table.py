@@ -217,10 +217,8 @@ class History:
             names = ("epochs", "points", *(["steps"] if "steps" in tables else []))
             rows = {name: [{k: from_json_value(v) for k, v in row.items()} for row in tables[name]] for name in names}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"history: the text is not a history ({type(error).__name__}: {error}); expected a JSON object with the lists "
-                "'epochs' and 'points', as returned by History.to_json."
-            ) from error
+            problem = f"the text is not a history ({type(error).__name__}: {error})"
+            raise ValueError(f"history: {problem}; expected the JSON object that History.to_json returns.") from error
         return History(**rows)
 
     def header(self, names: Iterable[str] | None = None) -> str:

@@ -232,8 +232,7 @@ def _start(loop: Any, step: int, may_start_now: bool) -> Start:
     if not earlier:
         steps = ", ".join(str(position["step"]) for position, _ in states) or "none"
         raise ValueError(
-            f"replay: no state before step {step} was kept (states at steps: {steps}); pass checkpoint= to fit, or train from "
-            "the start with jfit.replay(None, train_data, model, ...)"
+            f"replay: no state before step {step} was kept (kept: {steps}); pass checkpoint= to fit, or jfit.replay(None, ...)"
         )
     position, state_of = max(earlier, key=lambda entry: entry[0]["step"])
     return Start(state_of(), dict(position))

@@ -162,7 +162,7 @@ def as_model(
         loss = no_loss if predict and loss is None else required_loss(loss)
         return from_function(model, loss=loss, params=params, aux=aux, **options)
     raise TypeError(
-        f"model is {model!r}; expected a Symbol, a jfit.Model, a module of Flax, Equinox, Haiku or Keras, or a pure function"
+        f"model is {model!r}; expected a Symbol, a jfit.Model, a Flax, Equinox, Haiku or Keras module, or a pure function"
     )
 
 

@@ -196,10 +196,8 @@ class _Adapter:
         outputs, treedef = jax.tree.flatten(tree)
         expected = self.structure.outputs = self.structure.outputs or _output_tree(tree)
         if treedef != expected.treedef:
-            raise ValueError(
-                f"apply returned the outputs {list(_output_tree(tree).names)} with train={options.get('train', False)}, and "
-                f"{list(expected.names)} before; return the same pytree every time"
-            )
+            names = f"the outputs {list(_output_tree(tree).names)} with train={options.get('train', False)}"
+            raise ValueError(f"apply returned {names}, and {list(expected.names)} before; return the same pytree every time")
         return tuple(_float32(jnp.asarray(x), options.get("policy")) for x in outputs), new_aux
 
     def _call(
@@ -233,9 +231,7 @@ class _Adapter:
         if "axis_name" in self.keywords:
             extra["axis_name"] = axis_name if sync_batch_stats else None
         elif sync_batch_stats:
-            raise ValueError(
-                "sync_batch_stats=True needs a function that takes axis_name=, the device axis, but this one does not"
-            )
+            raise ValueError("sync_batch_stats=True needs a function that takes axis_name=, but this one does not")
         extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
             extra["aux"] = _tree_of("aux", self.structure.known("aux"), aux)
@@ -290,10 +286,8 @@ class _Adapter:
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         for name in self.names:
             if not _leaves_of(name, inputs):
-                raise ValueError(
-                    f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}; pass a batch, as in "
-                    "jfit.init_state(model, optimizer, batch)"
-                )
+                remedy = "pass a batch, as in jfit.init_state(model, optimizer, batch)"
+                raise ValueError(f"input {name!r} is missing; the model takes {self.names}, found {tuple(inputs)}; {remedy}")
 
     def specs(self, specs: Specs) -> tuple[Any, Any]:
         """Shapes and dtypes of (params, aux)."""
@@ -447,16 +441,14 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
     try:
         return jnp.array(leaf)
     except TypeError as error:
-        raise TypeError(
-            f"{kind}: {name!r} is a {type(leaf).__name__}, expected an array or a number; split others off (equinox.partition)"
-        ) from error
+        remedy = "expected an array or a number; split others off (equinox.partition)"
+        raise TypeError(f"{kind}: {name!r} is a {type(leaf).__name__}, {remedy}") from error
 
 
 def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
     if not isinstance(leaves, Mapping):
-        raise TypeError(
-            f"{kind} is a {type(leaves).__name__}, expected a dict by name; pass model.structure.{kind}.flatten(tree)"
-        )
+        remedy = f"pass model.structure.{kind}.flatten(tree)"
+        raise TypeError(f"{kind} is a {type(leaves).__name__}, expected a dict by name; {remedy}")
     try:
         return structure.unflatten(leaves)
     except ValueError as error:

@@ -441,9 +441,8 @@ def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) ->
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         if "forward-mode" in str(error) and op.family == "conv":
-            raise GraphError(
-                f"{node.name}: on CPU, {op.name} runs in faster forms without jax.jvp; use jax.grad, or set JFIT_CONV_FORMS=0"
-            ) from error
+            remedy = "has no jax.jvp on CPU; use jax.grad, or set JFIT_CONV_FORMS=0"
+            raise GraphError(f"{node.name}: the fast form of {op.name} {remedy}") from error
         inputs = ", ".join(
             f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None
         )

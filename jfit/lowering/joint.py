@@ -188,9 +188,8 @@ class LossTerms:
                 if hasattr(outputs, "shape"):
                     raise ValueError(f"loss names {term.output!r}, but the function returned one array; pass its loss alone")
                 names = list(flatten_names(outputs)[0])
-                raise ValueError(
-                    f"loss has a term for {term.output!r}, which the function does not return; {name_hint(term.output, names)}"
-                )
+                hint = name_hint(term.output, names)
+                raise ValueError(f"loss has a term for {term.output!r}, which the function does not return; {hint}")
 
     def has_labels(self, batch: Mapping[str, Any]) -> bool:
         """Whether the batch has all labels that the terms need."""
@@ -271,10 +270,8 @@ class LossTerms:
 
     def _unknown_key(self, key: Any, batch: Any) -> ValueError:
         """The error of a loss that gets the batch and looks up an array that it does not have."""
-        return ValueError(
-            f"the loss raised KeyError({key!r}); its batch has {list(batch)}, the inputs of the model and the labels. Pass "
-            f"an array that only the loss takes with the labels: y={{{key!r}: ..., ...}} is batch[{self.label!r}][{key!r}]"
-        )
+        remedy = f"pass it with the labels, y={{{key!r}: ..., ...}}, and read batch[{self.label!r}][{key!r}]"
+        return ValueError(f"the loss raised KeyError({key!r}); its batch has {list(batch)}; {remedy}")
 
     def missing_label(self, term: Term, names: Sequence[str]) -> ValueError:
         """The error of a batch with arrays of these names, which has no label of the term."""
@@ -282,10 +279,8 @@ class LossTerms:
         if term.output is None or len(needed) == 1:
             return ValueError(f"the loss needs the label {self.label_name(term)!r}; the batch has {list(names)}")
         each = ", ".join(f"{n!r}: ..." for n in needed)
-        return ValueError(
-            f"the loss of the output {term.output!r} needs a label of this name, but the batch has {list(names)}; pass a dict "
-            f"of labels by output name, y={{{each}}}"
-        )
+        remedy = f"the batch has {list(names)}; pass a dict of labels by output name, y={{{each}}}"
+        return ValueError(f"the loss of the output {term.output!r} needs a label of this name, but {remedy}")
 
     def log_unused(self, outputs: Any, labels: Sequence[str]) -> None:
         """Log outputs without loss and label, and labels without loss and output; raise if one is probably misspelled.

@@ -502,9 +502,8 @@ def check_rows(loss: Callable[[Any, Any, int], Array], output: Any, label: Any, 
     """
     if losses.ndim == 0 or losses.shape[0] != rows:
         remedy = ", or pass loss_per_batch=True for a loss that is one scalar for the batch" if losses.ndim == 0 else ""
-        raise ValueError(
-            f"loss returned shape {losses.shape}, expected one value per example, ({rows},), before averaging{remedy}"
-        )
+        expected = f"one value per example, ({rows},), before averaging"
+        raise ValueError(f"loss returned shape {losses.shape}, expected {expected}{remedy}")
     values = math.prod(losses.shape[1:])
     explained = max((math.prod(x.shape[1:]) for x in jax.tree.leaves((output, label))), default=1)
     if _grows(loss, output, label, losses) or values > explained:
@@ -547,10 +546,9 @@ def check_broadcast(loss: Callable[[Any, Any, int], Array], output: Any, label: 
 def _broadcast_error(output: Any, label: Any, losses: Array, expected: str) -> ValueError:
     shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (output, label)]
     return ValueError(
-        f"loss returned shape {losses.shape} for an output of shape {shapes[0]} and a label of shape {shapes[1]}: "
-        f"expected {expected}. Output and label are probably broadcast against each other, so that rows are compared with the "
-        "labels of other rows; give both the same shape (such as output[:, 0] or label[:, None]), or reduce the loss to one "
-        "value per example"
+        f"loss returned shape {losses.shape} for an output of shape {shapes[0]} and a label of shape {shapes[1]}: expected "
+        f"{expected}. Output and label are probably broadcast against each other; give both the same shape (such as "
+        "output[:, 0] or label[:, None]), or reduce the loss to one value per example"
     )
 
 

@@ -72,6 +72,11 @@ class Deferred:
         return self._outputs
 
     @property
+    def is_forward(self) -> bool:
+        """Whether this is a forward pass alone that is not computed yet."""
+        return self._backward is None and self._forward is not None
+
+    @property
     def is_done(self) -> bool:
         """Whether the outputs are computed."""
         return self._outputs is not None
@@ -124,6 +129,12 @@ class Pending:
         """Run the recorded backward passes."""
         for passes in list(self._passes):
             passes.settle()
+
+    def forward(self, except_for: Deferred) -> None:
+        """Compute the outputs of all forward passes but one: auxiliary states, which they depend on, are about to change."""
+        for passes in list(self._passes):
+            if passes is not except_for and passes.is_forward:
+                passes.outputs()
 
     def materialize(self, except_for: Deferred | None = None) -> None:
         """Compute gradients and outputs of all passes but one."""

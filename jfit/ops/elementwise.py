@@ -276,55 +276,38 @@ def _divide(lhs: Array, rhs: Array) -> Array:
     return (lhs / rhs).astype(lhs.dtype)
 
 
-# name for equal shapes, its aliases, name with broadcasting, its aliases, function, formula
-BINARY_TABLE: list[tuple[str, str, str, str, Callable[[Array, Array], Array], str]] = [
+# name, aliases for equal shapes, aliases with broadcasting, function, formula: `elemwise_<name>` and `broadcast_<name>`
+ARITHMETIC_TABLE: list[tuple[str, str, str, Callable[[Array, Array], Array], str]] = [
+    ("add", "_Plus _add _plus", "_sparse_broadcast_add _sparse_broadcast_plus broadcast_plus", python.add, "y = lhs + rhs."),
     (
-        "elemwise_add",
-        "_Plus _add _plus _sparse_elemwise_add",
-        "broadcast_add",
-        "_sparse_broadcast_add _sparse_broadcast_plus broadcast_plus",
-        python.add,
-        "y = lhs + rhs.",
-    ),
-    (
-        "elemwise_sub",
-        "_Minus _minus _sparse_elemwise_sub _sub",
-        "broadcast_sub",
+        "sub",
+        "_Minus _minus _sub",
         "_sparse_broadcast_minus _sparse_broadcast_sub broadcast_minus",
         python.sub,
         "y = lhs - rhs.",
     ),
-    (
-        "elemwise_mul",
-        "_Mul _mul _sparse_elemwise_mul",
-        "broadcast_mul",
-        "_sparse_broadcast_mul",
-        python.mul,
-        "y = lhs rhs.",
-    ),
-    ("elemwise_div", "_Div _div _sparse_elemwise_div", "broadcast_div", "_sparse_broadcast_div", _divide, "y = lhs / rhs."),
-    ("_mod", "_Mod", "broadcast_mod", "", mod, "y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."),
-    ("_maximum", "_Maximum", "broadcast_maximum", "", maximum, "y = max(lhs, rhs); ties give the gradient to lhs."),
-    ("_minimum", "_Minimum", "broadcast_minimum", "", minimum, "y = min(lhs, rhs); ties give the gradient to lhs."),
-    ("_power", "_Power", "broadcast_power", "", power, "y = lhs to the power rhs."),
-    ("_hypot", "_Hypot", "broadcast_hypot", "", hypot, "y = √(lhs² + rhs²)."),
-    ("_equal", "_Equal", "broadcast_equal", "", truth(python.eq), "y = 1 where lhs = rhs, else 0."),
-    ("_not_equal", "_Not_Equal", "broadcast_not_equal", "", truth(python.ne), "y = 1 where lhs ≠ rhs, else 0."),
-    ("_greater", "_Greater", "broadcast_greater", "", truth(python.gt), "y = 1 where lhs > rhs, else 0."),
-    ("_greater_equal", "_Greater_Equal", "broadcast_greater_equal", "", truth(python.ge), "y = 1 where lhs ≥ rhs, else 0."),
-    ("_lesser", "_Lesser", "broadcast_lesser", "", truth(python.lt), "y = 1 where lhs < rhs, else 0."),
-    ("_lesser_equal", "_Lesser_Equal", "broadcast_lesser_equal", "", truth(python.le), "y = 1 where lhs ≤ rhs, else 0."),
-    ("_logical_and", "_Logical_And", "broadcast_logical_and", "", truth(both), "y = 1 where both are nonzero, else 0."),
-    ("_logical_or", "_Logical_Or", "broadcast_logical_or", "", truth(either), "y = 1 where one or both are nonzero, else 0."),
-    (
-        "_logical_xor",
-        "_Logical_Xor",
-        "broadcast_logical_xor",
-        "",
-        truth(one_of_two),
-        "y = 1 where exactly one is nonzero, else 0.",
-    ),
+    ("mul", "_Mul _mul", "_sparse_broadcast_mul", python.mul, "y = lhs rhs."),
+    ("div", "_Div _div", "_sparse_broadcast_div", _divide, "y = lhs / rhs."),
 ]
+# name, function, formula: `_<name>`, `broadcast_<name>`, and `_<name>_scalar` with a number in the place of rhs
+PAIR_TABLE: list[tuple[str, Callable[[Array, Array], Array], str]] = [
+    ("mod", mod, "y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0."),
+    ("maximum", maximum, "y = max(lhs, rhs); where they are equal, the gradient goes to lhs."),
+    ("minimum", minimum, "y = min(lhs, rhs); where they are equal, the gradient goes to lhs."),
+    ("power", power, "y = lhs to the power rhs."),
+    ("hypot", hypot, "y = √(lhs² + rhs²)."),
+    ("equal", truth(python.eq), "y = 1 where lhs = rhs, else 0."),
+    ("not_equal", truth(python.ne), "y = 1 where lhs ≠ rhs, else 0."),
+    ("greater", truth(python.gt), "y = 1 where lhs > rhs, else 0."),
+    ("greater_equal", truth(python.ge), "y = 1 where lhs ≥ rhs, else 0."),
+    ("lesser", truth(python.lt), "y = 1 where lhs < rhs, else 0."),
+    ("lesser_equal", truth(python.le), "y = 1 where lhs ≤ rhs, else 0."),
+    ("logical_and", truth(both), "y = 1 where lhs and rhs are nonzero, else 0."),
+    ("logical_or", truth(either), "y = 1 where lhs or rhs is nonzero, else 0."),
+    ("logical_xor", truth(one_of_two), "y = 1 where exactly one of lhs and rhs is nonzero, else 0."),
+]
+BROADCAST: dict[str, Callable[..., Array]] = {}  # operator on two arrays with broadcasting -> its function
+WITH_NUMBER: dict[str, Callable[..., Array]] = {}  # operator on an array and a number -> its function
 
 
 def _add_binary(name: str, aliases: str, function: Callable[[Array, Array], Array], formula: str) -> None:
@@ -335,27 +318,20 @@ def _add_binary(name: str, aliases: str, function: Callable[[Array, Array], Arra
     operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), fill=same_shape, layout="any")(fn)
 
 
-def check_broadcast(attrs, ins, outs):
-    """Return the input shapes unchanged; raise unless they broadcast: sizes are equal or 1, aligned from the right."""
-    lhs, rhs = ins
-    if lhs is not None and rhs is not None:
-        for a, b in zip(reversed(lhs), reversed(rhs), strict=False):
-            if a != b and 1 not in (a, b) and 0 not in (a, b):
-                raise ValueError(f"the arrays do not broadcast: sizes {a} and {b} differ; sizes must be equal or 1")
-    return ins
-
-
 def broadcast_shapes(attrs, ins, outs):
     """Infer (input shapes, [output shape]) of a broadcasting operator.
 
     An unknown size (0) broadcasts with 1 to an unknown size, and with any other size to that size.
     """
-    lhs, rhs = check_broadcast(attrs, ins, outs)
+    lhs, rhs = ins
     if lhs is None or rhs is None:
-        return [lhs, rhs], [None]
-    rank = max(len(lhs), len(rhs))
-    pairs = zip(*((1,) * (rank - len(s)) + tuple(s) for s in (lhs, rhs)), strict=True)
-    return [lhs, rhs], [tuple(a if b == 1 or a == b else b if a == 1 else max(a, b) for a, b in pairs)]
+        return ins, [None]
+    rank, out = max(len(lhs), len(rhs)), []
+    for a, b in zip(*((1,) * (rank - len(s)) + tuple(s) for s in ins), strict=True):
+        if a != b and 1 not in (a, b) and 0 not in (a, b):
+            raise ValueError(f"the arrays do not broadcast: sizes {a} and {b} differ; sizes must be equal or 1")
+        out.append(b if a == 1 else a if b == 1 else max(a, b))
+    return ins, [tuple(out)]
 
 
 def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], Array], formula: str) -> None:
@@ -364,13 +340,17 @@ def _add_broadcast(name: str, aliases: str, function: Callable[[Array, Array], A
         lhs, rhs = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (lhs, rhs))
         return function(lhs, rhs)
 
+    BROADCAST[name] = function
     fn.__doc__ = formula[:-1] + ", shapes broadcast."
     operator(name, inputs=("lhs", "rhs"), aliases=tuple(aliases.split()), shapes=broadcast_shapes)(fn)
 
 
-for equal, equal_aliases, broadcast, broadcast_aliases, how, words in BINARY_TABLE:
-    _add_binary(equal, equal_aliases, how, words)
-    _add_broadcast(broadcast, broadcast_aliases, how, words)
+for row_name, equal_aliases, broadcast_aliases, how, words in ARITHMETIC_TABLE:
+    _add_binary(f"elemwise_{row_name}", f"{equal_aliases} _sparse_elemwise_{row_name}", how, words)
+    _add_broadcast(f"broadcast_{row_name}", broadcast_aliases, how, words)
+for row_name, how, words in PAIR_TABLE:
+    _add_binary(f"_{row_name}", f"_{row_name.title()}", how, words)
+    _add_broadcast(f"broadcast_{row_name}", "", how, words)
 _add_binary("_grad_add", "", python.add, "y = lhs + rhs; MXNet's operator for summing gradients.")
 _add_binary("_scatter_elemwise_div", "", _divide, "y = lhs / rhs, for all entries (arrays are dense in jfit).")
 
@@ -428,27 +408,8 @@ SCALAR_TABLE: list[tuple[str, str, Callable[[Array, Array], Array], str]] = [
     ("_mul_scalar", "_MulScalar", python.mul, "y = s x."),
     ("_div_scalar", "_DivScalar", python.truediv, "y = x / s."),
     ("_rdiv_scalar", "_RDivScalar", lambda x, s: s / x, "y = s / x."),
-    ("_power_scalar", "_PowerScalar", power, "y = x to the power s."),
     ("_rpower_scalar", "_RPowerScalar", lambda x, s: power(jnp.broadcast_to(s, x.shape), x), "y = s to the power x."),
-    ("_maximum_scalar", "_MaximumScalar", maximum, "y = max(x, s); the gradient at x = s is 1."),
-    ("_minimum_scalar", "_MinimumScalar", minimum, "y = min(x, s); the gradient at x = s is 1."),
-    ("_mod_scalar", "_ModScalar", mod, "y = x - s ⌊x / s⌋, 0 where s = 0."),
     ("_rmod_scalar", "_RModScalar", lambda x, s: mod(jnp.broadcast_to(s, x.shape), x), "y = s - x ⌊s / x⌋."),
-    ("_hypot_scalar", "_HypotScalar", lambda x, s: hypot(x, jnp.broadcast_to(s, x.shape)), "y = √(x² + s²)."),
-    ("_equal_scalar", "_EqualScalar", truth(python.eq), "y = 1 where x = s, else 0."),
-    ("_not_equal_scalar", "_NotEqualScalar", truth(python.ne), "y = 1 where x ≠ s, else 0."),
-    ("_greater_scalar", "_GreaterScalar", truth(python.gt), "y = 1 where x > s, else 0."),
-    ("_greater_equal_scalar", "_GreaterEqualScalar", truth(python.ge), "y = 1 where x ≥ s, else 0."),
-    ("_lesser_scalar", "_LesserScalar", truth(python.lt), "y = 1 where x < s, else 0."),
-    ("_lesser_equal_scalar", "_LesserEqualScalar", truth(python.le), "y = 1 where x ≤ s, else 0."),
-    ("_logical_and_scalar", "_LogicalAndScalar", truth(both), "y = 1 where x and s are nonzero, else 0."),
-    ("_logical_or_scalar", "_LogicalOrScalar", truth(either), "y = 1 where x or s is nonzero, else 0."),
-    (
-        "_logical_xor_scalar",
-        "_LogicalXorScalar",
-        truth(one_of_two),
-        "y = 1 where exactly one of x and s is nonzero, else 0.",
-    ),
 ]
 
 
@@ -477,11 +438,15 @@ def _add_scalar(name: str, alias: str, function: Callable[[Array, Array], Array]
         return ins, [DTYPES["float64"] if floats else ins[0]]
 
     fn.__doc__ = formula
+    WITH_NUMBER[name] = function
     attrs = {"scalar": number(1.0), "is_int": flag(True)}
     operator(name, attrs=attrs, aliases=(alias,) if alias else (), fill=same_shape, types=types, layout="any")(fn)
 
 
 for row in SCALAR_TABLE:
     _add_scalar(*row)
+for row_name, how, words in PAIR_TABLE:
+    alias = f"_{row_name.title().replace('_', '')}Scalar"
+    _add_scalar(f"_{row_name}_scalar", alias, how, words.replace("lhs", "x").replace("rhs", "s"))
 _add_scalar("_scatter_plus_scalar", "", python.add, "y = x + s, for all entries (arrays are dense in jfit).")
 _add_scalar("_scatter_minus_scalar", "", python.sub, "y = x - s, for all entries (arrays are dense in jfit).")

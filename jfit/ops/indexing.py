@@ -13,7 +13,18 @@ from jax import Array
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, several, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows, first_rows, lost_rows
-from jfit.ops.rules import common_rows, drop_axes, dtype_attr_types, dtype_of, first_types, normalize_axis, same_shape, unify
+from jfit.ops.rules import (
+    common_rows,
+    drop_axes,
+    dtype_attr_types,
+    dtype_of,
+    first_types,
+    last_axis,
+    normalize_axis,
+    same_shape,
+    unify,
+    unmixed,
+)
 from jfit.ops.slicing import slices
 
 DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
@@ -139,15 +150,7 @@ def _sequence_axis(attrs) -> int:
     return attrs.axis
 
 
-def _not_time_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the data, or LOST (they cannot be distinguished any more) if they are on the time axis.
-    """
-    r = rows[0]
-    if r is None and any(x is not None for x in rows[1:]):
-        return [LOST]
-    return [LOST if isinstance(r, RowLayout) and r.axis == attrs.axis else r]
+_not_time_rows = unmixed(lambda attrs, ndim: (attrs.axis,))
 
 
 def _lengths_as(lengths: Array, data: Array, axis: int) -> Array:
@@ -308,17 +311,11 @@ def _batch_take_shapes(attrs, ins, outs):
     )
 
 
-def _batch_take_rows(attrs, rows, shapes, outs):
-    if isinstance(rows[0], RowLayout) and rows[0].axis == len(shapes[0]) - 1:
-        return [LOST]
-    return [common_rows(rows)]
-
-
 @operator(
     "batch_take",
     fill=_batch_take_shapes,
     types=lambda attrs, ins: ([ins[0], dtype_of("int32") if ins[1] is None else ins[1]], [ins[0]]),
-    rows=_batch_take_rows,
+    rows=unmixed(last_axis, shared=True),
 )
 def batch_take(ctx, attrs, a, indices):
     """y[i] = a[i, indices[i]]; out-of-range indices are clipped."""

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jfit.ops.attributes import flag, integer, maybe_choice, number, several
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, argument_names, common_rows, drop_axes, normalize_axis, same_shape, unify
+from jfit.ops.rules import accumulating, argument_names, drop_axes, last_axis, normalize_axis, same_shape, unify, unmixed
 
 ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"forward_stype": maybe_choice("csr", "default", "row_sparse")}
 
@@ -59,6 +59,10 @@ def dot(ctx, attrs, lhs, rhs):
     return result.reshape((1,)) if result.ndim == 0 else result
 
 
+# the batch rows are where they are in the inputs, unless on the axes of the matrices
+stack_rows = unmixed(lambda attrs, ndim: (ndim - 2, ndim - 1), shared=True)
+
+
 def _batch_axes(attrs, ndim):
     return ndim - 2 if attrs.transpose_a else ndim - 1, ndim - 1 if attrs.transpose_b else ndim - 2
 
@@ -73,19 +77,10 @@ def _batch_dot_shapes(attrs, ins, outs):
     return _unify_contracted(attrs, lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
 
 
-def _batch_dot_rows(attrs, rows, shapes, outs):
-    layout = common_rows(rows)
-    if isinstance(layout, RowLayout) and layout.axis >= len(outs[0]) - 2:
-        return [LOST]
-    return [layout]
-
-
-@operator("batch_dot", attrs=ATTRS, aliases=("_npx_batch_dot",), fill=_batch_dot_shapes, rows=_batch_dot_rows)
+@operator("batch_dot", attrs=ATTRS, aliases=("_npx_batch_dot",), fill=_batch_dot_shapes, rows=stack_rows)
 def batch_dot(ctx, attrs, lhs, rhs):
     """y[n] = op(lhs[n]) op(rhs[n]), a matrix product for each batch index n; op transposes if transpose_a or transpose_b."""
-    a = jnp.swapaxes(lhs, -1, -2) if attrs.transpose_a else lhs
-    b = jnp.swapaxes(rhs, -1, -2) if attrs.transpose_b else rhs
-    return jnp.matmul(a, b)
+    return jnp.matmul(_transposed(lhs, attrs.transpose_a), _transposed(rhs, attrs.transpose_b))
 
 
 # ------------------------------------------------------------------ linalg_*: the last two axes are the matrices
@@ -94,17 +89,6 @@ def batch_dot(ctx, attrs, lhs, rhs):
 def wide(array: Array) -> Array:
     """Cast half precision to float32, because decompositions do not support it and long sums lose digits in it."""
     return array.astype(accumulating(array.dtype))
-
-
-def stack_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the outputs (`RowLayout`).
-
-    As in the inputs, or LOST (they cannot be distinguished any more) if they are on one of the last two axes.
-    """
-    layout = common_rows(rows)
-    if isinstance(layout, RowLayout) and layout.axis >= len(shapes[0]) - 2:
-        return [LOST] * len(outs)
-    return [layout] * len(outs)
 
 
 def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> None:
@@ -117,8 +101,8 @@ def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> Non
         raise ValueError(f"{name} has shape {shape}, expected {kind} in its last two axes; reshape or slice it")
 
 
-def _maybe_transposed(matrix: Array, transposed: bool) -> Array:
-    return jnp.swapaxes(matrix, -1, -2) if transposed else matrix
+def _transposed(matrix: Array, transpose: bool = True) -> Array:
+    return jnp.swapaxes(matrix, -1, -2) if transpose else matrix
 
 
 GEMM_ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"alpha": number(1.0), "axis": integer(-2)}
@@ -131,17 +115,14 @@ def _matrix_axis(attrs, ndim: int) -> int:
     return axis
 
 
-def _gemm_rows(attrs, rows, shapes, outs):
-    layout, ndim = common_rows(rows), len(outs[0])
-    mixed = isinstance(layout, RowLayout) and layout.axis in (_matrix_axis(attrs, ndim), ndim - 1)
-    return [LOST if mixed else layout]
+_gemm_rows = unmixed(lambda attrs, ndim: (_matrix_axis(attrs, ndim), ndim - 1), shared=True)
 
 
 def _product(attrs, left: Array, right: Array) -> Array:
     """Return alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision becomes float32."""
     axis = _matrix_axis(attrs, left.ndim)
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
-    product = jnp.matmul(_maybe_transposed(a, attrs.transpose_a), _maybe_transposed(b, attrs.transpose_b))
+    product = jnp.matmul(_transposed(a, attrs.transpose_a), _transposed(b, attrs.transpose_b))
     return jnp.moveaxis(attrs.alpha * product, -2, axis)
 
 
@@ -201,11 +182,8 @@ def gemm2(ctx, attrs, left, right):
 def syrk(ctx, attrs, matrix):
     """y = alpha A Aᵀ, or alpha Aᵀ A with transpose."""
     need_matrices("A", matrix.shape, square=False)
-    a = _maybe_transposed(wide(matrix), attrs.transpose)
-    return (attrs.alpha * jnp.matmul(a, _maybe_transposed(a, True))).astype(matrix.dtype)
-
-
-TRIANGULAR = {"transpose": flag(False), "rightside": flag(False), "lower": flag(True), "alpha": number(1.0)}
+    a = _transposed(wide(matrix), attrs.transpose)
+    return (attrs.alpha * jnp.matmul(a, _transposed(a))).astype(matrix.dtype)
 
 
 def _triangular_shapes(attrs, ins, outs):
@@ -220,7 +198,7 @@ def _triangular_shapes(attrs, ins, outs):
 
 TRIANGULAR_RECORD: dict[str, Any] = {
     "inputs": ("A", "B"),
-    "attrs": TRIANGULAR,
+    "attrs": several(flag, transpose=False, rightside=False, lower=True) | {"alpha": number(1.0)},
     "fill": _triangular_shapes,
     "rows": stack_rows,
 }
@@ -230,7 +208,7 @@ TRIANGULAR_RECORD: dict[str, Any] = {
 def trmm(ctx, attrs, matrix, other):
     """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular: the entries of the other triangle are ignored."""
     half = (jnp.tril if attrs.lower else jnp.triu)(wide(matrix))
-    half, b = _maybe_transposed(half, attrs.transpose), wide(other)
+    half, b = _transposed(half, attrs.transpose), wide(other)
     return (attrs.alpha * (jnp.matmul(b, half) if attrs.rightside else jnp.matmul(half, b))).astype(other.dtype)
 
 
@@ -267,10 +245,6 @@ SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
 CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd
 
 
-def _transposed(matrix: Array) -> Array:
-    return jnp.swapaxes(matrix, -1, -2)
-
-
 def _from_lower(matrix: Array) -> Array:
     """Return the symmetric matrix with the lower triangle of `matrix`; its gradient is symmetric, as in MXNet."""
     # The value is that of the mirrored lower triangle, the gradient that of (A + Aᵀ) / 2.
@@ -299,7 +273,6 @@ def potri(ctx, attrs, matrix):
 @operator("_linalg_inverse", aliases=("linalg_inverse",), **SQUARE)
 def inverse(ctx, attrs, matrix):
     """y = A⁻¹, the inverse of each matrix."""
-    need_matrices("A", matrix.shape)
     return jnp.linalg.inv(wide(matrix)).astype(matrix.dtype)
 
 
@@ -325,31 +298,25 @@ def _matrix_shape(matrix: Array) -> tuple[int, ...]:
     return (1,) * (matrix.ndim - 2) + matrix.shape[-2:]
 
 
-def _at_least_1d(values: Array, matrix: Array) -> Array:
-    return values.reshape(values.shape or (1,)).astype(matrix.dtype)
-
-
 @operator("_linalg_slogdet", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_slogdet",), rows=stack_rows)
 def slogdet(ctx, attrs, matrix):
     """y₀ = sign of det A, y₁ = ln|det A|; for a singular matrix 0 and -inf, with gradient 0."""
-    need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
-    return _at_least_1d(sign, matrix), _at_least_1d(size, matrix)
+    return jnp.atleast_1d(sign).astype(matrix.dtype), jnp.atleast_1d(size).astype(matrix.dtype)
 
 
 @operator("_linalg_det", inputs=("A",), outputs=("output0",), aliases=("linalg_det",), rows=stack_rows)
 def det(ctx, attrs, matrix):
     """y = det A; the gradient of a singular matrix is 0, as in MXNet."""
-    need_matrices("A", matrix.shape)
     sign, size = _log_det(wide(matrix))
-    return _at_least_1d(sign * jnp.exp(size), matrix)
+    return jnp.atleast_1d(sign * jnp.exp(size)).astype(matrix.dtype)
 
 
 @operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
 def sumlogdiag(ctx, attrs, matrix):
     """y = Σᵢ ln A[i, i] of each matrix."""
     need_matrices("A", matrix.shape)
-    return _at_least_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1), matrix)
+    return jnp.atleast_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1)).astype(matrix.dtype)
 
 
 @operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
@@ -424,15 +391,6 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
     return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
 
 
-def _vector_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in matrices built from the vectors along the last axis of the input (`RowLayout`).
-
-    As in the input, or LOST (they cannot be distinguished any more) if they are on its last axis.
-    """
-    first = rows[0]
-    return [LOST if isinstance(first, RowLayout) and first.axis == len(shapes[0]) - 1 else first]
-
-
 @operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
 def extractdiag(ctx, attrs, matrix):
     """y[i] = A[i, i + offset]: one diagonal of each matrix."""
@@ -441,7 +399,9 @@ def extractdiag(ctx, attrs, matrix):
     return matrix[..., row, column]
 
 
-@operator("_linalg_makediag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_makediag",), rows=_vector_rows)
+@operator(
+    "_linalg_makediag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_makediag",), rows=unmixed(last_axis)
+)
 def makediag(ctx, attrs, vector):
     """y[i, i + offset] = A[i], all other entries 0."""
     size = vector.shape[-1] + abs(attrs.offset)
@@ -460,7 +420,7 @@ def extracttrian(ctx, attrs, matrix):
     return matrix[..., row, column]
 
 
-@operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=_vector_rows)
+@operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=unmixed(last_axis))
 def maketrian(ctx, attrs, vector):
     """y = square matrices with the vectors in one triangle, 0 elsewhere; the inverse of extracttrian."""
     count = vector.shape[-1]

@@ -226,79 +226,60 @@ def _identity(attrs: Attrs, data: Array) -> Array:
     return data
 
 
-def _regression(difference: Callable[[Array, Array], Array], forward: Callable[[Attrs, Array], Array]) -> Callable[..., Array]:
+def _add_regression(
+    name: str,
+    forward: Callable[[Attrs, Array], Array],
+    slope: Callable[[Array, Array], Array],
+    value: Callable[[Array, Array], Array],
+    formula: str,
+) -> None:
+    """Register `<name>RegressionOutput`; slope(output, label) is its gradient, value(output, label) the loss of each entry."""
+
     def gradient(attrs, out, label, weight, cotangent):
         per_row = out.size // max(out.shape[0], 1) if out.ndim else 1
-        return difference(out, label.astype(out.dtype).reshape(out.shape)) * (attrs.grad_scale / max(per_row, 1))
+        return slope(out, label.astype(out.dtype).reshape(out.shape)) * (attrs.grad_scale / max(per_row, 1))
 
-    return head(forward, gradient)
-
-
-def _residual(out: Array, label: Array) -> Array:
-    return out - label
-
-
-def _per_row(value: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
-    """Make the loss function of a regression, which returns (mean of value(output, label) per row, weight 1), each (rows,)."""
+    call = head(forward, gradient)
 
     def loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
         wide = output.astype(accumulating(output.dtype))
         means = _row_means(value(wide, label.astype(wide.dtype).reshape(wide.shape)))
         return means, jnp.ones(means.shape, jnp.float32)
 
-    return loss
+    def fn(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
+        if label is not None and label.size != data.size:
+            raise ValueError("expected a label with as many entries as the data; reshape it")
+        return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
-
-def _half_square(out: Array, label: Array) -> Array:
-    return 0.5 * jnp.square(out - label)
+    fn.__doc__ = f"{formula} * grad_scale / (entries per row)."
+    operator(
+        f"{name}RegressionOutput",
+        attrs={"grad_scale": number(1.0)},
+        aliases=(f"_sparse_{name}RegressionOutput",),
+        fill=_regression_fill,
+        types=label_types,
+        rows=lambda attrs, rows, shapes, outs: list(rows[:1]),
+        kind="head",
+        label="label",
+        loss=loss,
+        positions=_row_size,
+    )(fn)
 
 
 def _binary_cross_entropy(out: Array, label: Array) -> Array:
     return -label * jnp.log(jnp.maximum(out, TINY)) - (1 - label) * jnp.log(jnp.maximum(1 - out, TINY))
 
 
-_linear = _regression(_residual, _identity)
-_logistic = _regression(_residual, lambda attrs, data: jax.nn.sigmoid(data))
-_absolute = _regression(lambda out, label: jnp.sign(out - label), _identity)
+def _half_square(out: Array, label: Array) -> Array:
+    return 0.5 * jnp.square(out - label)
 
 
-def _regression_record(value: Callable[[Array, Array], Array], alias: str) -> dict[str, Any]:
-    return {
-        "inputs": ("data", "label"),
-        "attrs": {"grad_scale": number(1.0)},
-        "aliases": (alias,),
-        "fill": _regression_fill,
-        "types": label_types,
-        "rows": lambda attrs, rows, shapes, outs: list(rows[:1]),
-        "kind": "head",
-        "label": "label",
-        "loss": _per_row(value),
-        "positions": _row_size,
-    }
-
-
-def _run_regression(call: Callable[..., Array], ctx: Ctx, attrs: Attrs, data: Array, label: Array | None) -> Array:
-    if label is not None and label.size != data.size:
-        raise ValueError("expected a label with as many entries as the data; reshape it")
-    return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
-
-
-@operator("LinearRegressionOutput", **_regression_record(_half_square, "_sparse_LinearRegressionOutput"))
-def linear_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = x; its gradient is (y - label) * grad_scale / (entries per row)."""
-    return _run_regression(_linear, ctx, attrs, data, label)
-
-
-@operator("LogisticRegressionOutput", **_regression_record(_binary_cross_entropy, "_sparse_LogisticRegressionOutput"))
-def logistic_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = 1 / (1 + e⁻ˣ); its gradient is (y - label) * grad_scale / (entries per row)."""
-    return _run_regression(_logistic, ctx, attrs, data, label)
-
-
-@operator("MAERegressionOutput", **_regression_record(lambda out, label: jnp.abs(out - label), "_sparse_MAERegressionOutput"))
-def mae_regression_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-    """y = x; its gradient is sign(y - label) * grad_scale / (entries per row)."""
-    return _run_regression(_absolute, ctx, attrs, data, label)
+_SIGMOID, _RESIDUAL = (lambda attrs, data: jax.nn.sigmoid(data)), (lambda out, label: out - label)
+_add_regression("Linear", _identity, _RESIDUAL, _half_square, "y = x; its gradient is (y - label)")
+_add_regression("Logistic", _SIGMOID, _RESIDUAL, _binary_cross_entropy, "y = 1 / (1 + e⁻ˣ); its gradient is (y - label)")
+_add_regression(
+    "MAE", _identity, lambda a, b: jnp.sign(a - b), lambda a, b: jnp.abs(a - b), "y = x; its gradient is sign(y - label)"
+)
 
 
 # ------------------------------------------------------------------------------------------ MakeLoss

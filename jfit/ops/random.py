@@ -82,64 +82,38 @@ class Distribution(NamedTuple):
     """A distribution and the operators that sample it.
 
     Attributes:
-        name: suffix of the operator names, after _random_ and _sample_.
-        draw: `draw(key, shape, *parameters)` -> samples in float32.
+        draw: `draw(key, shape, *parameters)` -> samples in float32; its name is the suffix of the operator names.
         scalars: attributes that hold the parameters of _random_*.
         arrays: input names of the parameters of _sample_*.
-        short: whether the bare name is an alias of _random_*.
         valid: whether the values of `scalars` are valid parameters.
         need: the condition that `valid` checks, for the error message.
+        short: whether the bare name is an alias of _random_*.
     """
 
-    name: str
     draw: Callable[..., Array]
     scalars: dict[str, Attr]
     arrays: tuple[str, ...]
-    short: bool
     valid: Callable[..., bool]
     need: str
+    short: bool = False
 
 
 ONE = number(1.0)
 TABLE = [
     Distribution(
-        "uniform",
-        uniform,
-        {"low": number(0.0), "high": ONE},
-        ("low", "high"),
-        True,
-        lambda low, high: low <= high,
-        "low <= high",
+        uniform, {"low": number(0.0), "high": ONE}, ("low", "high"), lambda low, high: low <= high, "low <= high", True
+    ),
+    Distribution(normal, {"loc": number(0.0), "scale": ONE}, ("mu", "sigma"), lambda loc, scale: scale > 0, "scale > 0", True),
+    Distribution(gamma, {"alpha": ONE, "beta": ONE}, ("alpha", "beta"), lambda a, b: a > 0 and b > 0, "alpha > 0 and beta > 0"),
+    Distribution(exponential, {"lam": ONE}, ("lam",), lambda lam: lam > 0, "lam > 0"),
+    Distribution(poisson, {"lam": ONE}, ("lam",), lambda lam: lam >= 0, "lam >= 0"),
+    Distribution(
+        negative_binomial, {"k": integer(1), "p": ONE}, ("k", "p"), lambda k, p: k >= 0 and 0 < p <= 1, "k >= 0 and 0 < p <= 1"
     ),
     Distribution(
-        "normal", normal, {"loc": number(0.0), "scale": ONE}, ("mu", "sigma"), True, lambda loc, scale: scale > 0, "scale > 0"
-    ),
-    Distribution(
-        "gamma",
-        gamma,
-        {"alpha": ONE, "beta": ONE},
-        ("alpha", "beta"),
-        False,
-        lambda alpha, beta: alpha > 0 and beta > 0,
-        "alpha > 0 and beta > 0",
-    ),
-    Distribution("exponential", exponential, {"lam": ONE}, ("lam",), False, lambda lam: lam > 0, "lam > 0"),
-    Distribution("poisson", poisson, {"lam": ONE}, ("lam",), False, lambda lam: lam >= 0, "lam >= 0"),
-    Distribution(
-        "negative_binomial",
-        negative_binomial,
-        {"k": integer(1), "p": ONE},
-        ("k", "p"),
-        False,
-        lambda k, p: k >= 0 and 0 < p <= 1,
-        "k >= 0 and 0 < p <= 1",
-    ),
-    Distribution(
-        "generalized_negative_binomial",
         generalized_negative_binomial,
         {"mu": ONE, "alpha": ONE},
         ("mu", "alpha"),
-        False,
         lambda mu, alpha: mu >= 0 and alpha >= 0,
         "mu >= 0 and alpha >= 0",
     ),
@@ -176,7 +150,7 @@ def _parameters(op: str, law: Distribution, attrs: Attrs) -> Sequence[Array]:
 
 
 def _add(law: Distribution) -> None:
-    name = f"_random_{law.name}"
+    name = f"_random_{law.draw.__name__}"
 
     def shaped(ctx: Ctx, attrs: Attrs) -> Array:
         shape, parameters = shape_of(name, attrs), _parameters(name, law, attrs)
@@ -192,7 +166,7 @@ def _add(law: Distribution) -> None:
     shaped.__doc__ = law.draw.__doc__
     like.__doc__ = f"{(law.draw.__doc__ or '').rstrip('.')}; one sample for each entry of the data."
     output = {"shape": maybe_shape(), "ctx": text(""), "dtype": maybe_choice(*FLOATS)}
-    aliases = (name[1:], law.name) if law.short else (name[1:],)
+    aliases = (name[1:], law.draw.__name__) if law.short else (name[1:],)
     record: dict[str, Any] = {"types": drawn_types, "rows": no_rows, "needs_rng": True}
     operator(name, inputs=(), attrs=law.scalars | output, aliases=aliases, **record)(shaped)
     operator(f"{name}_like", attrs=law.scalars, needs_rng=True)(like)
@@ -237,7 +211,7 @@ def _parameter_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
 
 
 def _add_sample(law: Distribution) -> None:
-    name = f"_sample_{law.name}"
+    name = f"_sample_{law.draw.__name__}"
 
     def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
         lead = parameters[0].shape
@@ -392,17 +366,6 @@ def _generalized_negative_binomial(x: Array, mu: Array, alpha: Array) -> Array:
     return _negative_binomial(x, 1 / alpha, 1 / (1 + mu * alpha))
 
 
-DENSITY_TABLE: list[tuple[str, tuple[str, ...], LogDensity]] = [
-    ("uniform", ("low", "high"), _uniform),
-    ("normal", ("mu", "sigma"), _normal),
-    ("gamma", ("alpha", "beta"), _gamma),
-    ("exponential", ("lam",), _exponential),
-    ("poisson", ("lam",), _poisson),
-    ("negative_binomial", ("k", "p"), _negative_binomial),
-    ("generalized_negative_binomial", ("mu", "alpha"), _generalized_negative_binomial),
-]
-
-
 def _leading(name: str, shape: Shape, sample: Shape) -> None:
     if sample[: len(shape)] != shape:
         raise ValueError(f"{name} has shape {shape} and sample has {sample}, expected the leading axes of the sample")
@@ -421,23 +384,24 @@ def _density(logs: Array, attrs: Attrs, dtype: Any) -> Array:
     return (logs if attrs.is_log else jnp.exp(logs)).astype(dtype)
 
 
-def _add_density(law: str, names: tuple[str, ...], density: LogDensity) -> None:
-    op = f"_random_pdf_{law}"
+def _add_density(law: Distribution, density: LogDensity) -> None:
+    op = f"_random_pdf_{law.draw.__name__}"
 
     def pdf(ctx: Ctx, attrs: Attrs, sample: Array, *parameters: Array) -> Array:
         wide = sample.astype(accumulating(sample.dtype))
         aligned = []
-        for name, p in zip(names, parameters, strict=True):
+        for name, p in zip(law.arrays, parameters, strict=True):
             _leading(name, p.shape, sample.shape)
             aligned.append(p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)))
         return _density(density(wide, *aligned), attrs, sample.dtype)
 
     pdf.__doc__ = density.__doc__
-    operator(op, inputs=("sample", *names), attrs={"is_log": flag(False)}, aliases=(op[1:],), rows=_same_rows)(pdf)
+    operator(op, inputs=("sample", *law.arrays), attrs={"is_log": flag(False)}, aliases=(op[1:],), rows=_same_rows)(pdf)
 
 
-for _row in DENSITY_TABLE:
-    _add_density(*_row)
+_DENSITIES = (_uniform, _normal, _gamma, _exponential, _poisson, _negative_binomial, _generalized_negative_binomial)
+for _law, _law_density in zip(TABLE, _DENSITIES, strict=True):
+    _add_density(_law, _law_density)
 
 
 @operator(

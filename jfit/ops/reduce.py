@@ -54,11 +54,16 @@ def _plain(function: Callable[..., Array]) -> Callable[[Array, tuple[int, ...], 
     return lambda data, axes, keepdims: function(data, axes, keepdims=keepdims)
 
 
+def _square_sum(data: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    return jnp.sum(jnp.square(data.astype(accumulating(data.dtype))), axes, keepdims=keepdims)
+
+
 # name, aliases, function, formula
 TABLE: list[tuple[str, str, Callable[[Array, tuple[int, ...], bool], Array], str]] = [
     ("sum", "_sparse_sum sum_axis", _plain(jnp.sum), "y = Σ x over the axes."),
     ("mean", "_sparse_mean", _plain(jnp.mean), "y = Σ x / n over the axes, n the number of entries summed."),
     ("prod", "", _plain(jnp.prod), "y = Π x over the axes."),
+    ("_square_sum", "", _square_sum, "y = Σ x² over the axes."),
     ("nansum", "", _plain(jnp.nansum), "y = Σ x over the axes, with NaN as 0."),
     ("nanprod", "", _plain(jnp.nanprod), "y = Π x over the axes, with NaN as 1."),
     ("max", "max_axis", _max, "y = max x over the axes; each of several equal maxima gets the whole gradient."),
@@ -115,7 +120,7 @@ def _add_arg(name: str, function: Callable[..., Array], formula: str) -> None:
     def fn(ctx: Any, attrs: Any, data: Array) -> Array:
         axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
         result = function(data, axis, keepdims=attrs.keepdims).astype(data.dtype)
-        return result.reshape((1,)) if result.ndim == 0 else result
+        return jnp.atleast_1d(result)
 
     fn.__doc__ = formula
     attrs = {"axis": maybe_integer(None), "keepdims": flag(False)}
@@ -155,7 +160,7 @@ def moments(ctx, attrs, data):
     mean = jnp.mean(wide, axes, keepdims=True)
     variance = jnp.mean(jnp.square(wide - mean), axes, keepdims=attrs.keepdims)
     mean = mean if attrs.keepdims else mean.reshape(variance.shape)
-    return tuple((m.reshape((1,)) if m.ndim == 0 else m).astype(data.dtype) for m in (mean, variance))
+    return tuple(jnp.atleast_1d(m).astype(data.dtype) for m in (mean, variance))
 
 
 @operator(
@@ -173,14 +178,6 @@ def cumsum(ctx, attrs, a):
     dtype = a.dtype if attrs.dtype is None else dtype_of(attrs.dtype)
     data, axis = (a.reshape(-1), 0) if attrs.axis is None else (a, normalize_axis(attrs.axis, a.ndim))
     return jnp.cumsum(data.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
-
-
-@operator("_square_sum", attrs=REDUCE_ATTRS, rows=reduced(reduced_axes))
-def square_sum(ctx, attrs, data):
-    """y = Σ x² over the axes."""
-    axes = reduced_axes(attrs, data.ndim)
-    total = jnp.sum(jnp.square(data.astype(accumulating(data.dtype))), axes, keepdims=attrs.keepdims).astype(data.dtype)
-    return total.reshape((1,)) if total.ndim == 0 else total
 
 
 def _float_types(attrs, ins):
@@ -266,4 +263,4 @@ def getnnz(ctx, attrs, data):
     """y = number of nonzero entries of a matrix, in total or along an axis."""
     axis = None if attrs.axis is None else normalize_axis(attrs.axis, data.ndim)
     counts = jnp.sum(data != 0, axis, dtype=dtype_of("int64"))
-    return counts.reshape((1,)) if counts.ndim == 0 else counts
+    return jnp.atleast_1d(counts)

@@ -244,8 +244,10 @@ def operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callabl
     """
 
     def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        names = inspect.getfullargspec(fn).args[2:]
-        fields: dict[str, Any] = {"inputs": tuple(n for n in names if n not in record.get("aux", ()))} | record
+        parameters = list(inspect.signature(fn).parameters.values())[2:]
+        fields = dict(record)
+        if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
+            fields.setdefault("inputs", tuple(p.name for p in parameters if p.name not in record.get("aux", ())))
         register(Op(name=name, fn=fn, family=fn.__module__.rsplit(".", 1)[-1], **fields))
         return fn
 

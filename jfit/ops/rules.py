@@ -81,15 +81,15 @@ def shared_batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs
     return batch_rows(attrs, [common_rows(rows)], shapes, outs)
 
 
-def unmixed(axes: AxesOf) -> RowsRule:
+def unmixed(axes: AxesOf, shared: bool = False) -> RowsRule:
     """Make the rule of the rows (`RowsRule`) of an operator that mixes the entries of `axes(attrs, number of axes)`.
 
-    The batch rows are where they are in the first input; they are LOST (cannot be distinguished any more) if they are on one
-    of these axes, or in other inputs only.
+    The batch rows are where they are in the first input, or with `shared` in all inputs that depend on the batch; they are LOST
+    (cannot be distinguished any more) if they are on one of these axes, or elsewhere in other inputs.
     """
 
     def rule(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:
-        first = rows[0]
+        first = common_rows(rows) if shared else rows[0]
         mixed = isinstance(first, RowLayout) and first.axis in axes(attrs, len(shapes[0]))
         if mixed or (first is None and any(r is not None for r in rows[1:])):
             return [LOST] * len(outs)

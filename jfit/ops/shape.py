@@ -227,14 +227,7 @@ def expand_dims(ctx, attrs, data):
 @operator("squeeze", attrs={"axis": maybe_shape(None)}, rows=_reshaped_rows)
 def squeeze(ctx, attrs, data):
     """y = x without its axes of size 1, or without the ones listed in `axis`."""
-    axes = [a for a, d in enumerate(data.shape) if d == 1]
-    if attrs.axis is not None:
-        axes = [normalize_axis(a, data.ndim) for a in attrs.axis]
-    for a in axes:
-        if data.shape[a] != 1:
-            raise ValueError(f"axis {a} has size {data.shape[a]}, only size 1 can be squeezed; leave it out")
-    remaining = tuple(d for a, d in enumerate(data.shape) if a not in axes)
-    return data.reshape(remaining or (1,))
+    return jnp.atleast_1d(jnp.squeeze(data, attrs.axis))
 
 
 @operator("broadcast_to", attrs={"shape": shape(())}, rows=same_size_rows)

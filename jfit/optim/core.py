@@ -163,7 +163,8 @@ class Optimizer(optax.GradientTransformationExtraArgs):
     @property
     def program_key(self) -> Any:
         """What `init` and `update` depend on; a base learning rate that is a number is in the state, see `rate_at`."""
-        return *self, self.takes_rate, self.base_lr if callable(self.base_lr) else self.base_lr is None
+        spec = self.state_spec and (self.state_spec.lazy,)  # which a step asks for; the functions have their own keys
+        return *self, self.takes_rate, spec, self.base_lr if callable(self.base_lr) else self.base_lr is None
 
     def keyed(self, *parts: Any, numbers: Sequence[Constants] = ()) -> Optimizer:
         """This optimizer, whose functions have a key of these parts, see `jfit.programs.keyed`; `init` reads no numbers."""

@@ -69,7 +69,7 @@ def register(name: str, make: Callable[..., Any], *aliases: str) -> None:
         *aliases: other lower-case names.
 
     Example:
-        >>> register("plain", lambda learning_rate=0.5: momentum.sgd(learning_rate))
+        >>> register("plain", lambda learning_rate=0.5: rules.sgd(learning_rate))
         >>> get("plain").learning_rate
         0.5
         >>> OPTIMIZERS.pop("plain").default_learning_rate
@@ -107,7 +107,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
     Example:
         >>> get(optax.sgd(0.1)).takes_rate
         False
-        >>> get(momentum.sgd(0.1)).learning_rate
+        >>> get(rules.sgd(0.1)).learning_rate
         0.1
     """
     if isinstance(spec, str):

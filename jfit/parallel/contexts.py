@@ -321,8 +321,7 @@ def check_entry(entry: str, several: bool = False) -> None:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
-            f"{entry} is called within jax.set_mesh of a mesh with the axes {dict(mesh.shape)} of type Explicit; call it "
-            "outside of that block, and pass the mesh to jfit.fit as mesh="
+            f"{entry} is called within jax.set_mesh, with axes of type Explicit: {dict(mesh.shape)}; pass mesh= to jfit.fit"
         )
     count = jax.process_count()
     if count > 1 and several and num_processes() != count:

@@ -38,9 +38,9 @@ def check_unsharded(kind: str, arrays: Mapping[str, Any]) -> None:
     for name, value in arrays.items():
         sharding = getattr(value, "sharding", None)
         if isinstance(value, jax.Array) and sharding is not None and not sharding.is_fully_replicated:
+            count = len(sharding.device_set)
             raise ValueError(
-                f"{kind}[{name!r}] is sharded over {len(sharding.device_set)} devices, which only shard= of fit "
-                f"supports; if the parameters fit on one device, pass jax.device_get({kind})"
+                f"{kind}[{name!r}] is sharded over {count} devices, not by shard= of fit; pass jax.device_get({kind})"
             )
 
 

@@ -304,8 +304,7 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     for axis, size in mesh.shape.items():
         if axis not in used and size > 1:
             raise ValueError(
-                f"the mesh has the axis {axis!r} of size {size}, but no parameter is split over it; use it in shard=, name it "
-                f"{ROWS!r} to split the batch over it, or leave it out"
+                f"no parameter is split over axis {axis!r} of the mesh, of size {size}; use it in shard=, or leave it out"
             )
     parts = mesh.shape.get(ROWS, 1)
     for what, count in rows.items():

@@ -57,10 +57,8 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
     ranks = [device.process_index for device in _owners(devices, count)]
     processes = len({*ranks})
     if equal and count % processes:
-        raise ValueError(
-            f"reduce='ordered' cuts a batch into {count} slices, which {processes} processes that pass their own rows cannot "
-            "share equally; pass the same batches in all processes"
-        )
+        problem = f"{processes} processes with rows of their own cannot share {count} slices equally"
+        raise ValueError(f"reduce='ordered': {problem}; pass the same batches in all processes")
     own = ranks.index(jax.process_index())
     return slice(own, own + ranks.count(jax.process_index()))
 

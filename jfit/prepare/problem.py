@@ -476,9 +476,9 @@ def checked_plan(model: Model, data: ArrayData | StreamData, probe: Mapping[str,
 def check_heads(model: Model) -> None:
     """Raise a ValueError if no output of a model is a loss head."""
     if model.joint_loss is None and all(o.kind == "plain" for o in model.outputs):
+        names = [o.name for o in model.outputs]
         raise ValueError(
-            f"none of the outputs {[o.name for o in model.outputs]} is a loss head, so there is no gradient to train with; add "
-            "a SoftmaxOutput, a RegressionOutput or MakeLoss to the network, or pass a function as model with loss="
+            f"none of the outputs {names} is a loss head; add one, such as SoftmaxOutput or MakeLoss, or pass loss="
         )
 
 
@@ -490,10 +490,8 @@ def check_trainable(model: Model, state: TrainState) -> None:
 
 def check_host_metrics(metrics: Sequence[Any], micro_batches: int) -> None:
     if metrics and micro_batches > 1:
-        raise ValueError(
-            f"metric {metrics[0].name!r} runs on the host and needs the outputs of a whole batch, but with micro_batches="
-            f"{micro_batches} they are not kept; write it as a jfit.metrics.Metric of JAX functions, or set micro_batches=1"
-        )
+        problem = f"metric {metrics[0].name!r} runs on the host, which gets no outputs of micro_batches={micro_batches}"
+        raise ValueError(f"{problem}; write it as a jfit.metrics.Metric of JAX functions, or set micro_batches=1")
 
 
 def rows_of_parts(model: Model, data: Any, probe: Mapping[str, Any], options: FitOptions) -> dict[str, int]:

@@ -211,7 +211,7 @@ class _Reader:
             return x
         if isinstance(x, Constants):
             return self._constants(x)
-        if hasattr(kind, "program_key"):
+        if hasattr(kind, "program_key") and (is_trusted(kind.__module__) or "program_key" in vars(kind)):  # not inherited
             return kind, self.read(x.program_key)
         parts = _parts(x, kind) if is_trusted(kind.__module__) else None
         if parts is not None:

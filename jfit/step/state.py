@@ -217,8 +217,7 @@ def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:
     at_least_0(learning_rate=learning_rate)
     if not optimizer.takes_rate:
         raise ValueError(
-            f"learning_rate is {learning_rate}, but the optimizer is an optax instance with its own learning rate; pass it to "
-            "the constructor of the optimizer"
+            f"learning_rate is {learning_rate}, but the optimizer is an optax instance, whose constructor takes it"
         )
     return learning_rate
 

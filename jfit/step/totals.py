@@ -205,10 +205,8 @@ def _scalars(metrics: Sequence[Metric], sums: Sequence[Any]) -> dict[str, Array]
         try:
             computed = metric.compute(total)
         except jax.errors.JAXTypeError as error:
-            raise ValueError(
-                f"metric {metric.name!r} cannot be computed for single steps, because JAX cannot trace its function `compute` "
-                f"({type(error).__name__}); write it with jax.numpy, or leave log_every= and step_log events out"
-            ) from error
+            problem = f"metric {metric.name!r} cannot be computed for single steps, because JAX cannot trace its `compute`"
+            raise ValueError(f"{problem} ({type(error).__name__}); write it with jax.numpy, or leave log_every= out") from error
         results = joined(results, {name: value for name, value in computed.items() if not jnp.ndim(value)})
     return results
 

@@ -29,7 +29,7 @@ from jfit.optim.core import apply_updates, is_small, wide
 from jfit.optim.registry import own_rate
 from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.optim.schedules import Schedule
-from jfit.programs import Constants, depends_on_more, made, read_key
+from jfit.programs import ByIdentity, Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
@@ -128,9 +128,9 @@ class TrainStep:
     its own batch normalization, they are replaced by a weighted row, which still takes part (see `Plan.coupled`).
     A batch whose weights sum to 0 leaves parameters, optimizer state and auxiliary states unchanged.
 
-    Steps are values, equal if their settings are.  Graphs are compared by their content; optimizers, metrics and schedules of
-    jfit by their settings, without the numbers of an optimizer that programs take as arguments (see
-    `jfit.programs.Constants`).  Functions of the user and optax transformations are equal to themselves only.
+    Steps are values, equal if their settings are: graphs by their content; optimizers, metrics and schedules of jfit by their
+    settings.  A step with a function of the user or an optax transformation is equal to itself only.  Programs of jfit are
+    found by the same values without the numbers that they take as arguments (see `jfit.programs.Constants`).
     `dataclasses.replace(step, reduce="ordered")` makes the step with another setting.
 
     Args:
@@ -174,7 +174,7 @@ class TrainStep:
         >>> state, out = step(jfit.init_state(model, "sgd", batch), batch)
         >>> int(state.step), out.loss.shape
         (1, ())
-        >>> step, again = (jfit.train_step(model, jfit.optim.sgd(0.1, momentum=m)) for m in (0.5, 0.9))
+        >>> step, again = (jfit.train_step(model, jfit.optim.sgd(0.1, momentum=0.9)) for _ in range(2))
         >>> step == again, dataclasses.replace(step, reduce="ordered") == again
         (True, False)
     """
@@ -201,10 +201,7 @@ class TrainStep:
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
         if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
-            raise ValueError(
-                f"policy is {policy.compute!r}, in which small gradients become 0 and large ones infinite, because jfit does "
-                'not scale the loss; pass policy="bfloat16", which has the range of float32'
-            )
+            raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
         _check_micro_batches(self.model, self.micro_batches)
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
         self.rule  # noqa: B018, checks the settings of the update
@@ -223,7 +220,11 @@ class TrainStep:
 
     @functools.cached_property
     def _key(self) -> Any:
-        return read_key(self, arguments=True).value
+        # With all numbers, because `jax.jit(step)` and `lax.scan(step, ...)` look programs up by equality, and compile them in.
+        # Functions of the user may read values that change: a step with one is equal to itself only.
+        rates = self.rule.optimizer.base_lr, getattr(self.rule.rate_of, "base_lr", None)
+        key = read_key((self, rates))
+        return key.value if key.is_complete else ByIdentity(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainStep) and self._key == other._key
@@ -394,10 +395,7 @@ class UpdateRule(NamedTuple):
     @classmethod
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> UpdateRule:
         if schedule is not None and not optimizer.takes_rate:
-            raise ValueError(
-                "schedule= needs an optimizer whose learning rate is in the state, but this is an optax instance with its own: "
-                "pass the schedule to its constructor, as in optax.adam(schedule), or pass the optimizer by name"
-            )
+            raise ValueError("schedule= needs an optimizer by name; an optax instance takes a schedule in its constructor")
         if isinstance(rescale, str) and rescale != "mean":
             raise ValueError(
                 f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
@@ -486,8 +484,7 @@ def _check_state(model: Model, state: Any) -> None:
     known = () if model.symbol is None else model.symbol.list_inputs()
     if known and (other := [name for name in (*state.params, *state.aux) if name not in known]):
         raise ValueError(
-            f"the state has {other[0]!r}, which the model of this step does not have, so it is the state of another model; "
-            "make one with jfit.init_state(model, ...)"
+            f"the state has {other[0]!r}, which the model of this step does not have; make one with jfit.init_state(model, ...)"
         )
 
 

@@ -914,7 +914,7 @@ def _linspace(start: float, stop: float | None = None, num: int = 50, endpoint: 
     """y = num evenly spaced numbers from start to stop (endpoint=False excludes stop); step and repeat are ignored."""
 
 def _logical_and(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where both are nonzero, else 0."""
+    """y = 1 where lhs and rhs are nonzero, else 0."""
 
 _Logical_And = _logical_and
 
@@ -924,7 +924,7 @@ def _logical_and_scalar(data: Symbol | None = None, scalar: float = 1.0, is_int:
 _LogicalAndScalar = _logical_and_scalar
 
 def _logical_or(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where one or both are nonzero, else 0."""
+    """y = 1 where lhs or rhs is nonzero, else 0."""
 
 _Logical_Or = _logical_or
 
@@ -934,7 +934,7 @@ def _logical_or_scalar(data: Symbol | None = None, scalar: float = 1.0, is_int: 
 _LogicalOrScalar = _logical_or_scalar
 
 def _logical_xor(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where exactly one is nonzero, else 0."""
+    """y = 1 where exactly one of lhs and rhs is nonzero, else 0."""
 
 _Logical_Xor = _logical_xor
 
@@ -944,22 +944,22 @@ def _logical_xor_scalar(data: Symbol | None = None, scalar: float = 1.0, is_int:
 _LogicalXorScalar = _logical_xor_scalar
 
 def _maximum(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = max(lhs, rhs); ties give the gradient to lhs."""
+    """y = max(lhs, rhs); where they are equal, the gradient goes to lhs."""
 
 _Maximum = _maximum
 
 def _maximum_scalar(data: Symbol | None = None, scalar: float = 1.0, is_int: bool = True, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = max(x, s); the gradient at x = s is 1."""
+    """y = max(x, s); where they are equal, the gradient goes to x."""
 
 _MaximumScalar = _maximum_scalar
 
 def _minimum(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = min(lhs, rhs); ties give the gradient to lhs."""
+    """y = min(lhs, rhs); where they are equal, the gradient goes to lhs."""
 
 _Minimum = _minimum
 
 def _minimum_scalar(data: Symbol | None = None, scalar: float = 1.0, is_int: bool = True, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = min(x, s); the gradient at x = s is 1."""
+    """y = min(x, s); where they are equal, the gradient goes to x."""
 
 _MinimumScalar = _minimum_scalar
 
@@ -1380,19 +1380,19 @@ def broadcast_like(lhs: Symbol | None = None, rhs: Symbol | None = None, lhs_axe
     """y = lhs broadcast to the shape of rhs, or along lhs_axes to the sizes of rhs's axes rhs_axes."""
 
 def broadcast_logical_and(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where both are nonzero, else 0, shapes broadcast."""
+    """y = 1 where lhs and rhs are nonzero, else 0, shapes broadcast."""
 
 def broadcast_logical_or(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where one or both are nonzero, else 0, shapes broadcast."""
+    """y = 1 where lhs or rhs is nonzero, else 0, shapes broadcast."""
 
 def broadcast_logical_xor(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = 1 where exactly one is nonzero, else 0, shapes broadcast."""
+    """y = 1 where exactly one of lhs and rhs is nonzero, else 0, shapes broadcast."""
 
 def broadcast_maximum(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = max(lhs, rhs); ties give the gradient to lhs, shapes broadcast."""
+    """y = max(lhs, rhs); where they are equal, the gradient goes to lhs, shapes broadcast."""
 
 def broadcast_minimum(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = min(lhs, rhs); ties give the gradient to lhs, shapes broadcast."""
+    """y = min(lhs, rhs); where they are equal, the gradient goes to lhs, shapes broadcast."""
 
 def broadcast_mod(lhs: Symbol | None = None, rhs: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = lhs - rhs ⌊lhs / rhs⌋, 0 where rhs = 0, shapes broadcast."""
@@ -1530,9 +1530,9 @@ _Minus = elemwise_sub
 
 _minus = elemwise_sub
 
-_sparse_elemwise_sub = elemwise_sub
-
 _sub = elemwise_sub
+
+_sparse_elemwise_sub = elemwise_sub
 
 def erf(data: Symbol | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """y = 2/√π ∫₀ˣ exp(-t²) dt."""

@@ -94,7 +94,7 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         ],
         ({"optimizer_params": {"momentun": 0.9}}, "momentun"),
         ({"policy": "bfloat17"}, "policy is 'bfloat17'; expected a floating-point dtype"),
-        ({"policy": "float16"}, "policy is 'float16', .* does not scale the loss; pass policy=\"bfloat16\""),
+        ({"policy": "float16"}, "policy 'float16' needs a scaled loss, which jfit does not have; pass policy=\"bfloat16\""),
         ({"callbacks": [3]}, "callbacks: found 3 of type int"),
         ({"checkpoint": "unused", "checkpoint_every": "batch"}, "checkpointing: every is 'batch'"),
         ({"resume_with": "bogus"}, "resume_with has 'bogus'; expected 'any', or names of these: model, optimizer"),

@@ -11,7 +11,7 @@ import pytest
 import jfit
 from jfit import sym
 from jfit.callbacks import csv_logger, jsonl_logger, lambda_callback, progress
-from jfit.loop import loop
+from jfit.loop import pace
 from jfit.optim import epochs, fraction
 
 
@@ -100,7 +100,7 @@ OPTIMIZERS = {
 @pytest.mark.repetitions(2)
 @pytest.mark.parametrize("which", OPTIMIZERS)
 def test_the_learning_rate_is_reported_in_history_logs_and_callbacks(which, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "LOG_SECONDS", 0.0)
     given, last = OPTIMIZERS[which]
     last = max(last, 1e-8)  # where factor stops
     screen, seen = Terminal(), []

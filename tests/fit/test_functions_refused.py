@@ -202,7 +202,7 @@ def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_labels():
     def loss(outputs, batch):
         return INTEGER(outputs, batch["label"]) * batch["scale"]
 
-    with pytest.raises(ValueError, match=r"the loss raised KeyError\('scale'\); its batch has \['x', 'label'\], .* y=\{'s"):
+    with pytest.raises(ValueError, match=r"the loss raised KeyError\('scale'\); its batch has \['x', 'label'\]; .* y=\{'s"):
         fit(data={"x": X, "label": Y, "scale": X[:, 0]}, loss=loss)
 
     def from_labels(outputs, batch):

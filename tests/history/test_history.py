@@ -67,7 +67,7 @@ def test_histories_with_other_log_points_differ(history):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"epochs": 3, "points": []}', '{"epochs": [3], "points": []}'])
 def test_other_json_raises(text):
-    with pytest.raises(ValueError, match=r"the text is not a history .*expected a JSON object with the lists"):
+    with pytest.raises(ValueError, match=r"the text is not a history .*expected the JSON object that History.to_json returns"):
         History.from_json(text)
 
 

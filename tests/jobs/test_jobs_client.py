@@ -20,10 +20,14 @@ SCRIPT = """
     assert store.add(f"folder/{rank}", b"first") and not store.add(f"folder/{rank}", b"second")
     store.wait_for([0, 1], 60)
     assert store.all("folder") == {"late": b"value", "0": b"first", "1": b"first"} and store.all("other") == {}
+    store.set(f"all read/{rank}", b"yes")
+    assert store.get(f"all read/{1 - rank}", 60) == b"yes"
     store.set(f"folder/{rank}", bytes(range(256)))
     assert store.get(f"folder/{rank}") == bytes(range(256)) and store.answers > 5
+    store.set(f"own read/{rank}", b"yes")
     store.get("agreed", 0.5)
     if rank == 0:
+        assert store.get("own read/1", 60) == b"yes"
         store.delete("folder")
         assert store.all("folder") == {}
         print("DELETED", flush=True)

@@ -19,7 +19,7 @@ from jfit.data.prefetch import Patience
 from jfit.feed import job_batches
 from jfit.feed.host_batches import HostBatches
 from jfit.feed.job_batches import StreamAgreement
-from jfit.loop import loop
+from jfit.loop import pace
 from jfit.loop.nonfinite import NanPolicy
 
 SCRIPT = """
@@ -334,8 +334,8 @@ def test_a_process_saves_alone_without_an_exchange(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("policy", "batches"), [("skip", {27}), ("warn", {*range(1, 28)})])
 def test_a_job_looks_for_the_cause_of_a_bad_step_at_the_end_of_the_epoch(monkeypatch, policy, batches):
     seen = set()
-    monkeypatch.setattr(loop, "num_processes", lambda: 2)
-    monkeypatch.setattr(loop, "LOG_SECONDS", -1.0)
+    monkeypatch.setattr(pace, "num_processes", lambda: 2)
+    monkeypatch.setattr(pace, "LOG_SECONDS", -1.0)
     monkeypatch.setattr(NanPolicy, "report", lambda self, loop, step: seen.add(loop.batch))
     jfit.fit(network(), (X * np.nan, Y), batch_size=2, num_epoch=1, progress=False, nan=policy, steps_per_call=1)
     assert 27 in seen and seen <= batches and (policy == "skip" or len(seen) > 1)

@@ -132,7 +132,7 @@ def test_slices_of_a_process_are_consecutive():
     assert process_slices(devices_of(1, 0), 8) == slice(4, 8)  # ranks in another order
     assert process_slices(devices_of(0, 1, 2), 8) == slice(0, 3)
     assert process_slices(devices_of(0, 0, 1, 1, 2, 2), 8) == slice(0, 3)
-    message = "reduce='ordered' cuts a batch into 8 slices, which 3 processes that pass their own rows cannot share equally"
+    message = "reduce='ordered': 3 processes with rows of their own cannot share 8 slices equally"
     with pytest.raises(ValueError, match=re.escape(message)):
         process_slices(devices_of(0, 1, 2), 8, equal=True)
 

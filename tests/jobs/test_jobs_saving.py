@@ -134,7 +134,7 @@ if rank:
 
 
 def begin(event):
-    print("from", event.step - 1, flush=True)
+    print(f"from {event.step - 1}\\n", end="", flush=True)  # one write: libraries print from other threads
 
 
 def pause(event):

@@ -112,5 +112,6 @@ def test_two_processes_of_jax_distributed_raise():
             process.kill()
     for (out, err), process in zip(results, processes, strict=True):
         assert process.returncode == 0, err
-        refused = [line.split(" cannot agree")[0].split(", so ")[-1] for line in out.splitlines() if "cannot agree" in line]
+        lines = [line for line in out.splitlines() if "cannot agree" in line]
+        refused = [line.split(" cannot agree")[0].split(", in which ")[-1] for line in lines]
         assert refused == ["jfit.fit", "jfit.data_parallel"], out

@@ -10,7 +10,7 @@ import pytest
 
 import jfit
 from jfit import counters, sym
-from jfit.loop import loop as ahead
+from jfit.loop import ahead
 from jfit.programs import Program, clear_programs
 
 x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)

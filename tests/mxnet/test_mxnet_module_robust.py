@@ -80,6 +80,33 @@ def test_outputs_use_the_parameters_at_forward_even_if_a_sharing_module_updates(
     assert not np.array_equal(np.asarray(second.predict(X[:8])), expected)
 
 
+@pytest.mark.parametrize("train_first", [True, False])
+def test_moving_statistics_of_shared_parameters_follow_the_order_of_calls(train_first):
+    net = SYM.BatchNorm(SYM.Variable("data"), name="bn", fix_gamma=False, momentum=0.5)
+    net = SYM.SoftmaxOutput(SYM.FullyConnected(net, num_hidden=3, name="fc"), name="softmax")
+
+    def outputs(read):
+        first, second = Module(net), Module(net)
+        first.bind([("data", (8, 5))], [("softmax_label", (8,))])
+        shapes = {"bn_gamma": 5, "bn_beta": 5, "fc_weight": (3, 5), "fc_bias": 3}
+        weights = {name: np.arange(np.prod(shape)).reshape(shape) / 10 for name, shape in shapes.items()}
+        first.set_params(weights, {"bn_moving_mean": Y[:5], "bn_moving_var": X[0] ** 2})
+        second.bind([("data", (8, 5))], [("softmax_label", (8,))], shared_module=first)
+        calls = [lambda: second.forward_backward(batch()), lambda: first.forward(batch(), is_train=False)]
+        for call in calls if train_first else calls[::-1]:
+            call()
+            read(first, second)
+        return np.asarray(first.get_outputs()[0])
+
+    def compute(*modules):
+        for module in modules:
+            module.passes._deferred.materialize()
+
+    expected = outputs(compute)
+    for read in (lambda *_: None, lambda first, _: first.get_params(), lambda _, second: second.get_params()):
+        np.testing.assert_array_equal(outputs(read), expected)
+
+
 def test_binding_a_mismatched_network_to_shared_parameters_raises():
     other = Module(network())
     with pytest.raises(ValueError, match=r"'fc1_weight' has shape \(4, 9\) here, but the shared module has it with"):

@@ -198,7 +198,7 @@ test_errors_name_the_actual_and_expected_value = refused(
     (lambda: call("Reshape", np.zeros((2, 3)), shape=(0, 0, 0)), r"use more axes than the data"),
     (lambda: call("sum", np.zeros((2, 3)), axis=2), r"axis is 2, the data has 2 axes"),
     (lambda: call("SliceChannel", np.zeros((2, 3)), num_outputs=2), r"has size 3, which is not divisible into 2 equal parts"),
-    (lambda: call("squeeze", np.zeros((2, 3)), axis=0), r"has size 2, only size 1 can be squeezed"),
+    (lambda: call("squeeze", np.zeros((2, 3)), axis=0), r"squeeze out which has size not equal to one, got shape=\(2, 3\)"),
     (lambda: call("norm", np.zeros((2, 3)), ord=3), r"ord is 3, norm supports 1"),
     (lambda: call("_arange", start=3, infer_range=True), r"pass stop"),
 )

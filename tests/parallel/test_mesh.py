@@ -262,7 +262,7 @@ def test_all_devices_are_one_axis_without_a_mesh_and_parameters_may_be_split_ove
         ),
         ({"shard": {"fc1_weight": 3}}, r"shard\['fc1_weight'\] is 3; expected for each dimension of the parameter the name"),
         ({"shard": ["fc1_weight"]}, r"shard is a list; expected a dict such as"),
-        ({"mesh": {"model": 2}}, r"the mesh has the axis 'model' of size 2, but no parameter is split over it"),
+        ({"mesh": {"model": 2}}, r"no parameter is split over axis 'model' of the mesh, of size 2"),
         (
             {"mesh": {"data": 4}, "batch_size": 6},
             r"a batch \(batch_size=6\) has 6 rows, which do not divide by the axis 'data' of the mesh, of size 4",

@@ -163,10 +163,8 @@ class RowReader:
         """
         at, row, number = (int(v) for v in position)
         if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
-            raise ValueError(
-                f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of bytes {self.files.begin} to "
-                f"{self.files.end} of these files."
-            )
+            bytes_ = f"bytes {self.files.begin} to {self.files.end} of these files"
+            raise ValueError(f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of {bytes_}.")
         self._at, self._row, self.number = at, row, number
         self._columns: tuple[Any, ...] | None = None
 

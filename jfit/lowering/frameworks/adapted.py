@@ -90,10 +90,8 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     if kind == "params" or not is_same:
         check_arrays(framework, [{kind: own}], {kind: passed})
     if not is_same:
-        raise ValueError(
-            f"{kind}= is a {type(passed).__name__}, expected a {type(own).__name__} with the same names of arrays, or nothing, "
-            f"for the values of the {framework} module"
-        )
+        types = f"a {type(passed).__name__}, expected a {type(own).__name__}"
+        raise ValueError(f"{kind}= is {types} with the names of arrays of the {framework} module; or leave it out")
     return passed
 
 

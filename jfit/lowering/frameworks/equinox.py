@@ -73,10 +73,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         except ValueError as error:
             if not stateful or "out_axes" not in str(error):
                 raise
-            raise ValueError(
-                f"the state that {type(net).__name__} returns depends on the row, but jfit maps it over "
-                f"the rows with one state; combine the rows with jax.lax.pmean(value, {axis!r})"
-            ) from error
+            remedy = f"all rows share one; combine them with jax.lax.pmean(value, {axis!r})"
+            raise ValueError(f"the state that {type(net).__name__} returns depends on the row, but {remedy}") from error
 
     def restore(params: Any, aux: Any) -> Any:
         model = eqx.nn.inference_mode(eqx.combine(params, static))

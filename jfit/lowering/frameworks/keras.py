@@ -63,10 +63,8 @@ class _Built:
             names = tuple(x.name for x in inputs) if len(inputs) > 1 else self.call.inputs[:1]
             self.call = self.call._replace(inputs=names, optional=())
         elif len(self.call.inputs) > 1:
-            raise TypeError(
-                f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}, but Keras "
-                "calls models with one argument; take a list or dict of the arrays"
-            )
+            names = f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}"
+            raise TypeError(f"{names}, but Keras calls models with one argument; take a list or dict of the arrays")
         self.inputs = self.call.inputs
         self.is_dict = isinstance(getattr(model, "input", None), dict) if inputs else False
 
@@ -103,9 +101,7 @@ class _Built:
         args, named = self.call.bind(inputs)
         output, new, losses = model.stateless_call(trainable, others, self._packed(args), **named, **options)
         if losses:
-            raise ValueError(
-                f"the Keras model {model.name!r} adds {len(losses)} losses by regularizers, which fit would leave out"
-            )
+            raise ValueError(f"Keras model {model.name!r} adds {len(losses)} losses by regularizers, which fit would leave out")
         pairs = zip(model.non_trainable_variables, new, strict=True)
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
 
@@ -118,9 +114,8 @@ class _Built:
         try:
             target = copy.deepcopy(self.model)
         except (NotImplementedError, TypeError) as error:
-            raise TypeError(
-                f"Keras cannot copy the model {type(self.model).__name__}, so read run.params and run.aux, or define get_config"
-            ) from error
+            kind = type(self.model).__name__
+            raise TypeError(f"Keras cannot copy a {kind}; define get_config, or read run.params and run.aux") from error
         values, names = {**params, **aux}, _names(self.model)
         for own, variable in zip(self.model.variables, target.variables, strict=True):
             if names[id(own)] in values:

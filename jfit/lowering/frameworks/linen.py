@@ -81,10 +81,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
             raise
         for name in updates:
             if jax.tree.structure(updates[name]) != jax.tree.structure(aux[name]):
-                raise ValueError(
-                    f"the collection {name!r} of {type(module).__name__} has other arrays after a call than "
-                    "before; sow into 'intermediates', which is dropped"
-                )
+                where = f"the collection {name!r} of {type(module).__name__}"
+                raise ValueError(f"{where} has other arrays after a call than before; sow into 'intermediates'")
         return output, {**aux, **updates}
 
     def restore(params: Any, aux: Any) -> Any:
@@ -116,8 +114,8 @@ def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callabl
 
 def _no_mode(module: Any, layer: Any, flag: str) -> str:
     kind = type(layer).__name__
+    usage = f"def __call__(self, x, train: bool): ... nn.{kind}(..., {flag}=not train)(x)"
     return (
-        f"{type(module).__name__} has the layer {layer.name!r} ({kind}), which differs in training and evaluation, but "
-        f"{type(module).__name__}.__call__ takes no argument for the mode; add one of {', '.join(MODES)} and pass it on, as in "
-        f"def __call__(self, x, train: bool): ... nn.{kind}(..., {flag}=not train)(x)"
+        f"{type(module).__name__} has the layer {layer.name!r} ({kind}), but its __call__ takes no argument for the mode; "
+        f"add one of {', '.join(MODES)}, as in {usage}"
     )

@@ -141,7 +141,6 @@ class Executor:
         train, arrays, key = self._recorded
         if arrays is None or (deferred.is_done and not train):
             arrays = self._arrays()
-        self._recorded = train, None, key  # JAX can free the arrays then
         reqs = {n: r for n, r in self._req.items() if r != "null" and self.grad_dict[n] is not None}
         heads = self._head_gradients(out_grads, set(reqs))
         skipped = self._programs.label_arguments
@@ -165,6 +164,7 @@ class Executor:
 
         deferred.backward(run)
         deferred.settle()  # now: the caller reads the gradients from arrays of its own
+        self._recorded = train, None, key  # JAX can free the arrays then
 
     def _head_gradients(self, out_grads: Any, differentiated: set[str]) -> list[Any]:
         names = self._symbol.list_outputs()

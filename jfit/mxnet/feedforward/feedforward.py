@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit import counters
+from jfit import checks, counters
 from jfit.data import NDArrayIter
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
@@ -33,9 +33,6 @@ from jfit.parallel.contexts import check_entry, cpu
 
 Params = dict[str, Any]
 _INPUTS = ("data", "label")  # arguments of a network whose names end so are inputs, not parameters
-# the arguments of `create` after num_epoch, in MXNet's order; those from the fourth on are arguments of `fit`
-_CREATE = ["epoch_size", "optimizer", "initializer", "eval_data", "eval_metric", "epoch_end_callback", "batch_end_callback"]
-_CREATE += ["kvstore", "logger", "work_load_list", "eval_end_callback", "eval_batch_end_callback"]
 
 
 class FeedForwardModule(Module):
@@ -320,7 +317,7 @@ class FeedForward:
                     log_reset()
                     data.reset()
                 module.logger.info(of_worker("Epoch[%d] Time cost=%.3f"), epoch, time.time() - start)
-                if epoch_end_callback is not None:
+                if epoch_end_callback is not None or epoch + 1 == self.num_epoch:
                     self.copy_params_from(module)
                 for callback in listed(epoch_end_callback):
                     callback(epoch, self.symbol, self.arg_params, self.aux_params)
@@ -370,6 +367,10 @@ class FeedForward:
 
         Source: MXNet.jl, `model.jl`.
         """
+        names = list(vars(julia.TrainingOptions()))
+        for name in options:
+            if name not in names:
+                raise TypeError(f"train has no option {name!r}; {checks.name_hint(name, names)}")
         julia.train(self, optimizer, data, julia.TrainingOptions(**options))
 
     # -------------------------------------------------------------------------------- data
@@ -456,7 +457,7 @@ class FeedForward:
                 callback(outputs[0] if len(outputs) == 1 else outputs)
                 continue
             parts = (batch.data, batch.label or ()) if return_data else ()
-            real = [[as_array(a)[: a.shape[0] - wrapped_rows(batch)] for a in part] for part in parts]
+            real = [[_real_rows(as_array(a), wrapped_rows(batch)) for a in part] for part in parts]
             results.append([[as_array(out) for out in outputs], *real])
         if callback is not None:
             return None
@@ -590,22 +591,44 @@ class FeedForward:
 
     @classmethod
     def create(
-        cls, symbol: Any, X: Any, y: Any = None, ctx: Any = None, num_epoch: int | None = None, *args: Any, **kwargs: Any
+        cls,
+        symbol: Any,
+        X: Any,
+        y: Any = None,
+        ctx: Any = None,
+        num_epoch: int | None = None,
+        epoch_size: int | None = None,
+        optimizer: Any = "sgd",
+        initializer: Any = DEFAULT,
+        eval_data: Any = None,
+        eval_metric: Any = "acc",
+        epoch_end_callback: Any = None,
+        batch_end_callback: Any = None,
+        kvstore: Any = "local",
+        logger: Any = None,
+        work_load_list: Any = None,
+        eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
+        eval_batch_end_callback: Any = None,
+        **kwargs: Any,
     ) -> Any:
         """Create a model and train it on X.
 
         Args:
-            symbol, ctx, num_epoch: as in `FeedForward`.
-            X, y: as in `fit`.
-            *args: epoch_size, optimizer and initializer as in `FeedForward`; then eval_data, eval_metric, epoch_end_callback,
-                batch_end_callback, kvstore, logger, work_load_list, eval_end_callback and eval_batch_end_callback as in `fit`.
-            **kwargs: the same by name, and further arguments of `FeedForward`.
+            symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs: as in `FeedForward`.
+            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback: as in `fit`.
+            kvstore, logger, work_load_list, eval_end_callback, eval_batch_end_callback: as in `fit`.
         """
-        kwargs.update(zip(_CREATE, args, strict=False))
-        options = {name: kwargs.pop(name) for name in _CREATE[3:] if name in kwargs}
-        model = cls(symbol, ctx, num_epoch, **kwargs)
-        model.fit(X, y, **options)
+        model = cls(symbol, ctx, num_epoch, epoch_size, optimizer, initializer, **kwargs)
+        callbacks = (epoch_end_callback, batch_end_callback)
+        eval_callbacks = {"eval_end_callback": eval_end_callback, "eval_batch_end_callback": eval_batch_end_callback}
+        model.fit(X, y, eval_data, eval_metric, *callbacks, kvstore, logger, work_load_list, **eval_callbacks)
         return model
+
+
+def _real_rows(array: Any, wrapped: int) -> Any:
+    """The rows of a batch that no iterator wrapped; a copy of NumPy arrays, whose buffer the next batch may reuse."""
+    rows = array[: array.shape[0] - wrapped]
+    return rows.copy() if isinstance(rows, np.ndarray) else rows
 
 
 def _count_from_one(callback: Any) -> Any:

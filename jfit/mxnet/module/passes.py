@@ -227,9 +227,9 @@ class Passes:
 
     # -------------------------------------------------------------------------------- forward
     def forward(self, batch: Batch, counts: Sequence[int], train: bool) -> None:
-        """Record a forward pass; a pending backward pass runs first."""
-        self._deferred.settle()
+        """Record a forward pass; pending backward passes of all modules with these parameters run first."""
         parameters, axes = self.parameters, self.programs.model.batch_axes
+        parameters.pending.settle()
         slices = parameters.slices if train else None
         if slices is not None and self.programs.replicas is not None:
             raise ordered_groups()
@@ -373,7 +373,7 @@ class Passes:
         devices = self.parameters.devices
         if self.parameters.grouped:  # without groups, so that one program has all arrays
             params = place_split(params, devices) if self.parameters.split else place(params, devices)
-            aux = place(aux, devices)
+            aux, rest[0] = place(aux, devices), jax.device_put(rest[0], sharding(devices, split=True))
         whole = self.programs.captured(key, capture.raw, len(more))(params, aux, *rest, *more)
         arrays = [whole] if len(devices) == 1 else [{n: v[d] for n, v in whole.items()} for d in range(len(devices))]
         return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
@@ -421,6 +421,8 @@ class Passes:
         if self.programs.replicas is not None and not parameters.grouped:  # only other graphs have no groups
             gradients, aux = place_split(gradients, parameters.devices), parameters.place(aux)
         self.limit_queue(outputs[0])
+        if aux:
+            parameters.pending.forward(except_for=self._deferred)
         parameters.state = parameters.state._replace(aux={**parameters.state.aux, **aux})
         for name, gradient in gradients.items():
             old = self._dense(name, self.gradients.get(name)) if self.grad_reqs[name] == "add" else None

@@ -88,6 +88,7 @@ class SequentialModule(BaseModule):
     @property
     def data_shapes(self) -> Any:
         """Descriptions of the data inputs of the first module."""
+        require(self, "data_shapes", "binded")
         return self._modules[0].data_shapes
 
     label_shapes = attribute("_label_shapes", "Descriptions of the labels; None if no module takes labels.", "binded")
@@ -95,6 +96,7 @@ class SequentialModule(BaseModule):
     @property
     def output_shapes(self) -> Any:
         """(name, shape) of the outputs of the last module."""
+        require(self, "output_shapes", "binded")
         return self._modules[-1].output_shapes
 
     def _takes_labels(self) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,15 +61,29 @@ class SVRGModule(Module):
 
     _aux_class: type[Module] = Module
 
-    def __init__(self, *args: Any, update_freq: Any = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        symbol: Any,
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = logging,
+        context: Any = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        compression_params: Mapping[str, Any] | None = None,
+        update_freq: Any = None,
+    ) -> None:
+        args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
+        super().__init__(*args, group2ctxs, compression_params)
         if self.binding.groups:
             raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
         if not isinstance(update_freq, int) or isinstance(update_freq, bool):
             raise TypeError(f"update_freq in SVRGModule is {update_freq!r}, expected an integer, a number of epochs")
         checks.positive_integer(update_freq=update_freq)
         self.update_freq = update_freq
-        self._mod_aux = self._aux_class(*args, **kwargs)
+        self._mod_aux = self._aux_class(*args, group2ctxs, compression_params)
         self._ctx_len = len(self.binding.devices)
         self._full: dict[str, Array] = {}  # mu by name; with a leading device axis if there are several devices
         self._up_to_date = False  # whether mu is the full gradient at the snapshot

@@ -22,11 +22,9 @@ from jfit.mxnet import keys
 from jfit.mxnet.errors import MXNetError, translated
 from jfit.mxnet.mutable import MutableArray, as_array, host
 from jfit.ops import Attrs, Ctx, Op, lookup, record_for
-from jfit.ops.elementwise import BINARY_TABLE, SCALAR_TABLE
+from jfit.ops.elementwise import BROADCAST, WITH_NUMBER
 from jfit.ops.rules import reason
 from jfit.programs import Program
-
-SCALARS = {row[0] for row in SCALAR_TABLE}
 
 
 def _divide(x: Any, y: Any) -> Any:
@@ -36,7 +34,7 @@ def _divide(x: Any, y: Any) -> Any:
 
 # Operators that NumPy computes in the Python code of custom operators, with the bits of JAX.
 _NAMES = "plus add minus rminus sub mul rdiv equal not_equal greater greater_equal lesser lesser_equal"
-_NUMPY = {row[2]: row[4] for row in BINARY_TABLE} | {row[0]: row[2] for row in SCALAR_TABLE}
+_NUMPY: dict[str, Any] = BROADCAST | WITH_NUMBER
 _NUMPY = {k: f for k, f in _NUMPY.items() if k.removeprefix("broadcast_").removesuffix("_scalar").strip("_") in _NAMES.split()}
 _NUMPY |= {"broadcast_div": _divide, "_div_scalar": _divide}
 
