@@ -42,7 +42,8 @@ class Binding:
         groups: for each of `devices`, a dict of `ctx_group` -> JAX device; empty if the whole graph runs on each of `devices`.
         data_shapes, label_shapes: `DataDesc` (name, shape, dtype, layout) of each input, for a batch before it is split over
             `devices`; empty before `bind`.
-        model: the `Model`, the graph as a JAX function; like the attributes below, set by `bind`.
+        rows: number of rows of a whole batch; like the attributes below, set by `bind`.
+        model: the `Model`, the graph as a JAX function.
         replicas: the models of a graph with `groups`, one for each of `devices`; None without groups.
         grad_reqs: "write" or "add" for each parameter and input that gets a gradient.
         trainable: names of the parameters that updates change.
@@ -53,6 +54,7 @@ class Binding:
 
     model: Model
     replicas: Replicas | None
+    rows: int
 
     def __init__(
         self,
