@@ -315,7 +315,6 @@ test_invalid_use_raises = refused(
     (lambda: model().fit(X, np.zeros((22, 2))), ValueError, r"y has shape \(22, 2\)"),
     (lambda: model().fit(X.tolist(), Y), TypeError, "X is list"),
     (lambda: model().fit(X, Y, eval_data=3), TypeError, "eval_data is int"),
-    (lambda: model().fit(X, Y, eval_data=(None, Y)), ValueError, "eval_data has X = None"),
     (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
     (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
     (lambda: model().score(X), ValueError, "y is missing"),
