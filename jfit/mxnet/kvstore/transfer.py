@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfit.mxnet.mutable import MutableArray, as_array, write_into
+
+# arrays of at most _SMALL bytes with the same source, destination and dtype are packed, if there are at least _FEW
+_SMALL, _FEW = 1 << 20, 4
 
 
 def sharding_of(value: Any) -> Any:
@@ -43,6 +48,8 @@ def committed_copy(value: Any) -> Any:
 def device_put_all(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """Copy arrays to devices with one `jax.device_put`; arrays that are already there are returned unchanged.
 
+    Small arrays with the same source and destination are concatenated for the copy, because each transfer has a fixed cost.
+
     Args:
         values: arrays.
         places: device or sharding per array, or None to leave the array where it is.
@@ -55,12 +62,56 @@ def device_put_all(values: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         True
     """
     out = list(values)
-    moved = [i for i, (value, place) in enumerate(zip(out, places, strict=True)) if place not in (None, sharding_of(value))]
-    # a CPU device may share memory with a NumPy array, and the caller may write to that
-    sources = [np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i] for i in moved]
-    for i, copy in zip(moved, jax.device_put(sources, [places[i] for i in moved]), strict=True):
-        out[i] = copy
+    single, groups = _routes(out, places)
+    packs: dict[Any, Any] = {}  # the same arrays may be copied to several devices: pack them once
+    sources, targets = [], []
+    for group in groups:
+        key = tuple(id(out[i]) for i in group)
+        if key not in packs:
+            packs[key] = _packed([out[i] for i in group])
+        sources.append(packs[key])
+        targets.append(places[group[0]])
+    for i in single:
+        # a CPU device may share memory with a NumPy array, and the caller may write to that
+        sources.append(np.array(out[i]) if isinstance(out[i], np.ndarray) else out[i])
+        targets.append(places[i])
+    copies = jax.device_put(sources, targets) if sources else []
+    for group, pack in zip(groups, copies, strict=False):
+        for i, value in zip(group, _unpacked(pack, tuple(out[i].shape for i in group)), strict=True):
+            out[i] = value
+    for i, value in zip(single, copies[len(groups) :], strict=True):
+        out[i] = value
     return out
+
+
+def _routes(values: Sequence[Any], places: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
+    """Return (indices of arrays to copy one by one, groups of indices of arrays to pack into one copy each)."""
+    single, routes = [], {}
+    for i, (value, place) in enumerate(zip(values, places, strict=True)):
+        here = sharding_of(value)
+        if place is None or here == place:
+            continue
+        devices = set() if here is None else here.device_set
+        one_device = len(devices) == 1 and getattr(place, "num_devices", 1) == 1
+        # an array that is already on that device is only committed to it, without a copy
+        if one_device and value.nbytes <= _SMALL and place not in devices:
+            routes.setdefault((here, place, value.dtype), []).append(i)
+        else:
+            single.append(i)
+    few = [group for group in routes.values() if len(group) < _FEW]
+    return [*single, *(i for group in few for i in group)], [group for group in routes.values() if len(group) >= _FEW]
+
+
+@jax.jit
+def _packed(values: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([value.reshape(-1) for value in values])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpacked(pack: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    starts = [0, *ends[:-1].tolist()]
+    return [pack[a:b].reshape(shape) for a, b, shape in zip(starts, ends.tolist(), shapes, strict=True)]
 
 
 def sum_groups(groups: Sequence[Sequence[Any]]) -> list[Any]:
