@@ -271,7 +271,7 @@ def test_half_precision_outputs_are_summed_in_float32(dtype):
 
 
 test_errors_describe_the_problem = refused(
-    (lambda: metrics.pcc().init(), "metric pcc: the number of classes is unknown"),
+    (lambda: metrics.pcc().init(), "metric pcc: the number of classes, .* is unknown"),
     (lambda: metrics.mcc("weighted"), "metric mcc: average is 'weighted'"),
     (lambda: metrics.pearsonr("weighted"), "metric pearsonr: average is 'weighted'"),
     (lambda: metrics.precision("binary", 3), "average='binary' needs two classes, but there are 3"),
