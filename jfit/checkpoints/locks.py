@@ -220,7 +220,7 @@ def _message(path: Path, holder: Holder) -> str:
 
 
 def _forget() -> None:
-    """In a forked child: the locks are those of the parent, and a thread may have held `_guard`."""
+    """In a forked child, forget the locks, which are the parent's, and replace `_guard`, which a thread may have held."""
     global _guard
     for lock in _locks.values():
         os.close(lock.file)  # the lock is that of the open file, which the parent still has

@@ -67,14 +67,14 @@ class Channel:
         return [json.loads(content[1:]) if content[:1] == b"j" else content[1:] for content in received]
 
     def post(self, name: str, value: Any) -> None:
-        """Send a value without waiting for those of the others: the last one of this name from this process."""
+        """Send a value without waiting for those of the others.  The process must not send one under this name again."""
         self._put(name, b"".join(_packed(value)))
 
     def missing(self, open_by: dict[int, list[str]]) -> dict[str, list[int]]:
-        """For each exchange in which processes wait, the ranks that have not sent their value.
+        """Return {name of an exchange in which processes wait: ranks that have not sent their value}.
 
         Args:
-            open_by: `open` of each process, from its last heartbeat.
+            open_by: rank -> the attribute `open` of that process at its last heartbeat.
         """
         keys = {key for waits in open_by.values() for key in waits}
         others = {key: [rank for rank in range(self._count) if key not in open_by.get(rank, ())] for key in keys}

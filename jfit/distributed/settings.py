@@ -47,7 +47,7 @@ _MXNET = ("MXNet's launcher", "DMLC_NUM_WORKER", _WORKERS, "DMLC_PS_ROOT_URI", "
 
 
 def token_of(num_processes: int, environment: Mapping[str, str] | None = None) -> str:
-    """Return a text by which the processes of a job know each other: a digest of `JFIT_JOB_TOKEN`, or of the launcher's id.
+    """Return a text that all processes of a job have in common: a digest of `JFIT_JOB_TOKEN`, or of the launcher's job id.
 
     Args:
         num_processes: number of processes of the job.  Ids of a launcher that started another number are ignored: the processes

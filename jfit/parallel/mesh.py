@@ -102,7 +102,7 @@ class MeshDevices(list[Device]):
         return {k: split(v, axes.get(k, 0)) for k, v in inputs.items()}
 
     def split_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Split parameters, and thereby their gradients, in a traced function; cut-down embedding tables stay as they are."""
+        """Constrain traced parameters, and so their gradients, to their shardings; tables cut to the rows of a batch stay."""
         whole = {k: v for k, v in params.items() if k in self.specs and v.shape == self._shapes[k]}
         return {**params, **{k: lax.with_sharding_constraint(v, self.state.params[k]) for k, v in whole.items()}}
 
@@ -138,10 +138,10 @@ class SplitDevices(list[Device]):
 
 
 def mesh_jit(fn: Callable[..., Any], mesh: Mesh, in_axes: Sequence[Any], out_axes: Any, donate: tuple[int, ...]) -> Any:
-    """Compile a function of one device by jit for the axis "devices" of a mesh: arrays keep their natural shapes and shardings.
+    """Compile a function of one device with `jax.jit` for all devices of a mesh, mapped by `jax.vmap(axis_name="devices")`.
 
-    Arrays of axis None are not mapped by `jax.vmap`: what is computed from them alone is computed once, for all devices, and
-    XLA splits it as the arrays are split.
+    Arrays with axis None are not mapped: they keep their shapes and shardings.  What is computed from them alone is computed
+    once, for all devices, and XLA splits it as the arrays are split.
 
     Args:
         fn: function of one device, in which "devices" is the name of the device axis.
@@ -149,7 +149,7 @@ def mesh_jit(fn: Callable[..., Any], mesh: Mesh, in_axes: Sequence[Any], out_axe
         in_axes, out_axes, donate: as for `jfit.parallel.compile_spmd`.
 
     Returns:
-        Function of `jax.jit`.  A `TrainState` has the shardings of its arrays, and the function decides those of the result.
+        The jitted function.  A `TrainState` keeps the shardings of its arrays; `fn` and XLA choose those of a returned one.
     """
 
     def mapped(*args: Any) -> Any:
@@ -165,7 +165,7 @@ def mesh_jit(fn: Callable[..., Any], mesh: Mesh, in_axes: Sequence[Any], out_axe
 
 
 def spec_of_axis(axis: int | None) -> PartitionSpec:
-    """Return how an array with a leading device axis (0) is split, or one of which every device has a copy (None)."""
+    """Return the `PartitionSpec` of an entry of `in_axes`: 0, the leading axis is split over the devices; None, replicated."""
     return PartitionSpec() if axis is None else PartitionSpec(AXIS)
 
 
@@ -256,7 +256,7 @@ def _only_axis(shard: Mapping[str, Any]) -> str:
 
 
 def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
-    """Convert a value of `shard`, of which a name or None stands for the first dimension, to a `PartitionSpec`."""
+    """Convert a value of the mapping `shard` to a `PartitionSpec`; a name or None alone is that of the first dimension."""
     dims = (spec,) if spec is None or isinstance(spec, str) else spec
     try:
         result = PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])

@@ -199,7 +199,7 @@ class Window:
             fence: an array that is ready when the call is done, such as one of its results.
 
         Returns:
-            The fence of the call 8 before this one, for which the caller must wait; None except at every 8th call.
+            At every 8th call, the fence of the call 8 before, for which the caller must wait; else, and at the first 8th, None.
         """
         self._count += 1
         if self._count % WAIT_EVERY:

@@ -76,7 +76,9 @@ def evaluated_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
 
 
 def with_whole_params(state: TrainState, devices: Sequence[Device]) -> TrainState:
-    """Gather parameters that are split over the devices, so that each has a whole copy; those of a named mesh stay split.
+    """Return the state with whole parameters on every device: those that reduce="sharded_parameters" splits are gathered.
+
+    Parameters that `shard=` splits over a named mesh stay split.  All processes of a job must call it.
 
     Args:
         state: `TrainState` on the devices.
@@ -101,11 +103,14 @@ def with_whole_params(state: TrainState, devices: Sequence[Device]) -> TrainStat
 
 
 def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
-    """Replace the per-device state by specs of that of the devices of all processes, as it is in checkpoints.
+    """Replace the arrays of `state.local` by their shapes and dtypes in a checkpoint, with the devices of all processes.
 
     Args:
         state: `TrainState` on the devices.
         devices: list of `jax.Device` of all processes, by rank.
+
+    Returns:
+        The state; in a job, its `local` has `jax.ShapeDtypeStruct`s (devices of all processes, ...) in place of arrays.
 
     Example:
         >>> import jax.numpy as jnp, jfit

@@ -280,7 +280,7 @@ tracing = _Tracing()
 def depends_on_more() -> None:
     """Declare, in a function that is being traced, that the program depends on a value that is not in its key.
 
-    The program is then not kept by its key; it is kept by its text, which has that value.
+    The program is then traced by every caller, and kept by its StableHLO text, which has that value.
 
     Example:
         >>> depends_on_more()
@@ -355,9 +355,12 @@ def table_of(constants: Sequence[Constants]) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def bound(constants: Sequence[Constants], table: Any) -> Iterator[None]:
-    """Context manager for tracing: the numbers of `constants` are scalars of the traced array `table` of `table_of`.
+    """Context manager for tracing, in which the numbers of `constants` are the elements of an argument of the program.
 
-    If `table` is None, they are the Python numbers, which the key of the program has.
+    Args:
+        constants: the `Constants` in the key of the program.
+        table: the argument while it is traced, an array with the numbers in the order of `table_of`; None: they stay Python
+            numbers, whose values are then part of the key.
     """
     before, places = tracing.values, [(c, name) for c in constants for name in c.names]
     numbers = [c.values[n] if table is None else lax.convert_element_type(table[i], float) for i, (c, n) in enumerate(places)]
