@@ -126,8 +126,8 @@ def unmasked(value: Any, name: str) -> Any:
         >>> unmasked(np.ma.masked_array([1, 2], mask=[False, True]), "x")
         Traceback (most recent call last):
         ...
-        ValueError: input 'x' is a masked array with 1 masked value (the first in row 1); fill masked values, as in \
-x.filled(0), and exclude rows by row weights of 0, (x, y, weight).
+        ValueError: input 'x' is a masked array with 1 masked value (the first in row 1); fill them, as in x.filled(0), \
+and exclude rows by a row weight of 0, (x, y, weight).
     """
     if not (hasattr(value, "filled") and hasattr(value, "mask") and isinstance(value, np.ndarray)):
         return value

@@ -227,7 +227,8 @@ def expand_dims(ctx, attrs, data):
 @operator("squeeze", attrs={"axis": maybe_shape(None)}, rows=_reshaped_rows)
 def squeeze(ctx, attrs, data):
     """y = x without its axes of size 1, or without the ones listed in `axis`."""
-    return jnp.atleast_1d(jnp.squeeze(data, attrs.axis))
+    ones = tuple(a for a, d in enumerate(data.shape) if d == 1)  # jnp.squeeze(data) refuses a symbolic batch size
+    return jnp.atleast_1d(jnp.squeeze(data, ones if attrs.axis is None else attrs.axis))
 
 
 @operator("broadcast_to", attrs={"shape": shape(())}, rows=same_size_rows)
