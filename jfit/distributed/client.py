@@ -26,7 +26,6 @@ from jfit.distributed.settings import Settings
 
 _HEARTBEAT = 300  # seconds without one after which JAX ends the job, if jfit's watchdog has not
 _ANSWERS = ("NOT_FOUND", "ALREADY_EXISTS")
-_LATE: Any = ()  # the answer of a call that did not answer in time; empty, as other answers without a value
 _LOOPBACK = ("127.", "localhost:", "[::1]:")  # with another address, JAX listens on all interfaces, or on those it is told
 _handlers: list[Any] = []  # of SIGABRT; C keeps no reference to them
 
@@ -60,7 +59,7 @@ class Store:
 
     def add(self, key: str, value: bytes) -> bool:
         """Store a value unless the key has one; return whether it was stored."""
-        while (stored := self._call("key_value_set_bytes", key, value, False)) is _LATE:  # whether it was stored is unknown
+        while (stored := self._call("key_value_set_bytes", key, value, False, late="late")) == "late":  # stored or not: unknown
             pass
         return stored is not False
 
@@ -88,8 +87,11 @@ class Store:
         while self._calling:
             time.sleep(0.01)
 
-    def _call(self, method: str, key: str, *args: Any) -> Any:
-        """Call a method of the client; False: the service answered no; `_LATE`: the time is over, the service may be stopped.
+    def _call(self, method: str, key: str, *args: Any, late: Any = False) -> Any:
+        """Call a method of the client.
+
+        Returns:
+            Its result; False: the service answered no; `late`: the time is over, and the service may be stopped.
 
         Raises:
             Unreachable: the service is gone.
@@ -101,7 +103,7 @@ class Store:
             result = getattr(self._client, method)(self._prefix + key, *args)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
-                return _LATE
+                return late
             if not any(answer in str(error) for answer in _ANSWERS):
                 raise Unreachable(f"the connection to rank 0 was lost ({str(error).partition(chr(10))[0][:200]})") from None
             result = False
