@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
+import jax
+
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
-from jfit.distributed import num_processes
 from jfit.parallel import check_entry
 from jfit.prepare import FitOptions, prepare
 from jfit.run import Run
@@ -254,7 +255,7 @@ def fit(
         raise TypeError(f"fit() got an unexpected keyword argument {_instead(next(iter(unknown)))}")
     options = FitOptions(**given).checked(eval_data)
     problem = prepare(model, train_data, eval_data, options)
-    if num_processes() > 1:
+    if jax.process_count() > 1:
         check_same(problem.description)
     run = Run.of(problem)
     run.open_folder(options.checkpoint, options.resume, options.resume_with)

@@ -22,7 +22,8 @@ from jfit import counters, distributed, optim
 from jfit.bench import models, peers
 from jfit.lowering import lower
 from jfit.parallel import DataParallel, collectives, data_parallel
-from jfit.parallel.contexts import job_devices, own_part
+from jfit.parallel.contexts import job_devices
+from jfit.parallel.devices import own_part
 from jfit.parallel.whole import host_state
 from jfit.step import train_step
 from jfit.step.reduce import Reduce

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.parallel import place
-from jfit.parallel.contexts import own_part
+from jfit.parallel.devices import own_part
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 Params = dict[str, Array]

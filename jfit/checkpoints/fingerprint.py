@@ -7,7 +7,6 @@ an error only if reduce="ordered" promised the same bits.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import dis
 import functools
@@ -31,8 +30,7 @@ from jfit.distributed import num_processes
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import cores
 from jfit.parallel.mesh import MeshDevices
-from jfit.programs.keys import ByIdentity, Constants
-from jfit.programs.tables import Recent
+from jfit.programs import ByIdentity, Constants
 
 SUMS = ("psum", "sharded", "sharded_parameters")  # values of reduce= with the same sums up to rounding
 SAMPLE_ROWS, SAMPLE_BYTES = 64, 4 << 20  # of each array of the data; arrays of at most SAMPLE_BYTES are compared whole
@@ -49,8 +47,6 @@ _CONFIG |= {"high_dynamic_range_gumbel": False}
 _VARIABLES = ("JFIT_ROLL", "JFIT_CONV_FORMS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 # parts of names of XLA's flags without effect on bits
 _NO_EFFECT = ("dump", "host_platform_device_count", "_log", "split_count", "parallelism", "profile", "timeout")
-
-_first_descriptions = Recent(256)  # (argument, description at the end of a run) -> description at its start
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -87,43 +83,6 @@ def fingerprint(
         "cores": _threads(),
         "flags": _flags(),
     }
-
-
-class AtStart:
-    """Descriptions of arguments before training: objects may change when they are called, such as a loss that counts its calls.
-
-    If an object has not changed since the end of an earlier run in this process, its description is that at the start of that
-    run.  So a run can be resumed in the process that trained it, with the same object, but not with one that the user changed.
-
-    Args:
-        saved: whether the run saves or reads checkpoints.  Otherwise nothing is described, which takes milliseconds.
-
-    Attributes:
-        values: descriptions by name of the argument.
-    """
-
-    def __init__(self, saved: bool) -> None:
-        self._saved = saved
-        self.values: dict[str, Any] = {}
-        self._described: list[tuple[str, Any, Callable[[Any], Any], Any]] = []
-
-    def add(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> None:
-        """Put the description of an argument into `values`, or the argument itself if it is not or cannot be described now."""
-        self.values[name], how = value, describe if how is None else how
-        if not self._saved or value is None or isinstance(value, (str, bool, int, float)):
-            return
-        with contextlib.suppress(Exception):  # for example because it has an array that was deleted
-            description = how(value)
-            description = self.values[name] = _first_descriptions.get((name, json.dumps(description))) or description
-            self._described.append((name, value, how, description))
-
-    def end(self) -> None:
-        """Remember descriptions that have changed."""
-        for name, value, how, description in self._described:
-            with contextlib.suppress(Exception):
-                now = how(value)
-                if now != description:
-                    _first_descriptions[name, json.dumps(now)] = description
 
 
 def _threads() -> int:

@@ -45,8 +45,7 @@ from jfit.lowering.model import Model, Plan, Policy, flatten_names, plan_of
 from jfit.metrics.core import on_devices, on_host
 from jfit.ops.rows import LOST, RowLayout
 from jfit.parallel import check_entry, check_unsharded, compile_spmd, place
-from jfit.parallel.contexts import check_same_devices, own_slices_of
-from jfit.parallel.devices import concat_slices, merge_row_axis
+from jfit.parallel.devices import check_same_devices, concat_slices, merge_row_axis, own_slices_of
 from jfit.parallel.mesh import MeshDevices, on_mesh
 from jfit.parallel.spmd import GATHERED
 from jfit.parallel.whole import evaluated_state

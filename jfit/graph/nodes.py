@@ -18,7 +18,7 @@ from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
 from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op
 from jfit.ops.attributes import Attrs
-from jfit.programs.keys import ByIdentity, is_trusted
+from jfit.programs import ByIdentity, is_trusted
 
 # User attributes that MXNet stores as `__key__`; `attr` and `list_attr` return them under both names.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")

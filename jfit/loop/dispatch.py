@@ -29,8 +29,7 @@ from jfit.feed.train_data import unshared
 from jfit.loop.step_log import step_values
 from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.contexts import own_slices_of
-from jfit.parallel.devices import STATE_AXES, place
+from jfit.parallel.devices import STATE_AXES, own_slices_of, place
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.prepare import Problem

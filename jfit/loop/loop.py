@@ -33,7 +33,6 @@ from typing import Any
 from jfit import activity, counters
 from jfit.checkpoints.agreement import equal_times
 from jfit.interrupts import StopFlag, Stopped, in_graceful_stop, stop_flag
-from jfit.loop.ahead import compiling_ahead
 from jfit.loop.dispatch import Dispatch, reported_lr
 from jfit.loop.events import Events
 from jfit.loop.nonfinite import NanPolicy
@@ -41,7 +40,7 @@ from jfit.loop.pace import Pace, copy_sums
 from jfit.loop.profiling import StepProfiler
 from jfit.loop.readings import Readings
 from jfit.loop.saving import ending_saves, save_after_error, save_now
-from jfit.loop.threads import TrainingThread
+from jfit.loop.threads import TrainingThread, compiling_ahead
 from jfit.metrics.core import on_devices
 from jfit.parallel.devices import place
 from jfit.parallel.spmd import WAIT_EVERY

@@ -35,7 +35,7 @@ from jfit.ops.axis import axis_index
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, Op, UnknownOperator, operator
 from jfit.ops.rows import RowsLost, first_rows
-from jfit.programs.keys import tracing
+from jfit.programs import tracing
 
 
 class Host(Protocol):

@@ -23,8 +23,7 @@ from jax import Array
 from jfit.checks import at_least_0, below_1, name_hint
 from jfit.optim.rows import SparseRows, add_rows, in_rows
 from jfit.optim.schedules import Schedule
-from jfit.programs import Constants, depends_on_more, keyed
-from jfit.programs.keys import collected, is_argument
+from jfit.programs import Constants, collected, depends_on_more, is_argument, keyed
 
 LearningRate = float | Array | Callable[[Any], Any]
 Slots = tuple[Any, ...]

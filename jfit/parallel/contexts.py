@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from jfit import forks
-from jfit.distributed import RanksDiffer, exchange, num_processes
+from jfit.distributed import num_processes
 
 Device: TypeAlias = Any  # a jax.Device: type checkers do not accept that name as a type
 
@@ -201,93 +201,6 @@ def job_devices(devices: Any = None) -> list[Device]:
         1
     """
     return across(resolve("all" if devices is None and jax.process_count() > 1 else devices))
-
-
-def own_part(devices: Sequence[Device]) -> slice:
-    """Return which consecutive devices of a list belong to this process.
-
-    Args:
-        devices: list of `jax.Device`, by rank (see `across`).
-
-    Example:
-        >>> import jax
-        >>> own_part(jax.local_devices()[:1])
-        slice(0, 1, None)
-    """
-    own = [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
-    return slice(own[0], own[-1] + 1) if own else slice(0, 0)
-
-
-def spans_processes(devices: Sequence[Device]) -> bool:
-    """Whether a list has devices of other processes.
-
-    Args:
-        devices: list of `jax.Device`.
-
-    Example:
-        >>> import jax
-        >>> spans_processes(jax.local_devices())
-        False
-    """
-    own = own_part(devices)
-    return own.stop - own.start < len(devices)
-
-
-def own_positions(devices: Sequence[Device]) -> list[int] | None:
-    """Return the positions that the devices of this process have among all of its devices; None if one process has all.
-
-    Args:
-        devices: list of `jax.Device` of all processes (see `across`).
-
-    Example:
-        >>> own_positions(jax.local_devices()) is None
-        True
-    """
-    if num_processes() == 1 or not spans_processes(devices):
-        return None
-    own = list(devices)[own_part(devices)]
-    local = jax.local_devices(backend=own[0].platform)
-    return [local.index(device) for device in own]
-
-
-def check_same_devices(devices: Sequence[Device], entry: str) -> None:
-    """Check that all processes of a job use devices at the same positions; do nothing if one process has all devices.
-
-    All processes must call it.
-
-    Args:
-        devices: list of `jax.Device` of all processes (see `across`).
-        entry: name of the function, for the message.
-
-    Raises:
-        RanksDiffer: in all processes, if two differ.
-
-    Example:
-        >>> check_same_devices(jax.local_devices(), "jfit.score")
-    """
-    positions = own_positions(devices)
-    if positions is None:
-        return
-    found = exchange(positions, f"the devices of {entry}")
-    other = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), None)
-    if other is not None:
-        raise RanksDiffer(
-            f"{entry}: rank {other} of the job uses {len(found[other])} device(s), number {found[other]} of its process, but "
-            f"rank 0 uses {len(found[0])}, number {found[0]}; pass the same devices= in all processes"
-        )
-
-
-def own_slices_of(devices: Sequence[Device]) -> slice | None:
-    """Return which slices of a global batch, one per device, this process computes; None if one process has all devices.
-
-    Args:
-        devices: list of `jax.Device` of all processes, in the order of their ranks (see `across`).
-
-    Example:
-        >>> own_slices_of(jax.local_devices()) is None
-        True
-    """
-    return own_part(devices) if spans_processes(devices) else None
 
 
 def cores() -> int:

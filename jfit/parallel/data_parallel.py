@@ -14,8 +14,17 @@ from jfit.data.batch import Batch, as_batch, check_batch, flat_inputs, rows
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, verified_plan
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.parallel.contexts import check_entry, check_same_devices, job_devices, own_part, spans_processes
-from jfit.parallel.devices import STATE_AXES, merge_outputs, place, place_split, split_batch
+from jfit.parallel.contexts import check_entry, job_devices
+from jfit.parallel.devices import (
+    STATE_AXES,
+    check_same_devices,
+    merge_outputs,
+    own_part,
+    place,
+    place_split,
+    spans_processes,
+    split_batch,
+)
 from jfit.parallel.mesh import SplitDevices, split_devices
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.replicas import shares_buffers

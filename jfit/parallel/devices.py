@@ -1,4 +1,6 @@
-"""Placement of arrays on devices: replicated, split along the batch axis; concatenation of per-device slices."""
+"""Placement of arrays on devices: replicated, split along the batch axis, in a job on those of this process; concatenation of
+per-device slices.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jfit.data.batch import Batch, pad_rows, rows
+from jfit.distributed import RanksDiffer, exchange
 from jfit.ops.rows import MaybeLayout, RowLayout
-from jfit.parallel.contexts import Device, own_part, resolve, spans_processes
+from jfit.parallel.contexts import Device, resolve
 from jfit.parallel.mesh import AXIS, MeshDevices, SplitDevices
 from jfit.step.state import TrainState
 
@@ -90,17 +93,23 @@ def place(tree: Any, devices: Any = None) -> Any:
         >>> place({"w": jnp.ones(2)})["w"].shape
         (2,)
     """
+    is_known = isinstance(devices, (MeshDevices, SplitDevices))
+    return place_on(tree, devices if is_known else resolve(devices))
+
+
+def place_on(tree: Any, devices: Sequence[Device]) -> Any:
+    """Replicate a pytree as `place` does, on the devices of a list."""
     if isinstance(devices, MeshDevices):
         where = devices.shardings(tree) if isinstance(tree, TrainState) else devices.replicated
         return _copied(tree, where)
-    split, devices = isinstance(devices, SplitDevices) and devices, resolve(devices)
     if not isinstance(tree, TrainState) or len(devices) == 1:
         return _copied(tree, sharding(devices))
     mine, own = own_slices(tree.local, devices), own_part(devices)
     _check_local(mine, own.stop - own.start)
     local, tree = _copied(mine, sharding(devices, split=True)), tree._replace(local=None)
-    whole = sharding(devices)
-    where = jax.tree.map(lambda x: whole if x.is_fully_replicated else x, split.shardings(tree)) if split else whole
+    where = whole = sharding(devices)
+    if isinstance(devices, SplitDevices):
+        where = jax.tree.map(lambda x: whole if x.is_fully_replicated else x, devices.shardings(tree))
     return _copied(tree, where)._replace(local=local)
 
 
@@ -214,7 +223,7 @@ def split_batch(
         axes: input name -> batch axis, for inputs whose batch axis is not 0; None: all are 0.
         multiple: number by which the number of rows per device must be divisible; if necessary, the batch is padded with
             repeated rows of weight 0.
-        own: slices to return, those of the devices of this process, see `jfit.parallel.contexts.own_part`; None: all.
+        own: slices to return, those of the devices of this process, see `own_part`; None: all.
 
     Returns:
         `Batch`; its row weights are arrays, not None, if the batch was padded.
@@ -237,6 +246,94 @@ def split_batch(
     cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)[part]  # noqa: E731
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     return Batch(split, *(None if w is None else cut(w) for w in (batch.weight, batch.metric_weight)))
+
+
+# ------------------------------------------------------------------------------------------------ jobs of several processes
+def own_part(devices: Sequence[Device]) -> slice:
+    """Return which consecutive devices of a list belong to this process.
+
+    Args:
+        devices: list of `jax.Device`, by rank (see `across`).
+
+    Example:
+        >>> import jax
+        >>> own_part(jax.local_devices()[:1])
+        slice(0, 1, None)
+    """
+    own = [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
+    return slice(own[0], own[-1] + 1) if own else slice(0, 0)
+
+
+def spans_processes(devices: Sequence[Device]) -> bool:
+    """Whether a list has devices of other processes.
+
+    Args:
+        devices: list of `jax.Device`.
+
+    Example:
+        >>> import jax
+        >>> spans_processes(jax.local_devices())
+        False
+    """
+    own = own_part(devices)
+    return own.stop - own.start < len(devices)
+
+
+def own_positions(devices: Sequence[Device]) -> list[int] | None:
+    """Return the positions that the devices of this process have among all of its devices; None if one process has all.
+
+    Args:
+        devices: list of `jax.Device` of all processes (see `across`).
+
+    Example:
+        >>> own_positions(jax.local_devices()) is None
+        True
+    """
+    if not spans_processes(devices):
+        return None
+    own = list(devices)[own_part(devices)]
+    local = jax.local_devices(backend=own[0].platform)
+    return [local.index(device) for device in own]
+
+
+def check_same_devices(devices: Sequence[Device], entry: str) -> None:
+    """Check that all processes of a job use devices at the same positions; do nothing if one process has all devices.
+
+    All processes must call it.
+
+    Args:
+        devices: list of `jax.Device` of all processes (see `across`).
+        entry: name of the function, for the message.
+
+    Raises:
+        RanksDiffer: in all processes, if two differ.
+
+    Example:
+        >>> check_same_devices(jax.local_devices(), "jfit.score")
+    """
+    positions = own_positions(devices)
+    if positions is None:
+        return
+    found = exchange(positions, f"the devices of {entry}")
+    other = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), None)
+    if other is not None:
+        raise RanksDiffer(
+            f"{entry}: rank {other} of the job uses {len(found[other])} device(s), number {found[other]} of its process, but "
+            f"rank 0 uses {len(found[0])}, number {found[0]}; pass the same devices= in all processes"
+        )
+
+
+def own_slices_of(devices: Sequence[Device]) -> slice | None:
+    """Return which slices of a global batch, one per device, this process computes; None if one process has all devices.
+
+    Args:
+        devices: list of `jax.Device` of all processes, in the order of their ranks (see `across`).
+
+    Example:
+        >>> own_slices_of(jax.local_devices()) is None
+        True
+    """
+    return own_part(devices) if spans_processes(devices) else None
 
 
 # ------------------------------------------------------------------------------------------------ concatenating slices

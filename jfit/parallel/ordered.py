@@ -17,8 +17,7 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.contexts import own_part, spans_processes
-from jfit.parallel.devices import sharding
+from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program

@@ -17,8 +17,8 @@ from jax.experimental.multihost_utils import global_array_to_host_local_array, h
 from jax.sharding import Mesh
 
 from jfit import activity
-from jfit.parallel.contexts import Device, spans_processes
-from jfit.parallel.devices import AXIS, place
+from jfit.parallel.contexts import Device
+from jfit.parallel.devices import AXIS, place_on, spans_processes
 from jfit.parallel.mesh import MeshDevices, SplitDevices, mesh_jit, spec_of_axis
 from jfit.programs import Program
 from jfit.step.layout import WHOLE, on_each_device
@@ -95,7 +95,7 @@ def compile_spmd(
 
     static = split is not None, tuple(devices) if mesh is None else mesh, donate, in_axes, out_axes
     program = functools.partial(_on_device, fn, count, gathered)
-    return Program(program, build, name=name, static=static, place=functools.partial(place, devices=devices))
+    return Program(program, build, name=name, static=static, place=functools.partial(place_on, devices=devices))
 
 
 def _on_device(fn: Callable[..., Any], count: int, gathered: Any, *args: Any) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jfit import counters
-from jfit.parallel.contexts import Device, spans_processes
-from jfit.parallel.devices import sharding
+from jfit.parallel.contexts import Device
+from jfit.parallel.devices import sharding, spans_processes
 from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.step.state import TrainState, averaged

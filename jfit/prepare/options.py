@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
-from jfit.distributed import num_processes
 
 NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
@@ -138,7 +138,7 @@ class FitOptions:
             callbacks.append(checkpointing(self.checkpoint, every=self.checkpoint_every, **best))
         if self.progress:
             callbacks.insert(0, progress_bar(force=self.progress is True))
-        if num_processes() > 1 and not any(callback.name == "check_replicas" for callback in callbacks):
+        if jax.process_count() > 1 and not any(callback.name == "check_replicas" for callback in callbacks):
             callbacks.append(check_replicas())
         # Those that save come last, so that a checkpoint has the states of the others after the same event.
         return sorted(callbacks, key=lambda callback: callback.saves)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +24,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jfit import optim
-from jfit.checkpoints.fingerprint import AtStart, describe, describe_data, describe_optimizer, fingerprint
+from jfit.checkpoints.fingerprint import describe, describe_data, describe_optimizer, fingerprint
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import is_array, rows
 from jfit.data.columns import Columns
-from jfit.distributed import num_processes
 from jfit.evaluate.scorer import Scorer, make_evaluate
 from jfit.feed.auto_devices import batch_sizes, training_devices
 from jfit.feed.batch_sizes import unpaddable_message
@@ -41,10 +41,11 @@ from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
 from jfit.optim.schedules import run_schedule
 from jfit.parallel import check_unsharded
-from jfit.parallel.contexts import across, is_auto, own_positions
+from jfit.parallel.contexts import across, is_auto
+from jfit.parallel.devices import own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
-from jfit.programs import check_shapes
+from jfit.programs import Recent, check_shapes
 from jfit.step import train_step
 from jfit.step.batch_check import BatchLabels, check_model_labels
 from jfit.step.fitting import choose_metrics, paired
@@ -98,6 +99,46 @@ class Chosen(NamedTuple):
     resolved: optim.Optimizer
     schedule: optim.Schedule | None
     learning_rate: float | None
+
+
+_first_descriptions = Recent(256)  # (argument, description at the end of a run) -> description at its start
+
+
+class AtStart:
+    """Descriptions of arguments before training: objects may change when they are called, such as a loss that counts its calls.
+
+    If an object has not changed since the end of an earlier run in this process, its description is that at the start of that
+    run.  So a run can be resumed in the process that trained it, with the same object, but not with one that the user changed.
+
+    Args:
+        saved: whether the run saves or reads checkpoints.  Otherwise nothing is described, which takes milliseconds.
+
+    Attributes:
+        values: descriptions by name of the argument.
+    """
+
+    def __init__(self, saved: bool) -> None:
+        self._saved = saved
+        self.values: dict[str, Any] = {}
+        self._described: list[tuple[str, Any, Callable[[Any], Any], Any]] = []
+
+    def add(self, name: str, value: Any, how: Callable[[Any], Any] | None = None) -> None:
+        """Put the description of an argument into `values`, or the argument itself if it is not or cannot be described now."""
+        self.values[name], how = value, describe if how is None else how
+        if not self._saved or value is None or isinstance(value, (str, bool, int, float)):
+            return
+        with contextlib.suppress(Exception):  # for example because it has an array that was deleted
+            description = how(value)
+            description = self.values[name] = _first_descriptions.get((name, json.dumps(description))) or description
+            self._described.append((name, value, how, description))
+
+    def end(self) -> None:
+        """Remember descriptions that have changed."""
+        for name, value, how, description in self._described:
+            with contextlib.suppress(Exception):
+                now = how(value)
+                if now != description:
+                    _first_descriptions[name, json.dumps(now)] = description
 
 
 @dataclass
@@ -222,7 +263,7 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
         settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
     described.add("regularizers", dict(settings.regularizers))
     plan = checked_plan(model, data, probe, state)
-    if num_processes() > 1:
+    if jax.process_count() > 1:
         plan = agreed_plan(plan)
     if is_auto(options.devices):
         sizes = batch_sizes(data, options.batch_size)
@@ -283,7 +324,7 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
         raise
     if options.validation_split is not None:
         data, eval_data = split_rows(data, options.validation_split)
-    in_job = num_processes() > 1
+    in_job = jax.process_count() > 1
     if in_job:
         check_alike(data)
     probe = first_batch(model, data, options.batch_size)

@@ -25,8 +25,10 @@ def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array)
     for new, old in zip(*map(jax.tree.leaves, learned), strict=True):
         if jnp.issubdtype(new.dtype, jnp.inexact):
             good &= jnp.isfinite(new).all() | ~jnp.isfinite(old).all()
-    first = before.metrics.first_bad_step
-    skipped = before._replace(metrics=before.metrics._replace(first_bad_step=jnp.where(first < 0, before.step, first)))
+    skipped = before
+    if before.metrics is not None:
+        first = before.metrics.first_bad_step
+        skipped = before._replace(metrics=before.metrics._replace(first_bad_step=jnp.where(first < 0, before.step, first)))
 
     def changed(state: TrainState) -> dict[str, Any]:
         return {name: getattr(state, name) for name in ("params", "opt_state", "aux", "local", "metrics")}

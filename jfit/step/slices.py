@@ -196,13 +196,20 @@ class Shared(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> float(Shared((jnp.float32(6.0), jnp.float32(4.0)), ()).loss[0])
-        6.0
+        >>> float(Shared((jnp.float32(6.0), jnp.float32(4.0)), ()).mean_loss)
+        1.5
     """
 
     loss: tuple[Array, Array]
     metrics: tuple[Any, ...]
     logged: Mapping[str, tuple[Array, Array]] = {}
+
+    @property
+    def mean_loss(self) -> Array:
+        """The mean loss of the batch, Σₖ totalₖ / countₖ over its losses k with a count above 0."""
+        total, count = self.loss
+        means = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
+        return jnp.sum(means) if means.ndim else means
 
 
 class Forward(NamedTuple):

@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
         aux: auxiliary states by name (moving means and variances).
         opt_state: state of the optimizer, such as momentum; its structure depends on the optimizer.  For a model made of a
             function, subtrees like the parameters are dicts by name, as `params` is.
-        metrics: running sums of loss and metrics, a `jfit.totals.Totals`.
+        metrics: running sums of loss and metrics, a `jfit.totals.Totals`; None: steps sum nothing up.
         base_lr: base learning rate, before the schedule, float32 scalar; None if the optimizer has its own learning rate.  It
             can be replaced without recompiling.  The learning rate of an update is `StepOut.lr`.
         key: PRNG key data, uint32; a typed key works too, but costs dispatch time.  Each step folds its number into it.

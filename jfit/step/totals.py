@@ -78,16 +78,10 @@ def fold(metrics: Sequence[Metric], totals: Totals, shared: Any, step: Array, lo
     is_bad = (totals.first_bad_step < 0) & ~jnp.isfinite(loss) & jnp.any(count > 0)
     bad = jnp.where(is_bad, step, totals.first_bad_step)
     if count.ndim and totals.loss.ndim == 2:
-        total, count = mean_loss(total, count) * count[0], count[0]
+        total, count = shared.mean_loss * count[0], count[0]
     folded = tuple(m.update(t, merged(m, s)) for m, t, s in zip(metrics, totals.metrics, shared.metrics, strict=True))
     logged = {k: _grown(v, *shared.logged[k]) if k in shared.logged else v for k, v in totals.logged.items()}
     return Totals(_grown(totals.loss, total, count), bad, folded, logged)
-
-
-def mean_loss(total: Array, count: Array) -> Array:
-    """The mean loss of a batch, Σₖ totalₖ / countₖ over its losses k with a count above 0, from `Shared.loss`."""
-    means = jnp.where(count > 0, total / jnp.maximum(count, 1e-30), 0.0)
-    return jnp.sum(means) if means.ndim else means
 
 
 def _grown(sums: Array, total: Array, count: Array) -> Array:

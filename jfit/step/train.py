@@ -38,7 +38,7 @@ from jfit.step.skipping import unless_bad
 from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
-from jfit.step.totals import fold, mean_loss
+from jfit.step.totals import fold
 
 
 class StepOut(NamedTuple):
@@ -50,7 +50,7 @@ class StepOut(NamedTuple):
             value.
         lr: learning rate of the update, float32 scalar; None if it is unknown (an optax instance with its own learning rate).
         first_bad_step: number of the first step with a loss that was not finite since `state.metrics` was reset, int32 scalar;
-            -1 if there is none.
+            -1 if there is none; None for a state without running sums.
         outputs: outputs of the model; None unless the step was made by `train_step(..., outputs=True)`.
         gradients: gradients by name, summed over the rows of this device, before the reduction over devices; those of
             embedding tables are `jfit.optim.SparseRows`.  None unless the step was made with gradients=True.
@@ -66,7 +66,7 @@ class StepOut(NamedTuple):
     fence: Array
     loss: Array
     lr: Array | None
-    first_bad_step: Array
+    first_bad_step: Array | None
     outputs: tuple[Array, ...] | None = None
     gradients: Params | None = None
     metrics: dict[str, Array] | None = None
@@ -313,13 +313,14 @@ def _finish(
         by_rows = _tables(gradients) if settings.rule.by_rows else ()
         learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
         params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
-    totals = fold(settings.metrics, state.metrics, shared, state.step, loss)
+    totals = None if state.metrics is None else fold(settings.metrics, state.metrics, shared, state.step, loss)
     after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
     if settings.skip_nonfinite:
         after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
     after = after if layout is None else layout.constrained(after)
     of_batch = metrics_of(settings.metrics, shared.metrics) if settings.batch_metrics else None
-    return after, StepOut(loss + 0, loss, lr, after.metrics.first_bad_step, sums.outputs, None, of_batch)
+    first_bad_step = None if totals is None else after.metrics.first_bad_step
+    return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
 
 
 def _with_penalties(settings: TrainStep, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
@@ -505,7 +506,7 @@ def _mean_loss(sums: Sums) -> Array:
     """Return the weighted mean loss of the batch: 0 if all weights are 0, NaN if the model has no loss value."""
     if isinstance(sums.has_loss, bool) and not sums.has_loss:
         return jnp.float32(jnp.nan)
-    loss = mean_loss(*sums.shared.loss)
+    loss = sums.shared.mean_loss
     return loss if isinstance(sums.has_loss, bool) else jnp.where(sums.has_loss, loss, jnp.nan)
 
 

@@ -15,7 +15,7 @@ import jfit
 import jfit.checkpoints.writing
 import jfit.evaluate.scorer
 import jfit.loop.dispatch
-import jfit.programs.tables
+import jfit.programs
 from jfit import interrupts
 from jfit.callbacks import lambda_callback
 from jfit.data import DataTimeout
@@ -223,7 +223,7 @@ def test_long_waits_are_logged_more_and_more_rarely(caplog):
 
 
 def test_ctrl_c_ends_the_wait_for_the_compiler_and_the_result_is_used_later(monkeypatch):
-    gate, compile_ = threading.Event(), jfit.programs.tables._compile
+    gate, compile_ = threading.Event(), jfit.programs._compile
 
     def interrupted(*args):
         if not gate.is_set():
@@ -231,7 +231,7 @@ def test_ctrl_c_ends_the_wait_for_the_compiler_and_the_result_is_used_later(monk
         gate.wait(30)
         compile_(*args)
 
-    monkeypatch.setattr(jfit.programs.tables, "_compile", interrupted)
+    monkeypatch.setattr(jfit.programs, "_compile", interrupted)
     jfit.clear_programs()
     run = train(stalling(9, gate))
     assert run.interrupted and run.position["step"] == 0

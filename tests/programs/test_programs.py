@@ -16,7 +16,7 @@ import pytest
 import jfit
 from jfit import counters, optim, programs
 from jfit.parallel import spmd
-from jfit.programs import Program, Recent, key_of, keys, tables
+from jfit.programs import Program, Recent, key_of
 
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("float32")
@@ -486,8 +486,8 @@ def test_the_text_of_large_constants_is_not_made(monkeypatch):
 def test_calls_look_only_at_arguments_whose_shapes_differ_between_calls(monkeypatch):
     program, looked_at = Program(lambda state, batch, extra=0: state["w"].sum() + batch.sum() + extra, jax.jit), []
     state, batches = {"w": np.ones(3), "b": np.ones(2)}, [np.ones(2), np.ones(4)]
-    shapes = tables._shapes
-    monkeypatch.setattr(tables, "_shapes", lambda args: looked_at.extend(args) or shapes(args))
+    shapes = programs._shapes
+    monkeypatch.setattr(programs, "_shapes", lambda args: looked_at.extend(args) or shapes(args))
     for expected, batch in zip((5, 7), batches, strict=True):
         assert program(state, batch) == expected
     looked_at.clear()
@@ -552,7 +552,7 @@ def test_numbers_that_are_arguments_give_the_bits_of_constants(name, monkeypatch
     trained_with(name, 1.01, **options)
     run, counts = trained_with(name, 1.0, **options)
     assert not traces(counts), name
-    monkeypatch.setattr(keys, "is_argument", lambda value: False)
+    monkeypatch.setattr(programs, "is_argument", lambda value: False)
     jfit.clear_programs()
     static, counts = trained_with(name, 1.0, **options)
     assert counts["traces:train"] == 1
@@ -587,7 +587,7 @@ def test_numbers_made_while_a_program_is_traced_are_not_confused():
 
 
 def test_integers_and_special_values_belong_to_the_program():
-    argument = keys.is_argument
+    argument = programs.is_argument
     assert argument(0.9) and argument(-5.0) and argument(1e-8)
     assert not any(map(argument, (0.0, -0.0, 1.0, 2, True, None, float("nan"), float("inf"), 1e-42, 1e300, np.float32(0.5))))
 

@@ -6,7 +6,8 @@ import numpy as np
 import jfit
 from jfit.data import NDArrayIter, Rows, as_data, shard
 from jfit.feed.host_batches import HostBatches
-from jfit.parallel.contexts import job_devices, own_slices_of
+from jfit.parallel.contexts import job_devices
+from jfit.parallel.devices import own_slices_of
 from jfit.parallel.whole import host_state
 
 ROWS, BATCH = 53, 16

@@ -89,7 +89,7 @@ class EpochRunner:
         finally:
             with defer_interrupts():  # the programs of single steps do not accept a state with sums of metrics
                 self._store_sums(leaves, copy=False)
-                parameters.state = parameters.state._replace(metrics=place(zero_totals(), parameters.devices))
+                parameters.state = parameters.state._replace(metrics=None)
         return at
 
     def _steps_to_boundary(self, at: int) -> int:

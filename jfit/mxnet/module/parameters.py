@@ -19,11 +19,10 @@ from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
 from jfit.optim import Optimizer as PureOptimizer
 from jfit.optim import OptState
-from jfit.parallel import place, place_split
+from jfit.parallel.devices import place_on, place_split
 from jfit.parallel.ordered import process_slices
 from jfit.step.reduce import Reduce, all_reduce
 from jfit.step.state import TrainState
-from jfit.step.totals import zero_totals
 
 SLICED = 16  # more multipliers than this are separate arguments: XLA on CPU is slow to compile many slices of one vector
 EVALUATIONS = 1 << 30  # pass numbers from here on are evaluations (random keys are derived from the pass number)
@@ -93,12 +92,12 @@ class Parameters:
 
     def use_random_numbers_of(self, other: Parameters) -> None:
         """Make the next training pass use the same random key as the last one of `other`."""
-        step, key = place((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
+        step, key = place_on((other.state.step, other.state.key), self.devices)  # copies: an update donates the originals
         self.state, self.passes = self.state._replace(step=step, key=key), other.passes - 1
 
     def place(self, tree: Any) -> Any:
         """Copy arrays to the devices: replicated, or each to the device of its parameter if `grouped`."""
-        return self.placement.place(tree) if self.grouped else place(tree, self.devices)
+        return self.placement.place(tree) if self.grouped else place_on(tree, self.devices)
 
     # -------------------------------------------------------------------------------- parameters
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
@@ -109,7 +108,7 @@ class Parameters:
         placed, placed_aux = self.put(dict(params)), self.place(dict(aux))
         if self.state is None:
             key = jax.random.key_data(next_key())
-            state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), zero_totals(), jnp.zeros(()), key)
+            state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), None, jnp.zeros(()), key)
             self.state = self.place(state)
         self.state = self.state._replace(params=placed, aux=placed_aux)
 
@@ -215,8 +214,8 @@ class Parameters:
             updated: these and its fixed gammas.
         """
         state = self.state
-        if state.metrics.metrics:  # of an EpochRunner that two Ctrl-C ended
-            self.state = state = state._replace(metrics=self.place(zero_totals()))
+        if state.metrics is not None:  # of an EpochRunner that two Ctrl-C ended
+            self.state = state = state._replace(metrics=None)
         rate = self._count_update(trainable, updated)
         if not np.array_equal(rate, self._rate):
             self._rate = rate

@@ -11,7 +11,7 @@ from typing import Any
 from jfit import counters
 from jfit.checks import positive_integer
 from jfit.interrupts import StopFlag
-from jfit.loop.ahead import compiling_ahead
+from jfit.loop.threads import compiling_ahead
 from jfit.parallel import check_entry, resolve
 from jfit.tools.sweep.problem import Trial, listed_folds, prepare, share
 from jfit.tools.sweep.result import Sweep

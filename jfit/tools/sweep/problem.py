@@ -28,8 +28,7 @@ from jfit.prepare.problem import (
     run_settings,
     with_task,
 )
-from jfit.programs import Constants, read_key
-from jfit.programs.keys import table_of
+from jfit.programs import Constants, read_key, table_of
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, split_params
 from jfit.step.train import UpdateRule

@@ -19,8 +19,7 @@ from jfit.data import Batch
 from jfit.feed.batches import BatchLayout
 from jfit.loop.dispatch import report
 from jfit.parallel.devices import place, place_split
-from jfit.programs import Constants
-from jfit.programs.keys import bound
+from jfit.programs import Constants, bound
 from jfit.step.state import TrainState, averaged
 
 

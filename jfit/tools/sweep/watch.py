@@ -26,7 +26,7 @@ class Watch:
         monitor: name of the value that is the score.
         patience: number of evaluated epochs without improvement after which a member ends; None: never.
         stop: the flag that Ctrl-C sets.
-        ahead: function of `jfit.loop.ahead.compiling_ahead`.
+        ahead: function of `jfit.loop.threads.compiling_ahead`.
         shows: whether to write a line per epoch.
     """
 
