@@ -178,6 +178,7 @@ class Monitor:
         self.last_words: threading.Event | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending, self._over = threading.Lock(), threading.Event()
+        self._cause: int | None = None  # the process because of which the job ends, as all read it in the log
         self._seen: tuple[Any, int] | None = None
         self._since, self._beats = time.monotonic(), 0
         # Of each process, the last heartbeat and for how long it has been the last; not counted while this process is stopped.
@@ -305,6 +306,7 @@ class Monitor:
                 self._over.wait(LAST_WORDS)
 
     def _on_end(self, message: dict[str, Any]) -> None:
+        self._cause = message["rank"] if self._cause is None else self._cause  # if several fail, the first in the log, for all
         self._over.set()
         if not self.left:
             self.end(message["text"], message["rank"], silent=message["silent"], common=True)
@@ -343,7 +345,7 @@ class Monitor:
             code: exit status.
         """
         self.tell(f"{self.peers[self.rank]} failed: {text}", self.rank)
-        self._leave(code, self.rank)
+        self._leave(code, self.rank if self._cause is None else self._cause)
 
     def _leave(self, code: int, cause: int | None) -> None:
         """End this process, after all but `cause` have read why: the store ends with rank 0.  None: it has ended."""

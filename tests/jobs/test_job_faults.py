@@ -420,6 +420,15 @@ def test_an_error_of_the_monitor_ends_the_job(capfd):
         assert "1 // 0" in capfd.readouterr().err
 
 
+def test_processes_that_fail_at_once_end_because_of_the_first_in_the_log():
+    with monitored(30) as (monitor, _, _):
+        left = []
+        monitor._leave = lambda code, cause: left.append((code, cause))
+        Monitor.tell(monitor, "rank 1 failed", 1)  # what rank 1 has written just before
+        monitor.failed("ValueError: no rows", 3)
+        assert left == [(3, 1)] and [text for text, *_ in monitor.end] == ["rank 1 failed"]
+
+
 def test_processes_that_wait_for_each_other():
     scores, waits = status(8, activity.DEVICES, 90), status(8, activity.PEERS, 90)._replace(what=EXCHANGING.format("barrier"))
     missing = {"old#1": [1], "barrier#1": [0]}
