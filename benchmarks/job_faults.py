@@ -5,6 +5,7 @@ step 5 of a training, something happens to one of them. The seconds are those fr
 process.
 
     python -m benchmarks.job_faults --markdown benchmarks/results/<machine>-job-faults.md
+    python -m benchmarks.job_faults --watchdog 30    # the default of jobs; each event is to end within 1.5 times as long
 
 The exit status is 1 if an event did not end as it should.
 """
@@ -303,6 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Faults in jobs of several processes.")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--only", default="", help="only events whose action contains this text")
+    parser.add_argument("--watchdog", type=float, default=WATCHDOG, help="seconds; default: %(default)s")
     parser.add_argument("--verbose", action="store_true", help="print what the processes wrote, if it is not as expected")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -313,16 +315,17 @@ def main() -> None:
     rows = []
     for event in EVENTS:
         if arguments.only in event.action:
-            rows.append(measure(event))
+            limit = event.limit if arguments.watchdog == WATCHDOG else 1.5 * arguments.watchdog
+            rows.append(measure(event._replace(limit=limit), watchdog=arguments.watchdog))
             print(f"{event.name}: {rows[-1].seconds:.1f} s, {rows[-1].line} {rows[-1].codes} {rows[-1].problem}", flush=True)
             if rows[-1].problem and arguments.verbose:
                 print(rows[-1].output, flush=True)
     text = f"""# Faults in jobs of several processes
 
 `python -m benchmarks.job_faults`: 2 processes on 127.0.0.1 with one emulated CPU device each, on Linux with {os.cpu_count()}
-cores. They call `jfit.distributed.init(watchdog={WATCHDOG})`; the default is 30 seconds. Something happens to one process after
-step {STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only; where it is
-SIGTERM, `fit` has `checkpoint=`.
+cores. They call `jfit.distributed.init(watchdog={arguments.watchdog:g})`; the default is 30 seconds. Something happens to one
+process after step {STEP}; the time ends when the other process has ended. SIGTERM and Ctrl-C are sent to one process only;
+where it is SIGTERM, `fit` has `checkpoint=`.
 [Several processes and hosts](../../docs/hosts.md#when-a-process-fails) says what the rows mean.
 
 {table(rows)}
