@@ -234,8 +234,6 @@ def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> 
         return create_optimizer(optimizer, **{"rescale_grad": 1.0 / rows, **params})
     if params:
         raise ValueError("optimizer_params are only for an optimizer given by name; pass them to the object's constructor.")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"an optimizer is a name or an Optimizer; found {optimizer!r}.")
     if optimizer.rescale_grad == 0:
         optimizer.rescale_grad = 1.0 / rows
     elif optimizer.rescale_grad == 1 and rows > 1:
