@@ -182,7 +182,7 @@ def _training_module(model: Any, optimizer: Optimizer, data: Any, opts: Training
 
 def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
     """Return two lists of DataDesc: the data and the labels of an iterator."""
-    return describe(data.provide_data, "provide_data"), describe(data.provide_label, "provide_label")
+    return describe(data.provide_data), describe(data.provide_label)
 
 
 def _batch_size(data: Any) -> int:

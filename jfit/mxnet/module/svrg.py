@@ -36,13 +36,13 @@ class SVRGModule(Module):
 
     Args:
         symbol, data_names, label_names, logger, context, work_load_list: as for `Module`.
-        fixed_param_names, state_names, group2ctxs, compression_params: as for `Module`; compression applies to the reduced
-            gradients, not to mu.
+        fixed_param_names, state_names, compression_params: as for `Module`; compression applies to the reduced gradients, not
+            to mu.
+        group2ctxs: not supported.
         update_freq: number of epochs between full gradients, at least 1.
 
     Raises:
-        TypeError: update_freq is not an int.
-        ValueError: update_freq is below 1.
+        ValueError: update_freq is not an integer of at least 1.
 
     Example:
         >>> import jfit, numpy as np
@@ -77,10 +77,6 @@ class SVRGModule(Module):
     ) -> None:
         args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
         super().__init__(*args, group2ctxs, compression_params)
-        if self.binding.groups:
-            raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
-        if not isinstance(update_freq, int) or isinstance(update_freq, bool):
-            raise TypeError(f"update_freq in SVRGModule is {update_freq!r}, expected an integer, a number of epochs")
         checks.positive_integer(update_freq=update_freq)
         self.update_freq = update_freq
         self._mod_aux = self._aux_class(*args, group2ctxs, compression_params)
