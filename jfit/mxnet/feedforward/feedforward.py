@@ -25,7 +25,7 @@ from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.base import attribute, call, listed
 from jfit.mxnet.module.binding import first_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.bucketing import BucketingModule
-from jfit.mxnet.module.initial import DEFAULT, check_names, initialize
+from jfit.mxnet.module.initial import DEFAULT, check_names
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
@@ -235,9 +235,9 @@ class FeedForward:
                 problem = f"found {tuple(known.pop(name).shape)}, expected {bound.specs[name].shape}"
                 module.logger.warning(f"Shape mismatch for {name}: {problem}. It is initialized again.")
             current.append(known)
-        params, aux = initialize(bound, initializer, current[0], current[1], True, module.arrays)
-        self._set_params(params, aux)
-        return self.symbol.list_arguments(), list(params), list(aux)
+        module.init_params(initializer, *current, allow_missing=True)
+        self.copy_params_from(module)
+        return self.symbol.list_arguments(), list(bound.params), list(bound.aux)
 
     # -------------------------------------------------------------------------------- training
     def fit(
@@ -472,9 +472,7 @@ class FeedForward:
         return metric.get()[1]
 
     def _predictor_module(self, data: Any, overwrite: bool = True, verbosity: int = 0) -> FeedForwardModule:
-        """Return a module bound to the shapes of this data, with the current parameters.
-
-        The module of the last call is used again if the inputs have the same names; it compiles once per shape.
+        """Return a module bound to the shapes of this data, with the current parameters: that of the last call, if they fit.
 
         Args:
             data: data iterator.
@@ -485,20 +483,20 @@ class FeedForward:
         inputs, labels = julia.descriptions(data)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
-        last = module = self._predictor
-        if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
-            module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
-        if not (module.binded and same_shapes(module.data_shapes, inputs)):
-            if last is not None and not overwrite:
-                shapes = f"{[tuple(d) for d in last.data_shapes]}, the data has {[tuple(d) for d in inputs]}"
-                raise AssertionError(f"the predictor is bound to {shapes}; overwrite=True binds it again.")
-            module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
+        module = self._predictor
+        fits = module is not None and module.symbol is self.symbol and module.label_names == free
+        if not (fits and same_shapes(module.data_shapes, inputs)):
+            bound, shapes = module and [tuple(d) for d in module.data_shapes], [tuple(d) for d in inputs]
+            assert overwrite or not bound, (
+                f"the predictor is bound to {bound}, the data has {shapes}; overwrite=True binds it again."
+            )
+            self._predictor = module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
+            module.bind(inputs, [d for d in labels if d.name in free], for_training=False)
             if verbosity >= 1:
-                logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
+                logging.info("The predictor is bound to %s on %s", shapes, self.ctx[0])
         if not self.allow_extra_params:
             check_names(module.binding, params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
-        self._predictor = module
         return module
 
     # -------------------------------------------------------------------------------- files

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.data.images import ImageRecords
-from jfit.mxnet.errors import MXNetError, translated
+from jfit.mxnet.errors import translated
 from jfit.mxnet.io.files import MXDataIter, value_of, warn_ignored
 
 # Arguments that are fields of `jfit.data.images.Recipe` under the same name.
@@ -72,9 +72,9 @@ class ImageRecordIter(MXDataIter, ImageRecords):
 
     def __init__(
         self,
-        path_imgrec: str = "",
-        data_shape: Any = None,
-        batch_size: int | str | None = None,
+        path_imgrec: str,
+        data_shape: Any,
+        batch_size: int | str,
         path_imgidx: str = "",
         path_imglist: str = "",
         label_width: int | str = 1,
@@ -91,8 +91,6 @@ class ImageRecordIter(MXDataIter, ImageRecords):
         label_name: str = "softmax_label",
         **kwargs: Any,
     ) -> None:
-        if not path_imgrec or data_shape is None or batch_size is None:
-            raise MXNetError("ImageRecordIter needs path_imgrec, data_shape and batch_size.")
         self.round_batch = value_of("round_batch", round_batch)
         threads = value_of("preprocess_threads", preprocess_threads)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
