@@ -353,11 +353,10 @@ def arrays_in_order(what: str, arrays: Any, names: Sequence[str], optional: bool
         if missing and not optional:
             raise ValueError(f"{missing[0]!r} is missing in {what}; found {sorted(arrays)}, expected {list(names)}")
         return [_as_mutable(arrays.get(n)) for n in names]
-    if arrays is None and (optional or not names):
-        return [None] * len(names)
-    if len(arrays) != len(names):
-        raise ValueError(f"{what} has {len(arrays)} arrays, expected {len(names)}: {list(names)}")
-    return [_as_mutable(a) for a in arrays]
+    values = [None] * len(names) if arrays is None and (optional or not names) else list(arrays or ())
+    if len(values) != len(names):
+        raise ValueError(f"{what} has {len(values)} arrays, expected {len(names)}: {list(names)}")
+    return [_as_mutable(a) for a in values]
 
 
 def _as_mutable(value: Any) -> MutableArray | None:

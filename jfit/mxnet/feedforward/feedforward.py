@@ -483,9 +483,9 @@ class FeedForward:
         inputs, labels = julia.descriptions(data)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
-        module = self._predictor
-        fits = module is not None and module.symbol is self.symbol and module.label_names == free
-        if not (fits and same_shapes(module.data_shapes, inputs)):
+        module: Any = self._predictor
+        fits = getattr(module, "symbol", None) is self.symbol and module.label_names == free
+        if not fits or not same_shapes(module.data_shapes, inputs):
             bound, shapes = module and [tuple(d) for d in module.data_shapes], [tuple(d) for d in inputs]
             assert overwrite or not bound, (
                 f"the predictor is bound to {bound}, the data has {shapes}; overwrite=True binds it again."

@@ -15,7 +15,6 @@ from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState
-from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.binding import describe, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
@@ -163,20 +162,18 @@ def _training_module(model: Any, optimizer: Optimizer, data: Any, opts: Training
     inputs, labels = descriptions(data)
     opts.log(2, "Initializing parameters...")
     _, names, _ = model.init_model(opts.initializer, opts.force_init, **{d.name: d.shape for d in [*inputs, *labels]})
-    by_name = isinstance(opts.kvstore, str)
-    if by_name:
+    if isinstance(opts.kvstore, str):
         opts.log(2, "Creating KVStore...")
-    store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params)
-    if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
-        opts.log(2, "Auto-select kvstore type = %s", store.type)
     input_names = [[d.name for d in descs] for descs in (inputs, labels)]
     frozen = frozen_names(model.symbol, names)
     module = model.julia_module(model.symbol, *input_names, context=model.ctx, fixed_param_names=frozen)
     module.bind(inputs, labels)
     module.init_params(None, model.arg_params, model.aux_params)
-    if store is not None:
+    module.init_optimizer(opts.kvstore, optimizer)
+    if module._kvstore is not None:
+        if opts.kvstore in ("local", ":local"):
+            opts.log(2, "Auto-select kvstore type = %s", module._kvstore.type)
         opts.log(2, "Initializing KVStore...")
-    module.init_optimizer(store, optimizer)
     return module
 
 

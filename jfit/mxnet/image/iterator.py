@@ -109,7 +109,7 @@ class ImageIter(DataIter):
             raise ValueError(f"no images to read: {source} has {len(keys)}, this is part {part_index} of {num_parts}.")
         self._unshuffled = list(self.seq)
         self.num_image = len(self.seq)
-        self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
+        self.auglist: list[Any] = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
         self.epoch, self.cur, self._ended = 0, 0, False
         self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images, labels of an incomplete batch (roll_over)
         self._shuffle_keys()

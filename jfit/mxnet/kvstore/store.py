@@ -598,16 +598,14 @@ def select(
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
 
 
-def select_julia(
-    kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
-) -> tuple[Any, bool]:
+def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
     """Choose the key-value store, and whether it updates the weights, as MXNet.jl does.
 
     Args:
         kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` if every parameter has fewer than 16M
             elements, else `local_allreduce_cpu`; `local_allreduce` stores only sum gradients.
         num_device: number of devices; for one device there is no store, unless the type is a `dist` one.
-        arg_params, make: as in `select`.
+        arg_params: parameters by name.
 
     Returns:
         (store or None, whether the store updates the weights).
@@ -624,7 +622,7 @@ def select_julia(
         if kvstore == "local":
             kvstore = "local_update_cpu" if _largest_size(arg_params) < BIG else "local_allreduce_cpu"
             kvstore = None if num_device == 1 else kvstore
-    store, _ = select(kvstore, num_device, arg_params, make)
+    store, _ = select(kvstore, num_device, arg_params)
     return store, store is not None and "local_allreduce" not in store.type
 
 

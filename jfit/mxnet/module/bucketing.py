@@ -14,7 +14,7 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
-from jfit.mxnet.kvstore.store import workers_of
+from jfit.mxnet.kvstore.store import create, workers_of
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
 from jfit.mxnet.module.binding import desc_of, rows_of_batch
 from jfit.mxnet.module.module import Module
@@ -220,7 +220,7 @@ class BucketingModule(BaseModule):
         """Set the optimizer of all buckets; the batch size is that of the current bucket."""
         params = dict(optimizer_params)
         if isinstance(kvstore, str) and "dist" in kvstore:
-            kvstore = self._default._make_store(kvstore)
+            kvstore = create(kvstore)
         if isinstance(optimizer, str):
             rows = rows_of_batch(self._curr_module.data_shapes) * workers_of(kvstore)
             params.setdefault("rescale_grad", 1.0 / rows)

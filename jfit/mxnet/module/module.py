@@ -82,7 +82,6 @@ class Module(BaseModule):
     """
 
     _divide = staticmethod(python_slices)
-    _make_store = staticmethod(stores.create)
     _warns_of_scale = True  # if the rescale_grad of an Optimizer object is not 1 / batch size
 
     def __init__(
@@ -244,7 +243,7 @@ class Module(BaseModule):
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
         """Return (key-value store or None, whether the store applies the optimizer)."""
-        return stores.select(kvstore, len(self.binding.devices), params, make=self._make_store)
+        return stores.select(kvstore, len(self.binding.devices), params)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         scale, count = 1.0 / rows, len(self.binding.devices)
