@@ -99,12 +99,7 @@ class DataBatch:
         self.label: Any = label
         self.pad, self.index = pad, index
         self.bucket_key, self.provide_data, self.provide_label = (bucket_key, provide_data, provide_label)
-        self.rolled = False
-
-    @property
-    def wrapped(self) -> int:
-        """Number of padding rows at the end; 0 for a roll_over iterator, whose `pad` counts rows of the previous epoch."""
-        return 0 if self.rolled else int(self.pad or 0)
+        self.rolled = False  # whether `pad` counts rows that rolled over from the previous epoch
 
     def __str__(self) -> str:
         label = None if self.label is None else [np.shape(a) for a in self.label]

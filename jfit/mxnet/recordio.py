@@ -85,7 +85,7 @@ class MXRecordIO:
 
         Raises:
             AssertionError: the file is open for writing.
-            RuntimeError: the file was opened by another process.
+            RuntimeError: the file is closed, or was opened by another process.
             MXNetError: the file is damaged.
         """
         self._check(writing=False)
@@ -121,13 +121,10 @@ class MXRecordIO:
             self.open()
 
     def _check(self, writing: bool | None = None) -> None:
-        if not self.is_open:
-            raise ValueError(f"{self.uri} is closed; call open() or reset() first.")
-        if writing is not None and writing != self.writable:
-            # An AssertionError because MXNet uses `assert` here, and scripts may catch that.
-            raise AssertionError(f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}.")
+        flag = f"{self.uri} is open with flag {self.flag!r}; this call needs {'w' if writing else 'r'!r}."
+        assert writing in (None, self.writable), flag
         if self.pid != os.getpid():
-            raise RuntimeError(f"{self.uri} was opened by process {self.pid}, its file position is shared; call reset().")
+            raise RuntimeError(f"{self.uri} is closed, or another process opened it and shares its position; call reset().")
 
 
 class MXIndexedRecordIO(MXRecordIO):
@@ -185,10 +182,9 @@ class MXIndexedRecordIO(MXRecordIO):
         if self.pid is not None and self.pid != os.getpid():
             self.reset()  # as in MXNet; safe, because a reader by key does not depend on the current position
         self._check(writing=False)
-        if idx not in self.idx:
-            raise KeyError(f"{self.idx_path} has no key {idx!r}; it has {len(self.keys)}: {str(self.keys[:5])[1:-1]} ...")
+        offset = self.idx[idx]
         with translated():
-            self._file.seek(self.idx[idx])
+            self._file.seek(offset)
 
     def read_idx(self, idx: Any) -> bytes | None:
         """Return the record of key `idx` as bytes."""

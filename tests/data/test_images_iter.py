@@ -246,8 +246,6 @@ def test_unsupported_arguments_raise_and_ineffective_ones_are_accepted():
         record_iter(max_aspect_ratio=0.2)
     with pytest.warns(UserWarning, match="ImageRecordIter has no argument 'rand_corp': ignored, did you mean 'rand_crop'"):
         record_iter(rand_corp=True)
-    with pytest.raises(mx.MXNetError, match="needs path_imgrec, data_shape and batch_size"):
-        mx.io.ImageRecordIter()
     with pytest.raises(ValueError, match="part_index is 2, num_parts is 2"):
         record_iter(num_parts=2, part_index=2)
     with pytest.raises(ValueError, match="is empty; use fewer parts"):
@@ -297,7 +295,7 @@ def test_a_user_augmenter_receives_ndarrays():
 
 
 def test_image_iter_raises_for_invalid_arguments_and_images(folder, damaged):
-    with pytest.raises(ValueError, match="needs path_imgrec, path_imglist or imglist"):
+    with pytest.raises(ValueError, match="no images to read"):
         mx.image.ImageIter(4, (3, 16, 16))
     with pytest.raises(ValueError, match=r"expected .3, height, width."):
         mx.image.ImageIter(4, (1, 16, 16), path_imgrec=str(TEN))

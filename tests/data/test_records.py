@@ -172,7 +172,7 @@ def test_reset_tell_flags_and_positions(tmp_path):
         writer.read()
     writer.close()
     writer.close()
-    with pytest.raises(ValueError, match="is closed"):
+    with pytest.raises(RuntimeError, match="is closed"):
         writer.write(b"")
     reader = mx.recordio.MXRecordIO(path, "r")
     place = reader.state_dict()
@@ -185,5 +185,5 @@ def test_reset_tell_flags_and_positions(tmp_path):
         mx.recordio.MXRecordIO(str(tmp_path / "none.rec"), "r")
     with pytest.raises(TypeError, match="a record must be bytes, found str"):
         mx.recordio.MXRecordIO(str(tmp_path / "b.rec"), "w").write("text")
-    with pytest.raises(KeyError, match="has no key 99"):
+    with pytest.raises(KeyError, match="99"):
         mx.recordio.MXIndexedRecordIO(GOLDEN / "parts.idx", GOLDEN / "parts.rec", "r").read_idx(99)

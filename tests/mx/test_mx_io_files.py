@@ -142,9 +142,9 @@ def test_sparse_arrays_support_all_values_of_last_batch_handle():
 
 # ------------------------------------------------------------------------------------------------ arguments
 def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder):
-    with pytest.raises(TypeError, match="CSVIter takes keyword arguments only"):
+    with pytest.raises(TypeError, match="positional argument"):
         mx.io.CSVIter(str(folder / "x.csv"), (6,), batch_size=4)
-    with pytest.raises(mx.base.MXNetError, match="the argument data_shape, batch_size is missing"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'data_shape'"):
         mx.io.CSVIter(data_csv=str(folder / "x.csv"))
     with pytest.raises(mx.base.MXNetError, match=r"'nope\.csv': no such file"):
         mx.io.CSVIter(data_csv="nope.csv", data_shape=(6,), batch_size=4)

@@ -10,7 +10,6 @@ import jfit
 from jfit.mxnet.feedforward.callbacks import (
     AbstractBatchCallback,
     AbstractEpochCallback,
-    OptimizationState,
     do_checkpoint,
     every_n_batch,
     every_n_epoch,
@@ -310,16 +309,12 @@ def test_checkpoints_are_written_each_n_epochs_and_read_again(tmp_path):
 # ------------------------------------------------------------------------------------------------ what is refused
 test_invalid_use_raises = refused(
     (lambda: started().train(sgd(), data(), eval_data=data(5)), AssertionError, "eval_data has batches of 5 rows"),
-    (lambda: started().train(sgd(), data(), epochs=3), TypeError, "no option 'epochs'; did you mean 'n_epoch'"),
+    (lambda: started().train(sgd(), data(), epochs=3), TypeError, "unexpected keyword argument 'epochs'"),
     (lambda: started().train(sgd(), data(), eta_decay="step"), ValueError, "eta_decay is 'step'"),
     (lambda: started().train(sgd(), data(), n_epoch=-1), ValueError, "n_epoch is -1"),
     (lambda: started().train(sgd(), data(), callbacks=[print]), TypeError, "every_n_batch"),
-    (lambda: started().train(3, data()), TypeError, "an optimizer is a name or an Optimizer"),
     (lambda: started().train(sgd(), data(), optimizer_params={"wd": 1}), ValueError, "given by name"),
     (lambda: started(DEVICES).train(sgd(), data(2)), ValueError, "Too many slices"),
-    (lambda: FeedForward(lambda key: net()).train(sgd(), data()), ValueError, "function of the bucket key"),
     (lambda: FeedForward(net()).save_checkpoint("x", 1), ValueError, "has no parameters yet"),
     (lambda: every_n_batch(print, 0), ValueError, "at least 1"),
-    (lambda: AbstractBatchCallback()(OptimizationState(1)), NotImplementedError, "__call__"),
-    (lambda: AbstractEpochCallback()(None, OptimizationState(1), []), NotImplementedError, "__call__"),
 )

@@ -147,8 +147,6 @@ def test_one_context_may_be_in_a_list_and_several_are_errors():
         net.simple_bind(mx.cpu(0), group2ctx={"dev1": [mx.cpu(1), mx.cpu(2)]}, data=(2, 5))
     with pytest.raises(TypeError, match="expected a dict of group name -> context, or a list of such dicts"):
         mx.mod.Module(net, group2ctxs="dev1")
-    with pytest.raises(NotImplementedError, match="SVRGModule does not support group2ctxs"):
-        mx.contrib.svrg_optimization.svrg_module.SVRGModule(net, group2ctxs=GROUPS, update_freq=1)
 
 
 def test_a_store_for_the_same_bits_on_any_number_of_contexts_is_an_error():

@@ -109,12 +109,6 @@ def test_other_numbers_of_contexts_are_errors_that_name_the_group():
         mx.mod.Module(net, context=TWO, group2ctxs=[GROUPS])
     with pytest.raises(TypeError, match="or a list of such dicts, one for each context"):
         mx.mod.Module(net, context=TWO, group2ctxs=[mx.cpu(0), mx.cpu(1)])
-    module, other = mx.mod.Module(net, context=TWO, group2ctxs=PAIRS), mx.mod.Module(net)
-    shapes = [("data", (8, 5))], [("softmax_label", (8,))]
-    module.bind(*shapes)
-    module.init_params()
-    with pytest.raises(ValueError, match=r"the module has 1 contexts, the module whose parameters it shares 2"):
-        other.bind(*shapes, shared_module=module)
     with mx.AttrScope(ctx_group="dev1"):
         net = mx.sym.contrib.SyncBatchNorm(mx.sym.Variable("data"), key="bn", name="bn")
     with pytest.raises(NotImplementedError, match=r"'bn' is a SyncBatchNorm, which .* on one context only, found 2"):

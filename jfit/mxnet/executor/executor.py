@@ -114,9 +114,13 @@ class Executor:
     @property
     def outputs(self) -> list[NDArray]:
         """Outputs of the last `forward`, a list of NDArrays that are computed when they are read."""
-        if self._deferred is None:
-            raise MXNetError("the executor has no outputs yet; call forward first")
+        self._last_pass()
         return list(self._outputs)
+
+    def _last_pass(self) -> Deferred:
+        if self._deferred is None:
+            raise MXNetError("the executor has no outputs yet; call forward(is_train=True) first")
+        return self._deferred
 
     @property
     def output_dict(self) -> dict[str, NDArray]:
@@ -135,10 +139,7 @@ class Executor:
         Raises:
             MXNetError: `forward` was not called, or the gradient of an output that is not a loss is missing.
         """
-        deferred = self._deferred
-        if deferred is None:
-            raise MXNetError("backward needs a forward pass; call forward(is_train=True) first")
-        train, arrays, key = self._recorded
+        deferred, (train, arrays, key) = self._last_pass(), self._recorded
         if arrays is None or (deferred.is_done and not train):
             arrays = self._arrays()
         reqs = {n: r for n, r in self._req.items() if r != "null" and self.grad_dict[n] is not None}
@@ -171,8 +172,6 @@ class Executor:
         if isinstance(out_grads, Mapping):
             out_grads = [out_grads.get(n) for n in names]
         heads = [out_grads] if isinstance(out_grads, (MutableArray, np.ndarray, jax.Array)) else list(out_grads or ())
-        if len(heads) > len(names):
-            raise MXNetError(f"backward got {len(heads)} head gradients for {len(names)} outputs: {names}")
         heads += [None] * (len(names) - len(heads))
         for name, head, reach in zip(names, heads, self._programs.needs_head, strict=True):
             if head is None and reach & differentiated:
@@ -348,20 +347,16 @@ def arrays_in_order(what: str, arrays: Any, names: Sequence[str], optional: bool
 
     Raises:
         ValueError: the list has the wrong length, or a name is missing in the dict.
-        TypeError: `arrays` is neither a list nor a dict.
     """
     if isinstance(arrays, Mapping):
         missing = [n for n in names if arrays.get(n) is None]
         if missing and not optional:
             raise ValueError(f"{missing[0]!r} is missing in {what}; found {sorted(arrays)}, expected {list(names)}")
         return [_as_mutable(arrays.get(n)) for n in names]
-    if arrays is None and (optional or not names):
-        return [None] * len(names)
-    if not isinstance(arrays, (list, tuple)):
-        raise TypeError(f"{what} is a {type(arrays).__name__}, expected a list of NDArrays or a dict by name")
-    if len(arrays) != len(names):
-        raise ValueError(f"{what} has {len(arrays)} arrays, expected {len(names)}: {list(names)}")
-    return [_as_mutable(a) for a in arrays]
+    values = [None] * len(names) if arrays is None and (optional or not names) else list(arrays or ())
+    if len(values) != len(names):
+        raise ValueError(f"{what} has {len(values)} arrays, expected {len(names)}: {list(names)}")
+    return [_as_mutable(a) for a in values]
 
 
 def _as_mutable(value: Any) -> MutableArray | None:

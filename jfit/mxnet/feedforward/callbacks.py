@@ -54,6 +54,8 @@ class AbstractCallback:
 class AbstractBatchCallback(AbstractCallback):
     """Base class of batch callbacks, called with the state after every batch, and before the first batch of every epoch.
 
+    Subclasses define `__call__(self, state)`; at the beginning of an epoch `state.curr_batch` is 0.
+
     Example:
         >>> class Count(AbstractBatchCallback):
         ...     def __call__(self, state):
@@ -62,13 +64,12 @@ class AbstractBatchCallback(AbstractCallback):
         0
     """
 
-    def __call__(self, state: OptimizationState) -> Any:
-        """Run the callback after a batch, or at the beginning of an epoch (`state.curr_batch` is 0)."""
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, state).")
-
 
 class AbstractEpochCallback(AbstractCallback):
     """Base class of epoch callbacks, called with (model, state, metric) after every epoch, and before the first epoch.
+
+    Subclasses define `__call__(self, model, state, metric)`; before the first epoch `state.curr_epoch` is 0 and `metric` is
+    empty.
 
     Example:
         >>> class Print(AbstractEpochCallback):
@@ -77,10 +78,6 @@ class AbstractEpochCallback(AbstractCallback):
         >>> Print()(None, OptimizationState(8), [])
         0 []
     """
-
-    def __call__(self, model: Any, state: OptimizationState, metric: list[tuple[str, float]]) -> Any:
-        """Run the callback after an epoch, or at the beginning of the training (`state.curr_epoch` is 0, `metric` is empty)."""
-        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, model, state, metric).")
 
 
 def _every(kind: type[Any], count: Callable[..., int], callback: Callable[..., Any], n: int, call_on_0: bool) -> Any:

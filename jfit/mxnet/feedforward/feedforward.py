@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jfit import checks, counters
+from jfit import counters
 from jfit.data import NDArrayIter
 from jfit.mxnet import files
 from jfit.mxnet import metric as metrics
@@ -25,7 +25,7 @@ from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.base import attribute, call, listed
 from jfit.mxnet.module.binding import first_slices, same_shapes, wrapped_rows
 from jfit.mxnet.module.bucketing import BucketingModule
-from jfit.mxnet.module.initial import DEFAULT, check_names, initialize
+from jfit.mxnet.module.initial import DEFAULT, check_names
 from jfit.mxnet.module.module import Module
 from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer import Optimizer
@@ -111,8 +111,7 @@ class FeedForward:
         **kwargs: arguments of an optimizer given by name.
 
     Raises:
-        TypeError: symbol is neither a Symbol nor a function.
-        ValueError: both ctx and context are set, or the network has duplicate names.
+        ValueError: the network has duplicate names.
 
     Example:
         >>> import jfit, numpy as np
@@ -158,14 +157,9 @@ class FeedForward:
         **kwargs: Any,
     ) -> None:
         check_entry("FeedForward", several=True)
-        if ctx is not None and context is not None:
-            raise ValueError("both ctx and context are set; they are the same argument.")
         ctx = ctx if context is None else context
         self.ctx = [cpu()] if ctx is None else list(ctx) if type(ctx) in (list, tuple) else [ctx]
-        is_network = hasattr(symbol, "list_arguments")
-        if not is_network and not callable(symbol):
-            raise TypeError(f"symbol is {symbol!r}; expected a Symbol, or a function of the bucket key that returns one.")
-        self.symbol, self.sym_gen = (symbol, None) if is_network else (None, symbol)
+        self.symbol, self.sym_gen = (symbol, None) if hasattr(symbol, "list_arguments") else (None, symbol)
         self.arg_params = None if arg_params is None else dict(arg_params)
         self.aux_params = None if aux_params is None else dict(aux_params)
         self.allow_extra_params = allow_extra_params
@@ -193,9 +187,7 @@ class FeedForward:
     # -------------------------------------------------------------------------------- parameters
     def _checked_params(self) -> tuple[Params, Params]:
         """Return (parameters, auxiliary states) by name; raise ValueError if they are not initialized."""
-        if self.symbol is None:
-            raise ValueError("the network is a function of the bucket key, and no bucket key is known yet; call fit first.")
-        if self.arg_params is None:
+        if self.symbol is None or self.arg_params is None:
             raise ValueError("the model has no parameters yet; call fit, train or init_model, or load a checkpoint.")
         return self.arg_params, self.aux_params or {}
 
@@ -234,8 +226,6 @@ class FeedForward:
 
         Source: MXNet.jl, `init_model`.
         """
-        if self.symbol is None:
-            raise ValueError("the Julia API does not support a symbol that is a function of the bucket key; call fit(data).")
         module = self.julia_module(self.symbol, data_names=list(input_shapes), label_names=(), context=self.ctx[:1])
         module.bind([(name, tuple(shape)) for name, shape in input_shapes.items()], for_training=False)
         bound, current = module.binding, []
@@ -245,9 +235,9 @@ class FeedForward:
                 problem = f"found {tuple(known.pop(name).shape)}, expected {bound.specs[name].shape}"
                 module.logger.warning(f"Shape mismatch for {name}: {problem}. It is initialized again.")
             current.append(known)
-        params, aux = initialize(bound, initializer, current[0], current[1], True, module.arrays)
-        self._set_params(params, aux)
-        return self.symbol.list_arguments(), list(params), list(aux)
+        module.init_params(initializer, *current, allow_missing=True)
+        self.copy_params_from(module)
+        return self.symbol.list_arguments(), list(bound.params), list(bound.aux)
 
     # -------------------------------------------------------------------------------- training
     def fit(
@@ -285,7 +275,7 @@ class FeedForward:
 
         Raises:
             AssertionError: num_epoch is not set.
-            TypeError: an unknown option, or rescale_grad is set for an optimizer given by name.
+            TypeError: an unknown option.
             ValueError: data, labels or parameters do not match the network.
         """
         if isinstance(X, Optimizer):
@@ -294,15 +284,13 @@ class FeedForward:
         if options:
             raise TypeError(f"fit has no argument {next(iter(options))!r}; the options of train need an Optimizer as X.")
         assert self.num_epoch is not None, "num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs."
-        if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
-            raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
         if self.sym_gen is not None:
-            if not hasattr(X, "default_bucket_key"):
-                raise ValueError("symbol is a function of the bucket key, so X must be an iterator with a default_bucket_key.")
             self.symbol = self.sym_gen(X.default_bucket_key)
             self._check_arguments()
         data, valid = self._iter(X, y, True, "roll_over"), self._eval_iter(eval_data)
-        module = self._training_module(data, kvstore, logging if logger is None else logger, work_load_list, monitor)
+        module = self._training_module(data, kvstore, logger or logging, work_load_list)
+        if monitor is not None:
+            module.install_monitor(monitor)
         batch_callbacks = [_count_from_one(c) for c in listed(batch_end_callback)]
         data.reset()
         with self.keep_params(module), module._stoppable():
@@ -326,7 +314,7 @@ class FeedForward:
                     valid.reset()
                 module._stop_if_asked()
 
-    def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any, monitor: Any) -> Any:
+    def _training_module(self, data: Any, kvstore: Any, logger: Any, work_load_list: Any) -> Any:
         """Create a bound module with parameters and a new optimizer, after checking that the data has all inputs."""
         inputs, labels = julia.descriptions(data)
         names, label_names = [d.name for d in inputs], [d.name for d in labels]
@@ -338,16 +326,12 @@ class FeedForward:
         if make is None:
             module = self._python_module(self.symbol, names, label_names, **shared)
         else:
-            if monitor is not None:
-                raise NotImplementedError("a monitor does not support buckets; pass a Symbol, not a function of the key.")
             module = self._bucket_module(lambda key: (make(key), names, label_names), data.default_bucket_key, **shared)
         module.bind(inputs, labels)
         module.init_params(self.initializer, self.arg_params, self.aux_params, True)
         self.copy_params_from(module)
         module.init_optimizer(kvstore, self.optimizer, self.kwargs)
         logger.info(of_worker("Start training with %s"), self.ctx)
-        if monitor is not None:
-            module.install_monitor(monitor)
         return module
 
     def train(self, optimizer: Any, data: Any, **options: Any) -> None:
@@ -367,10 +351,6 @@ class FeedForward:
 
         Source: MXNet.jl, `model.jl`.
         """
-        names = list(vars(julia.TrainingOptions()))
-        for name in options:
-            if name not in names:
-                raise TypeError(f"train has no option {name!r}; {checks.name_hint(name, names)}")
         julia.train(self, optimizer, data, julia.TrainingOptions(**options))
 
     # -------------------------------------------------------------------------------- data
@@ -388,19 +368,15 @@ class FeedForward:
         """
         if hasattr(X, "provide_data"):
             return X
-        if not hasattr(X, "shape"):
-            raise TypeError(f"X is {type(X).__name__}; expected a data iterator, a NumPy or jax array, or an NDArray.")
         if y is None and labels:
             raise ValueError("y is missing: an array X needs one label per row; or pass an iterator with labels.")
         rows = int(X.shape[0])
         y = np.zeros(rows, np.float32) if y is None else as_array(y)
-        if tuple(y.shape) not in ((rows,), (rows, 1)):
-            raise ValueError(f"y has shape {tuple(y.shape)}; expected one label for each of the {rows} rows of X.")
         names = []
         for ending, default in (("data", "data"), ("label", "softmax_label")):
             found = [n for n in self.symbol.list_arguments() if n.endswith(ending)]
             names.append(found[0] if len(found) == 1 else default)
-        return NDArrayIter(X, y.reshape(-1), min(rows, self.numpy_batch_size), shuffle, tail, *names)
+        return NDArrayIter(X, y.reshape(rows), min(rows, self.numpy_batch_size), shuffle, tail, *names)
 
     def _eval_iter(self, eval_data: Any) -> Any:
         """Return validation data as an iterator, or None; a pair (X, y) of arrays is wrapped.
@@ -410,8 +386,6 @@ class FeedForward:
         """
         if eval_data is None or hasattr(eval_data, "provide_data"):
             return eval_data
-        if not isinstance(eval_data, (list, tuple)) or len(eval_data) != 2:
-            raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
         X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
         return self._iter(X, y, True, "pad")
 
@@ -498,9 +472,7 @@ class FeedForward:
         return metric.get()[1]
 
     def _predictor_module(self, data: Any, overwrite: bool = True, verbosity: int = 0) -> FeedForwardModule:
-        """Return a module bound to the shapes of this data, with the current parameters.
-
-        The module of the last call is used again if the inputs have the same names; it compiles once per shape.
+        """Return a module bound to the shapes of this data, with the current parameters: that of the last call, if they fit.
 
         Args:
             data: data iterator.
@@ -511,20 +483,20 @@ class FeedForward:
         inputs, labels = julia.descriptions(data)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
-        last = module = self._predictor
-        if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
-            module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
-        if not (module.binded and same_shapes(module.data_shapes, inputs)):
-            if last is not None and not overwrite:
-                shapes = f"{[tuple(d) for d in last.data_shapes]}, the data has {[tuple(d) for d in inputs]}"
-                raise AssertionError(f"the predictor is bound to {shapes}; overwrite=True binds it again.")
-            module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
+        module: Any = self._predictor
+        fits = getattr(module, "symbol", None) is self.symbol and module.label_names == free
+        if not fits or not same_shapes(module.data_shapes, inputs):
+            bound, shapes = module and [tuple(d) for d in module.data_shapes], [tuple(d) for d in inputs]
+            assert overwrite or not bound, (
+                f"the predictor is bound to {bound}, the data has {shapes}; overwrite=True binds it again."
+            )
+            self._predictor = module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
+            module.bind(inputs, [d for d in labels if d.name in free], for_training=False)
             if verbosity >= 1:
-                logging.info("The predictor is bound to %s on %s", [tuple(d) for d in inputs], self.ctx[0])
+                logging.info("The predictor is bound to %s on %s", shapes, self.ctx[0])
         if not self.allow_extra_params:
             check_names(module.binding, params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
-        self._predictor = module
         return module
 
     # -------------------------------------------------------------------------------- files
@@ -650,7 +622,5 @@ def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterato
             log_reset()
             data.reset()
             stream = iter(data)
-            batch = next(stream, None)
-        if batch is None:
-            raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
+            batch = next(stream)
         yield batch

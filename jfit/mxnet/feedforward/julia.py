@@ -15,7 +15,6 @@ from jfit.data.ndarray_iter import DataDesc
 from jfit.graph import Symbol
 from jfit.mxnet import metric as metrics
 from jfit.mxnet.feedforward.callbacks import AbstractBatchCallback, AbstractEpochCallback, OptimizationState
-from jfit.mxnet.kvstore.store import select_julia
 from jfit.mxnet.logs import of_worker
 from jfit.mxnet.module.binding import describe, rows_of_batch
 from jfit.mxnet.module.initial import DEFAULT
@@ -163,26 +162,24 @@ def _training_module(model: Any, optimizer: Optimizer, data: Any, opts: Training
     inputs, labels = descriptions(data)
     opts.log(2, "Initializing parameters...")
     _, names, _ = model.init_model(opts.initializer, opts.force_init, **{d.name: d.shape for d in [*inputs, *labels]})
-    by_name = isinstance(opts.kvstore, str)
-    if by_name:
+    if isinstance(opts.kvstore, str):
         opts.log(2, "Creating KVStore...")
-    store, _ = select_julia(opts.kvstore, len(model.ctx), model.arg_params)
-    if store is not None and by_name and opts.kvstore.lstrip(":") == "local":
-        opts.log(2, "Auto-select kvstore type = %s", store.type)
     input_names = [[d.name for d in descs] for descs in (inputs, labels)]
     frozen = frozen_names(model.symbol, names)
     module = model.julia_module(model.symbol, *input_names, context=model.ctx, fixed_param_names=frozen)
     module.bind(inputs, labels)
     module.init_params(None, model.arg_params, model.aux_params)
-    if store is not None:
+    module.init_optimizer(opts.kvstore, optimizer)
+    if module._kvstore is not None:
+        if opts.kvstore in ("local", ":local"):
+            opts.log(2, "Auto-select kvstore type = %s", module._kvstore.type)
         opts.log(2, "Initializing KVStore...")
-    module.init_optimizer(store, optimizer)
     return module
 
 
 def descriptions(data: Any) -> tuple[list[DataDesc], list[DataDesc]]:
     """Return two lists of DataDesc: the data and the labels of an iterator."""
-    return describe(data.provide_data, "provide_data"), describe(data.provide_label, "provide_label")
+    return describe(data.provide_data), describe(data.provide_label)
 
 
 def _batch_size(data: Any) -> int:
@@ -234,8 +231,6 @@ def _with_rescale_grad(optimizer: Any, params: Mapping[str, Any], rows: int) -> 
         return create_optimizer(optimizer, **{"rescale_grad": 1.0 / rows, **params})
     if params:
         raise ValueError("optimizer_params are only for an optimizer given by name; pass them to the object's constructor.")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"an optimizer is a name or an Optimizer; found {optimizer!r}.")
     if optimizer.rescale_grad == 0:
         optimizer.rescale_grad = 1.0 / rows
     elif optimizer.rescale_grad == 1 and rows > 1:

@@ -47,9 +47,6 @@ class Augmenter:
         """Return the name and the arguments as JSON."""
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
-    def __call__(self, src: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} must implement __call__(src), which returns the transformed image.")
-
 
 def _to_json(value: Any) -> Any:
     value = value.asnumpy() if isinstance(value, MutableArray) else value
@@ -163,16 +160,18 @@ class RandomSizedCropAug(Augmenter):
         area: (low, high) or low, as a fraction of the image's area.
         ratio: (low, high) of width / height.
         interp: interpolation, see `imresize`.
-        kwargs: `min_area`, a deprecated name of `area`.
+        min_area: a deprecated name of `area`.
 
     Example:
         >>> RandomSizedCropAug((5, 4), 0.5, (0.75, 1.33))(np.zeros((8, 16, 3), "uint8")).shape
         (4, 5, 3)
     """
 
-    def __init__(self, size: tuple[int, int], area: Any, ratio: tuple[float, float], interp: int = 2, **kwargs: Any) -> None:
+    def __init__(
+        self, size: tuple[int, int], area: Any, ratio: tuple[float, float], interp: int = 2, *, min_area: Any = None
+    ) -> None:
         super().__init__(size=size, area=area, ratio=ratio, interp=interp)
-        self.size, self.area, self.ratio, self.interp = size, area_argument(kwargs, area), ratio, interp
+        self.size, self.area, self.ratio, self.interp = size, area_argument(area, min_area), ratio, interp
 
     def __call__(self, src: Any) -> Any:
         return random_size_crop(src, self.size, self.area, self.ratio, self.interp)[0]
@@ -441,7 +440,7 @@ def CreateAugmenter(
         List of augmenters.
 
     Raises:
-        ValueError: `rand_resize` without `rand_crop`, or a mean or std of another length.
+        AssertionError: `rand_resize` without `rand_crop`.
 
     Example:
         >>> [type(a).__name__ for a in CreateAugmenter((3, 8, 8), resize=9, rand_mirror=True)]
@@ -450,8 +449,7 @@ def CreateAugmenter(
     size = (data_shape[2], data_shape[1])
     augmenters: list[Augmenter] = [ResizeAug(resize, inter_method)] if resize > 0 else []
     if rand_resize:
-        if not rand_crop:
-            raise ValueError("rand_resize=True crops at a random position: pass rand_crop=True too.")
+        assert rand_crop, "rand_resize=True crops at a random position: pass rand_crop=True too."
         augmenters.append(RandomSizedCropAug(size, _AREA, _RATIO, inter_method))
     else:
         augmenters.append((RandomCropAug if rand_crop else CenterCropAug)(size, inter_method))
@@ -466,15 +464,8 @@ def CreateAugmenter(
         augmenters.append(LightingAug(pca_noise, np.array(colour.EIGENVALUES), np.array(colour.EIGENVECTORS)))
     if rand_gray > 0:
         augmenters.append(RandomGrayAug(rand_gray))
-    mean, std = _channels("mean", mean, colour.IMAGENET_MEAN), _channels("std", std, colour.IMAGENET_STD)
+    mean = np.array(colour.IMAGENET_MEAN, np.float32) if mean is True else mean
+    std = np.array(colour.IMAGENET_STD, np.float32) if std is True else std
     if mean is not None or std is not None:
         augmenters.append(ColorNormalizeAug(mean, std))
     return augmenters
-
-
-def _channels(name: str, value: Any, default: tuple[float, ...]) -> Any:
-    if value is True:
-        return np.array(default, np.float32)
-    if value is not None and (not hasattr(value, "shape") or value.shape[0] not in (1, 3)):
-        raise ValueError(f"{name} of CreateAugmenter is {value!r}; expected True, None or an array of 1 or 3 numbers.")
-    return value

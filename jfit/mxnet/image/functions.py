@@ -48,7 +48,6 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
         NDArray (height, width, 3) or (height, width, 1), uint8.
 
     Raises:
-        ValueError: `buf` is a str.
         MXNetError: the content is not an image, or damaged.
 
     Example:
@@ -56,8 +55,6 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: int | bool = 1, out: Any = None) -
         >>> imdecode(encode(np.zeros((2, 4, 3), "uint8"), 9, ".png")).shape
         (2, 4, 3)
     """
-    if isinstance(buf, str):
-        raise ValueError("buf is a str, expected the bytes of an image file: read the file with open(path, 'rb').")
     content = buf.asnumpy().tobytes() if isinstance(buf, MutableArray) else bytes(buf)
     with translated():
         array = decode(content, "RGB" if flag else "L")
@@ -223,7 +220,8 @@ def random_size_crop(
     area: float | tuple[float, float],
     ratio: tuple[float, float],
     interp: int = 2,
-    **kwargs: Any,
+    *,
+    min_area: Any = None,
 ) -> tuple[Any, Box]:
     """Crop a rectangle of random area and aspect ratio, and resize it to `size`.
 
@@ -235,20 +233,17 @@ def random_size_crop(
         area: (low, high) of the uniform area as a fraction of the image's area; one number is low, with high 1.
         ratio: (low, high) of the log-uniform width / height.
         interp: interpolation, see `resize_short`.
-        kwargs: `min_area`, a deprecated name of `area`.
+        min_area: a deprecated name of `area`.
 
     Returns:
         (image, (x, y, width, height) of the crop before resizing).
-
-    Raises:
-        TypeError: an unknown argument.
 
     Example:
         >>> random_size_crop(np.zeros((8, 8, 3), "uint8"), (4, 4), 0.5, (0.75, 1.33))[0].shape
         (4, 4, 3)
     """
     height, width = src.shape[:2]
-    area = area_argument(kwargs, area)
+    area = area_argument(area, min_area)
     low, high = area if isinstance(area, Sequence) else (area, 1.0)
     for _ in range(_MAX_TRIES):
         fraction = random.uniform(low, high)
@@ -259,14 +254,12 @@ def random_size_crop(
     return center_crop(src, size, interp)
 
 
-def area_argument(kwargs: dict[str, Any], area: Any) -> Any:
-    """Return `area`, or the value of `min_area` (its deprecated name) in `kwargs`; any other keyword raises TypeError."""
-    if "min_area" in kwargs:
-        warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
-        area = kwargs.pop("min_area")
-    if kwargs:
-        raise TypeError(f"unknown arguments {', '.join(map(repr, kwargs))}; expected size, area, ratio, interp.")
-    return area
+def area_argument(area: Any, min_area: Any) -> Any:
+    """Return `area`, or `min_area`, its deprecated name, if that is passed."""
+    if min_area is None:
+        return area
+    warnings.warn("`min_area` is deprecated, pass `area`.", DeprecationWarning, stacklevel=3)
+    return min_area
 
 
 def color_normalize(src: Any, mean: Any, std: Any = None) -> Any:

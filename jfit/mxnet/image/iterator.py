@@ -53,7 +53,7 @@ class ImageIter(DataIter):
             functions of (seed, epoch, row), so that a resumed `jfit.fit` continues without decoding the earlier rows again.
 
     Raises:
-        ValueError: no source of images, or an argument out of range.
+        ValueError: there are no images, or an argument is out of range.
         MXNetError: a file is missing or damaged.
         RuntimeError: an image cannot be decoded; raised when its batch is read, the message names the image.
 
@@ -90,12 +90,7 @@ class ImageIter(DataIter):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size)
-        if not path_imgrec and not path_imglist and not isinstance(imglist, list):
-            raise ValueError("ImageIter needs path_imgrec, path_imglist or imglist: a record file, a list file or a list.")
-        checks.one_of(("float32", "float64", "int32", "int64"), dtype=dtype)
         checks.one_of(HANDLES, last_batch_handle=last_batch_handle)
-        if not 0 <= part_index < num_parts:
-            raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
         self.data_shape, self.label_width, self.shuffle = tuple(data_shape), label_width, shuffle
         self.path_root, self.last_batch_handle, self.seed = path_root, last_batch_handle, seed
@@ -111,10 +106,10 @@ class ImageIter(DataIter):
         self.seq = keys[part_index * count : (part_index + 1) * count] if num_parts > 1 else keys
         if not self.seq:
             source = path_imgrec or path_imglist or "imglist"
-            raise ValueError(f"no images to read: {source} has {len(keys)}, split into {num_parts} parts.")
+            raise ValueError(f"no images to read: {source} has {len(keys)}, this is part {part_index} of {num_parts}.")
         self._unshuffled = list(self.seq)
         self.num_image = len(self.seq)
-        self.auglist = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
+        self.auglist: list[Any] = list(aug_list) if aug_list is not None else CreateAugmenter(data_shape, **kwargs)
         self.epoch, self.cur, self._ended = 0, 0, False
         self._carry: tuple[np.ndarray, np.ndarray] | None = None  # images, labels of an incomplete batch (roll_over)
         self._shuffle_keys()
@@ -195,19 +190,18 @@ class ImageIter(DataIter):
         rolls = self.last_batch_handle == "roll_over"
         data = np.zeros((self.batch_size, *self.data_shape), np.float32)
         labels = np.zeros((self.batch_size, self.label_width), np.float32)
-        count, rolled = 0, False
+        count = pad = 0
         if self._carry is not None:
-            count, rolled = len(self._carry[0]), True
+            count = len(self._carry[0])
+            pad = self.batch_size - count
             data[:count], labels[:count] = self._carry
             self._carry = None
-        pad = self.batch_size - count if rolled else 0
         count = self._fill(data, labels, count)
         if count < self.batch_size:
             self._ended = True
-            if self.last_batch_handle == "discard" or not count:
-                raise StopIteration
-            if rolls:
+            if rolls and count:
                 self._carry, self.cur = (data[:count].copy(), labels[:count].copy()), 0
+            if self.last_batch_handle != "pad" or not count:
                 raise StopIteration
             pad = self.batch_size - count
             while count < self.batch_size:

@@ -7,23 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from jfit.data.images import ImageRecords
-from jfit.mxnet.errors import MXNetError, translated
+from jfit.mxnet.errors import translated
 from jfit.mxnet.io.files import MXDataIter, value_of, warn_ignored
 
-# Arguments that are fields of `jfit.data.images.Recipe` under the same name.
-_RECIPE_FIELDS = (
+# Arguments of `ImageRecords`, and fields of `jfit.data.images.Recipe`, under the same name.
+_SAME = (
+    "label_width", "shuffle", "seed", "dtype", "data_name", "label_name",
     "resize", "inter_method", "rand_crop", "random_resized_crop", "min_random_area", "max_random_area", "min_aspect_ratio",
     "max_aspect_ratio", "min_crop_size", "max_crop_size", "min_random_scale", "max_random_scale", "pad", "fill_value",
     "mirror", "rand_mirror", "brightness", "contrast", "saturation", "pca_noise", "scale", "max_random_contrast",
     "max_random_illumination",
 )  # fmt: skip
-_BOOLEANS = ("rand_crop", "random_resized_crop", "mirror", "rand_mirror")
-_STRINGS = ("aug_seq", "mean_img", "ctx")  # arguments whose strings are not parsed as numbers
+_NAMES = {"path_imgidx": "path_index", "path_imglist": "path_list", "seed_aug": "seed_augment"} | {n: n for n in _SAME}
+_BOOLEANS = ("shuffle", "rand_crop", "random_resized_crop", "mirror", "rand_mirror")
+_STRINGS = ("aug_seq", "mean_img", "ctx", "path_imgidx", "path_imglist")  # arguments whose strings are not parsed as numbers
 _IGNORED = ("verbose", "device_id", "shuffle_chunk_size", "shuffle_chunk_seed", "ctx")  # do not change the batches
 # Unsupported arguments -> the values at which they have no effect, which are accepted.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "aug_seq": ("aug_default",), "max_rotate_angle": (0,), "rotate": (-1, 0), "max_shear_ratio": (0,), "random_h": (0,),
-    "random_s": (0,), "random_l": (0,), "mean_img": ("", None), "max_img_size": (1e10,), "min_img_size": (0,),
+    "random_s": (0,), "random_l": (0,), "mean_img": ("",), "max_img_size": (1e10,), "min_img_size": (0,),
     "mean_a": (0,), "std_a": (1,),
 }  # fmt: skip
 
@@ -72,29 +74,18 @@ class ImageRecordIter(MXDataIter, ImageRecords):
 
     def __init__(
         self,
-        path_imgrec: str = "",
-        data_shape: Any = None,
-        batch_size: int | str | None = None,
-        path_imgidx: str = "",
-        path_imglist: str = "",
-        label_width: int | str = 1,
-        shuffle: bool | str = False,
-        seed: int | str = 0,
-        seed_aug: int | str | None = None,
+        path_imgrec: str,
+        data_shape: Any,
+        batch_size: int | str,
+        *,
         part_index: int | str = 0,
         num_parts: int | str = 1,
         round_batch: bool | str = True,
         preprocess_threads: int | str = 4,
         prefetch_buffer: int | str = 4,
-        dtype: str | None = None,
-        data_name: str = "data",
-        label_name: str = "softmax_label",
         **kwargs: Any,
     ) -> None:
-        if not path_imgrec or data_shape is None or batch_size is None:
-            raise MXNetError("ImageRecordIter needs path_imgrec, data_shape and batch_size.")
         self.round_batch = value_of("round_batch", round_batch)
-        threads = value_of("preprocess_threads", preprocess_threads)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with translated():
             ImageRecords.__init__(
@@ -102,20 +93,11 @@ class ImageRecordIter(MXDataIter, ImageRecords):
                 path_imgrec,
                 value_of("data_shape", data_shape),
                 value_of("batch_size", batch_size),
-                path_index=path_imgidx or None,
-                path_list=path_imglist or None,
-                label_width=value_of("label_width", label_width),
-                shuffle=bool(value_of("shuffle", shuffle)),
-                seed=value_of("seed", seed),
-                seed_augment=value_of("seed_aug", seed_aug),
                 part_index=value_of("part_index", part_index),
                 num_parts=value_of("num_parts", num_parts),
-                dtype=dtype or "float32",
-                workers=min(threads, cores),
+                workers=min(value_of("preprocess_threads", preprocess_threads), cores),
                 ahead=max(1, value_of("prefetch_buffer", prefetch_buffer)),
-                data_name=data_name,
-                label_name=label_name,
-                **_augment(type(self).__name__, kwargs),
+                **_arguments(type(self).__name__, kwargs),
             )
 
 
@@ -151,14 +133,16 @@ class ImageRecordInt8Iter(ImageRecordIter):
         super().__init__(*args, **{"dtype": "int8", **kwargs})
 
 
-def _augment(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Convert MXNet's augmentation arguments to fields of `jfit.data.images.Recipe`."""
+def _arguments(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Convert MXNet's arguments to those of `jfit.data.images.ImageRecords`, and its augmentations to fields of `Recipe`."""
     channels = {f"{kind}_{c}": float(kind == "std") for kind in ("mean", "std") for c in "rgb"}
     fields = {}
     for name, value in kwargs.items():
+        if value is None or value == "":  # the default
+            continue
         value = value if name in _STRINGS else value_of(name, value)
-        if name in _RECIPE_FIELDS:
-            fields[name] = bool(value) if name in _BOOLEANS else value
+        if name in _NAMES:
+            fields[_NAMES[name]] = bool(value) if name in _BOOLEANS else value
         elif name in channels:
             channels[name] = float(value)
         elif name in _UNSUPPORTED:
@@ -166,7 +150,7 @@ def _augment(kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
                 default = _UNSUPPORTED[name][0]
                 raise NotImplementedError(f"ImageRecordIter: jfit does not support {name}={value!r}; leave it at {default!r}.")
         elif name not in _IGNORED:
-            warn_ignored(kind, name, [*_RECIPE_FIELDS, *channels], 4)
+            warn_ignored(kind, name, [*_NAMES, *channels], 4)
     if fields.get("max_aspect_ratio") and not fields.get("random_resized_crop"):
         raise NotImplementedError("ImageRecordIter: jfit supports max_aspect_ratio only with random_resized_crop=True.")
     return fields | {kind: tuple(channels[f"{kind}_{c}"] for c in "rgb") for kind in ("mean", "std")}

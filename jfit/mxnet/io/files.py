@@ -19,6 +19,8 @@ from jfit.ops.registry import nearest
 
 # Arguments of MXNet's iterators that do not change the batches; accepted and ignored.
 _IGNORED = ("prefetch_buffer", "ctx", "input_shape", "preprocess_threads", "verbose")
+# Arguments that are strings.
+_TEXTS = ("dtype", "data_name", "label_name", "image", "label", "data_csv", "label_csv", "data_libsvm", "label_libsvm")
 
 
 class MXDataIter(DataIter):
@@ -91,24 +93,15 @@ def _as_mxnet_error() -> Iterator[None]:
         raise MXNetError(str(error)) from error
 
 
-def _arguments(kind: type, positional: tuple[Any, ...], kwargs: dict[str, Any], required: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keyword arguments of `kind` from MXNet's arguments, with strings parsed.
-
-    Positional arguments raise TypeError; an argument of `required` that is missing raises MXNetError.
-    """
-    name = kind.__name__
-    if positional:
-        raise TypeError(f"{name} takes keyword arguments only, found {len(positional)} positional; name them: batch_size=32.")
-    missing = [key for key in required if key not in kwargs]
-    if missing:
-        raise MXNetError(f"{name}: the argument {', '.join(missing)} is missing; it has no default.")
-    parameters = [key for key in inspect.signature(kind.__init__).parameters if key != "self"]
+def _arguments(kind: type, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `kind` from MXNet's arguments, with strings parsed."""
+    parameters = list(inspect.signature(kind).parameters)
     arguments = {}
     for key, value in kwargs.items():
         if key in parameters:
             arguments[key] = value_of(key, value)
         elif key not in _IGNORED:
-            warn_ignored(name, key, parameters, 5)
+            warn_ignored(kind.__name__, key, parameters, 5)
     return arguments
 
 
@@ -124,9 +117,7 @@ def value_of(key: str, value: Any) -> Any:
     Raises:
         MXNetError: the string is not a Python literal.
     """
-    if not isinstance(value, str) or key in ("dtype", "data_name", "label_name") or key.endswith(("_csv", "_libsvm")):
-        return value
-    if key in ("image", "label"):
+    if not isinstance(value, str) or key in _TEXTS:
         return value
     try:
         return {"true": True, "false": False}.get(value.lower(), ast.literal_eval(value.capitalize()))
@@ -138,11 +129,10 @@ class _FileIter(MXDataIter):
     """Base of the iterators over a file: MXNet's keyword arguments, whose values may be strings."""
 
     _source: ClassVar[type]
-    _required: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}  # MXNet's defaults that differ from those of `_source`
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        arguments = _arguments(self._source, args, self._defaults | kwargs, self._required)
+    def __init__(self, **kwargs: Any):
+        arguments = _arguments(self._source, self._defaults | kwargs)
         with _as_mxnet_error():
             self._source.__init__(self, **arguments)
 
@@ -151,12 +141,11 @@ class CSVIter(_FileIter, data.CSVIter):
     """Iterate over batches of rows of a CSV file: `jfit.data.CSVIter` with MXNet's arguments and NDArrays in its batches.
 
     Args:
-        args: not supported; all arguments are keywords.
         kwargs: data_csv, data_shape, label_csv="NULL", label_shape=(1,), batch_size, round_batch=True, dtype=None, data_name,
             label_name: see `jfit.data.CSVIter`.  prefetch_buffer and ctx are accepted and ignored.
 
     Raises:
-        MXNetError: a required argument or a file is missing, or a file is damaged.
+        MXNetError: a file is missing or damaged.
 
     Example:
         >>> from pathlib import Path
@@ -166,20 +155,19 @@ class CSVIter(_FileIter, data.CSVIter):
         [([[1.0, 2.0], [3.0, 4.0]], 0), ([[5.0, 6.0], [1.0, 2.0]], 1)]
     """
 
-    _source, _required = data.CSVIter, ("data_csv", "data_shape", "batch_size")
+    _source = data.CSVIter
 
 
 class LibSVMIter(_FileIter, data.LibSVMIter):
     """Iterate over batches of sparse rows of a LibSVM file: `jfit.data.LibSVMIter` with a CSRNDArray as data.
 
     Args:
-        args: not supported; all arguments are keywords.
         kwargs: data_libsvm, data_shape, label_libsvm="NULL", label_shape=(1,), batch_size, round_batch=True, num_parts=1,
             part_index=0, dtype=None, data_name, label_name: see `jfit.data.LibSVMIter`.  prefetch_buffer and ctx are accepted
             and ignored.
 
     Raises:
-        MXNetError: a required argument or a file is missing, or a file is damaged.
+        MXNetError: a file is missing or damaged.
 
     Example:
         >>> from pathlib import Path
@@ -189,14 +177,13 @@ class LibSVMIter(_FileIter, data.LibSVMIter):
         ('csr', [1.0, -1.0])
     """
 
-    _source, _required = data.LibSVMIter, ("data_libsvm", "data_shape", "batch_size")
+    _source = data.LibSVMIter
 
 
 class MNISTIter(_FileIter, data.MNISTIter):
     """Iterate over batches of images in MNIST's file format: `jfit.data.MNISTIter` with NDArrays in its batches.
 
     Args:
-        args: not supported; all arguments are keywords.
         kwargs: image, label, batch_size=128, shuffle=True, flat=False, seed=0, silent=False, num_parts=1, part_index=0,
             dtype=None, data_name, label_name: see `jfit.data.MNISTIter`.  prefetch_buffer, ctx and input_shape are accepted
             and ignored.

@@ -84,8 +84,8 @@ def parse(params: Mapping[str, Any]) -> Compression:
             `{"type": "bfloat16"}`.  MXNet has "2bit" only.
 
     Raises:
-        MXNetError: the type is missing or unknown, or the threshold is not greater than 0.
-        ValueError: a parameter that the type does not have.
+        MXNetError: the type is missing or unknown.
+        ValueError: a parameter that the type does not have, or a threshold that is not above 0.
 
     Example:
         >>> parse({"type": "2bit", "threshold": 2}).rule is two_bit(2.0)
@@ -98,8 +98,6 @@ def parse(params: Mapping[str, Any]) -> Compression:
     for name in params:
         if name not in known:
             raise ValueError(f"compression_params of type {kind!r} has {name!r}; the parameters are {', '.join(known)}.")
-    if not threshold > 0:
-        raise MXNetError(f"the threshold of 2-bit compression is {threshold}, it must be greater than 0.")
     if kind == "2bit":
         return Compression(two_bit(threshold), functools.partial(_two_bit, threshold=threshold))
     return Compression(one_bit(), _one_bit) if kind == "1bit" else Compression(bfloat16(), _rounded)

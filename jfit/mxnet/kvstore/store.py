@@ -6,6 +6,7 @@ the updater with both; `pull` copies the stored value to the destinations.  All 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
@@ -310,18 +311,15 @@ class KVStore(KVStoreBase):
             As in `pull`.
 
         Raises:
-            ValueError: row_ids is missing, or its length differs from the number of destinations.
+            AssertionError: row_ids is missing.
             IndexError: a row index is out of range.
         """
-        if row_ids is None:
-            raise ValueError("row_sparse_pull needs row_ids, the rows to fetch; to fetch all rows use pull.")
+        assert row_ids is not None, "row_sparse_pull needs row_ids, the rows to fetch; to fetch all rows use pull."
         pairs = self._pairs(key, key if out is None else out, must_exist=True)
         flat = [(k, cell) for k, cells in pairs for cell in cells]
-        ids = [as_array(r) for r in row_ids] if isinstance(row_ids, (list, tuple)) else [as_array(row_ids)]
-        if len(ids) not in (1, len(flat)):
-            raise ValueError(f"row_sparse_pull got {len(ids)} arrays of row_ids for {len(flat)} outputs; pass one for each.")
-        ids = ids * len(flat) if len(ids) == 1 else ids
-        rows = [only_rows(self._stored[k].value, np.asarray(i)) for (k, _), i in zip(flat, ids, strict=True)]
+        ids = row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]
+        ids = [*ids] * len(flat) if len(ids) == 1 else ids
+        rows = [only_rows(self._stored[k].value, np.asarray(as_array(i))) for (k, _), i in zip(flat, ids, strict=True)]
         if out is None:
             values = [self.arrays.wrap(r) for r in rows]
             return values if isinstance(key, (list, tuple)) else values[0]
@@ -426,9 +424,7 @@ class KVStore(KVStoreBase):
                 count = len(value) if isinstance(value, (list, tuple)) else "no list of"
                 raise ValueError(f"got {len(key)} keys and {count} values; pass a list with one entry per key.")
             return [pair for k, v in zip(key, value, strict=True) for pair in self._pairs(k, v, must_exist)]
-        if isinstance(key, bool) or not isinstance(key, (int, str, np.integer)):
-            raise TypeError(f"key {key!r} of a kvstore is a {type(key).__name__}; expected int or str.")
-        key = key if isinstance(key, str) else int(key)
+        key = key if isinstance(key, str) else operator.index(key)
         if self._stored and self._strings != isinstance(key, str):
             kind = "str" if self._strings else "int"
             raise MXNetError(f"key {key!r} cannot be used with a kvstore whose keys are {kind}; use one type of keys.")
@@ -549,15 +545,12 @@ def create(
         The store.
 
     Raises:
-        TypeError: the name is not a string.
         ValueError: the name is unknown, or `dist_async`, which is not supported.
 
     Example:
         >>> create("Local").type
         'local'
     """
-    if not isinstance(name, str):
-        raise TypeError(f"a kvstore is created by the name of its type, a str; found {name!r}.")
     klass = KVStoreBase.kv_registry.get(name.lower())
     if klass is not None:
         return klass() if reduce is None else klass(reduce=reduce)
@@ -583,7 +576,6 @@ def select(
         MXNET_UPDATE_ON_KVSTORE is 0, or if it does not support it.
 
     Raises:
-        TypeError: `kvstore` is neither None, a name nor a store.
         ValueError: the name is unknown, or the store sums over the devices of this process only, but the job has several
             processes.
 
@@ -593,8 +585,6 @@ def select(
 
     Source: Apache MXNet 1.9.1, `mxnet.model`.
     """
-    if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
-        raise TypeError(f"kvstore is {kvstore!r}; expected a KVStore, the name of a type or None.")
     if isinstance(kvstore, str) and kvstore.lower() not in KVStoreBase.kv_registry:
         checked_type(kvstore)
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):
@@ -608,16 +598,14 @@ def select(
     return store, update and store.is_capable(KVStoreBase.OPTIMIZER)
 
 
-def select_julia(
-    kvstore: Any, num_device: int, arg_params: Mapping[str, Any], make: Callable[[str], Any] = create
-) -> tuple[Any, bool]:
+def select_julia(kvstore: Any, num_device: int, arg_params: Mapping[str, Any]) -> tuple[Any, bool]:
     """Choose the key-value store, and whether it updates the weights, as MXNet.jl does.
 
     Args:
         kvstore: None, a type name, or a store.  `local` becomes `local_update_cpu` if every parameter has fewer than 16M
             elements, else `local_allreduce_cpu`; `local_allreduce` stores only sum gradients.
         num_device: number of devices; for one device there is no store, unless the type is a `dist` one.
-        arg_params, make: as in `select`.
+        arg_params: parameters by name.
 
     Returns:
         (store or None, whether the store updates the weights).
@@ -634,7 +622,7 @@ def select_julia(
         if kvstore == "local":
             kvstore = "local_update_cpu" if _largest_size(arg_params) < BIG else "local_allreduce_cpu"
             kvstore = None if num_device == 1 else kvstore
-    store, _ = select(kvstore, num_device, arg_params, make)
+    store, _ = select(kvstore, num_device, arg_params)
     return store, store is not None and "local_allreduce" not in store.type
 
 

@@ -256,9 +256,8 @@ class BaseModule:
         return []
 
     def set_states(self, states: Any = None, value: Any = None) -> None:
-        """Set the values of the state inputs; this class has none, so passing any raises ValueError."""
-        if states:
-            raise ValueError(f"{type(self).__name__} has no state inputs, but {len(states)} arrays were passed")
+        """Set the values of the state inputs; this class has none."""
+        assert not states, f"{type(self).__name__} has no state inputs, but {len(states)} arrays were passed"
 
     def set_params(
         self,
@@ -384,8 +383,6 @@ class BaseModule:
         batches = [outputs for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
         if not batches or not merge_batches:
             return batches
-        if len({len(outputs) for outputs in batches}) > 1:
-            raise ValueError("Cannot merge batches: the number of outputs is not the same; pass merge_batches=False")
         columns = [[jnp.asarray(as_array(out)) for out in column] for column in zip(*batches, strict=True)]
         merged = [self.arrays.wrap(jnp.concatenate(column)) for column in columns]
         return merged[0] if len(merged) == 1 and not always_output_list else merged

@@ -19,7 +19,7 @@ from jfit.lowering.model import Aux, Model
 from jfit.mxnet.groups import replica_groups
 from jfit.mxnet.module.groups import Placement, Replicas
 from jfit.mxnet.module.parameters import Parameters
-from jfit.mxnet.mutable import as_array
+from jfit.mxnet.mutable import MutableArray, as_array
 from jfit.ops import nearest
 from jfit.parallel.contexts import Context, cpu
 from jfit.programs import Made
@@ -120,9 +120,6 @@ class Binding:
         if not groups:
             self.model, self.replicas = with_fixed_aux(model, reqs), None
         else:
-            if len(groups) != len(self.devices):
-                both = f"{len(self.devices)} contexts, the module whose parameters it shares {len(groups)}, with ctx_groups"
-                raise ValueError(f"the module has {both} on their devices; pass the same contexts to both")
             grouped = [with_groups(model, g, d) for g, d in zip(groups, self.devices, strict=True)]
             self.replicas = Replicas([with_fixed_aux(m, reqs) for m in grouped], placement)
             self.model = self.replicas.models[0]
@@ -149,7 +146,7 @@ class Binding:
                 self.states[name] = np.zeros(shapes[name], np.float32)
 
     def _described(self, data_shapes: Any, label_shapes: Any) -> tuple[list[DataDesc], list[DataDesc]]:
-        data, labels = describe(data_shapes, "data_shapes"), describe(label_shapes, "label_shapes")
+        data, labels = describe(data_shapes), describe(label_shapes)
         match_names(self.data_names, data, "data", self.logger, must=True)
         return data, labels
 
@@ -188,11 +185,11 @@ class Binding:
         Raises:
             ValueError: the number of data arrays differs from the bound one.
         """
-        data = [copy_if_numpy(as_array(a)) for a in data_batch.data]
+        data = [_input_array(a) for a in data_batch.data]
         if len(data) != len(self.data_shapes):
             names = [d.name for d in self.data_shapes]
             raise ValueError(f"the batch has {len(data)} data arrays, but the module was bound with {names}")
-        return data, [copy_if_numpy(as_array(a)) for a in getattr(data_batch, "label", None) or ()]
+        return data, [_input_array(a) for a in getattr(data_batch, "label", None) or ()]
 
     def descriptions_of(
         self, data_batch: Any, data: Sequence[Any], labels: Sequence[Any]
@@ -202,10 +199,10 @@ class Binding:
         They are those of the batch (`provide_data`), else the bound ones with the shapes of the arrays.
         """
         provided = getattr(data_batch, "provide_data", None)
-        descs = describe(provided, "provide_data") if provided else with_shapes(self.data_shapes, data)
+        descs = describe(provided) if provided else with_shapes(self.data_shapes, data)
         label_descs = self.label_shapes or [DataDesc(n, ()) for n in self.label_names]
         provided = getattr(data_batch, "provide_label", None) if labels else None
-        return descs, describe(provided, "provide_label") if provided else with_shapes(label_descs, labels)
+        return descs, describe(provided) if provided else with_shapes(label_descs, labels)
 
     def inputs(self, descs: Any, data: Sequence[Any], labels: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs by name, including state inputs; `descs` is the result of `descriptions_of`."""
@@ -226,8 +223,6 @@ class Binding:
 
     def concat_batches(self, batches: Sequence[Any]) -> tuple[DataBatch, list[int]]:
         """Concatenate one batch per device to one batch; returns (batch, number of rows of each device)."""
-        if len(batches) != len(self.devices):
-            raise ValueError(f"{len(batches)} pre-sliced batches for {len(self.devices)} devices; pass one for each")
         axes = self.model.batch_axes
 
         def whole(field: str, descs: Sequence[DataDesc]) -> list[Any]:
@@ -250,8 +245,6 @@ class Binding:
 
     def set_states(self, states: Any, value: float | None) -> None:
         """Set the values of the state inputs; arguments as for `Module.set_states`."""
-        if (states is None) == (value is None):
-            raise ValueError("set_states expects either states= (an array for each state name) or value= (a number)")
         for name, state in zip(self.state_names, states or [value] * len(self.state_names), strict=True):
             spec = self.specs[name]
             if isinstance(state, (list, tuple)):
@@ -314,25 +307,14 @@ def _checked(counts: list[int], rows: int) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------ descriptions of arrays
-def describe(shapes: Any, what: str) -> list[DataDesc]:
+def describe(shapes: Any) -> list[DataDesc]:
     """Convert DataDesc objects or (name, shape[, dtype[, layout]]) tuples to a list of DataDesc.
 
-    Raises:
-        ValueError: an entry is neither.
-
     Example:
-        >>> describe([("data", (8, 4))], "data_shapes")[0].shape
+        >>> describe([("data", (8, 4))])[0].shape
         (8, 4)
     """
-    descs = []
-    for each in shapes or ():
-        if isinstance(each, DataDesc):
-            descs.append(each)
-        elif isinstance(each, Sequence) and not isinstance(each, str) and 2 <= len(each) <= 4 and isinstance(each[0], str):
-            descs.append(DataDesc(each[0], tuple(each[1]), *each[2:]))
-        else:
-            raise ValueError(f"{what} contains {each!r}; expected a (name, shape) pair or DataDesc for each input")
-    return descs
+    return [each if isinstance(each, DataDesc) else DataDesc(*each) for each in shapes or ()]
 
 
 def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging.Logger, *, must: bool) -> list[str]:
@@ -449,10 +431,8 @@ def requests_of(grad_req: Any, arguments: Sequence[str], default: str) -> dict[s
         reqs = dict.fromkeys(arguments, grad_req)
     elif isinstance(grad_req, Mapping):
         reqs = {n: grad_req.get(n, default) for n in arguments}
-    elif len(grad_req) == len(arguments):
-        reqs = dict(zip(arguments, grad_req, strict=True))
     else:
-        raise ValueError(f"grad_req has {len(grad_req)} entries, expected one for each of the {len(arguments)} arguments")
+        reqs = dict(zip(arguments, grad_req, strict=True))
     for name, request in reqs.items():
         checks.one_of(GRAD_REQS, **{f"grad_req of {name!r}": request})
     return reqs
@@ -472,10 +452,9 @@ def same_shapes(a: Sequence[DataDesc], b: Sequence[DataDesc]) -> bool:
     return [(d.name, tuple(d.shape)) for d in a] == [(d.name, tuple(d.shape)) for d in b]
 
 
-def desc_of(name: str, value: Any, like: DataDesc | None) -> DataDesc:
-    """Return the DataDesc of an array: its shape and dtype, with the layout of `like` (None: the default layout)."""
-    layout = "NCHW" if like is None else like.layout
-    return DataDesc(name, tuple(value.shape), np.dtype(value.dtype).type, layout)
+def desc_of(name: str, value: Any, layout: str | None = "NCHW") -> DataDesc:
+    """Return the DataDesc of an array: its shape and dtype, with this layout."""
+    return DataDesc(name, value.shape, np.dtype(value.dtype).type, layout)
 
 
 def dtypes_of(symbol: Symbol, data: Sequence[DataDesc]) -> dict[str, np.dtype]:
@@ -497,13 +476,14 @@ def row_axes(descs: Sequence[DataDesc]) -> dict[str, int]:
 
 
 def with_shapes(like: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDesc]:
-    """Return new descriptions: those of `like`, with the shapes and dtypes of `arrays`."""
-    return [desc_of(d.name, a, d) for d, a in zip(like, arrays, strict=False)]
+    """Return descriptions of `arrays`: those of `like`, or new ones where the shape differs."""
+    return [d if d.shape == a.shape else desc_of(d.name, a, d.layout) for d, a in zip(like, arrays, strict=False)]
 
 
-def copy_if_numpy(array: Any) -> Any:
-    """Copy a NumPy array, because an iterator may overwrite its buffer before the lazy pass; return others unchanged."""
-    return array.copy() if isinstance(array, np.ndarray) else array
+def _input_array(value: Any) -> Any:
+    """Return an array of a batch as a jax array, or a copy as a NumPy array: iterators may reuse buffers before a lazy pass."""
+    array = value.value if isinstance(value, MutableArray) else value
+    return array if isinstance(array, jax.Array) else np.array(as_array(array))
 
 
 def concat_slices(parts: Sequence[Any], axis: int) -> Any:
@@ -512,8 +492,8 @@ def concat_slices(parts: Sequence[Any], axis: int) -> Any:
 
 
 def wrapped_rows(data_batch: Any) -> int:
-    """Return the number of padding rows at the end of a batch (rows repeated by the iterator to fill it)."""
-    return int(getattr(data_batch, "wrapped", getattr(data_batch, "pad", None)) or 0)
+    """Return the number of padding rows at the end of a batch; 0 if `pad` counts rows that rolled over from another epoch."""
+    return 0 if getattr(data_batch, "rolled", False) else int(getattr(data_batch, "pad", None) or 0)
 
 
 # ------------------------------------------------------------------------------------------------ auxiliary states

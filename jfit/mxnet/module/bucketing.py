@@ -14,7 +14,7 @@ from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.graph import load as load_symbol
 from jfit.graph.scopes import NameManager
 from jfit.mxnet import files
-from jfit.mxnet.kvstore.store import workers_of
+from jfit.mxnet.kvstore.store import create, workers_of
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
 from jfit.mxnet.module.binding import desc_of, rows_of_batch
 from jfit.mxnet.module.module import Module
@@ -61,7 +61,7 @@ class BucketingModule(BaseModule):
         compression_params: gradient compression `{"type": "2bit", "threshold": 0.5}`, for kvstore "device".
 
     Raises:
-        ValueError: default_bucket_key is None, or a name is not an argument of the default symbol.
+        ValueError: a name is not an argument of the default symbol.
 
     Example:
         >>> import jfit, numpy as np
@@ -94,8 +94,7 @@ class BucketingModule(BaseModule):
         compression_params: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(logger)
-        if default_bucket_key is None:
-            raise ValueError("BucketingModule needs default_bucket_key=: the key of the network that has all parameters")
+        assert default_bucket_key is not None, "BucketingModule needs default_bucket_key=, of the network with all parameters"
         self._sym_gen, self._default_key = sym_gen, default_bucket_key
         self._settings = {"logger": logger, "context": context, "work_load_list": work_load_list}
         self._settings |= {"group2ctxs": group2ctxs, "compression_params": compression_params}
@@ -122,11 +121,8 @@ class BucketingModule(BaseModule):
         """Return the graph and input names of a bucket key; cached, so that `sym_gen` is called once for each key."""
         if key not in self._generated:
             with NameManager():
-                result = self._sym_gen(key)
-            if not isinstance(result, tuple) or len(result) != 3:
-                name = type(result).__name__
-                raise ValueError(f"sym_gen({key!r}) returned {name}, expected (symbol, data names, label names)")
-            self._generated[key] = Bucket(result[0], list(result[1] or ()), list(result[2] or ()))
+                symbol, data_names, label_names = self._sym_gen(key)
+            self._generated[key] = Bucket(symbol, list(data_names or ()), list(label_names or ()))
         return self._generated[key]
 
     def _new_module(self, key: Any) -> Module:
@@ -224,7 +220,7 @@ class BucketingModule(BaseModule):
         """Set the optimizer of all buckets; the batch size is that of the current bucket."""
         params = dict(optimizer_params)
         if isinstance(kvstore, str) and "dist" in kvstore:
-            kvstore = self._default._make_store(kvstore)
+            kvstore = create(kvstore)
         if isinstance(optimizer, str):
             rows = rows_of_batch(self._curr_module.data_shapes) * workers_of(kvstore)
             params.setdefault("rescale_grad", 1.0 / rows)
@@ -360,4 +356,4 @@ class BucketingModule(BaseModule):
 
 def _described(names: Iterable[str], arrays: Any) -> list[Any]:
     """Return DataDesc descriptions of the arrays of a batch without `provide_data`."""
-    return [desc_of(name, array, None) for name, array in zip(names, arrays or (), strict=False)]
+    return [desc_of(name, array) for name, array in zip(names, arrays or (), strict=False)]

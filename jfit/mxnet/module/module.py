@@ -82,7 +82,6 @@ class Module(BaseModule):
     """
 
     _divide = staticmethod(python_slices)
-    _make_store = staticmethod(stores.create)
     _warns_of_scale = True  # if the rescale_grad of an Optimizer object is not 1 / batch size
 
     def __init__(
@@ -158,8 +157,8 @@ class Module(BaseModule):
         assert request.for_training or not request.inputs_need_grad, "inputs_need_grad=True requires for_training=True"
         self.passes, self._input_check = None, None  # type: ignore[assignment]
         shared = request.shared_module
-        if shared is not None and not (shared.binded and shared.params_initialized):
-            raise ValueError("shared_module is not bound or has no parameters; call its bind() and init_params() first")
+        if shared is not None:
+            require(shared, "bind(shared_module=)", "binded", "params_initialized")
         parameters = self.parameters if shared is None else shared.parameters
         grad_req = request.grad_req if request.for_training else "null"
         self.binding.bind(data_shapes, label_shapes, grad_req, request.inputs_need_grad, parameters.placement)
@@ -244,7 +243,7 @@ class Module(BaseModule):
 
     def _select(self, kvstore: Any, params: dict[str, Any]) -> tuple[Any, bool]:
         """Return (key-value store or None, whether the store applies the optimizer)."""
-        return stores.select(kvstore, len(self.binding.devices), params, make=self._make_store)
+        return stores.select(kvstore, len(self.binding.devices), params)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Optimizer:
         scale, count = 1.0 / rows, len(self.binding.devices)
@@ -278,16 +277,10 @@ class Module(BaseModule):
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one.
-
-        Raises:
-            ValueError: the modules do not share parameters.
-        """
+        """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one."""
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
-        if self.parameters is not shared_module.parameters:
-            raise ValueError("borrow_optimizer needs the same parameters; bind this one with shared_module= first")
-        self.optimizer_initialized = True
+        self.optimizer_initialized = self.parameters is shared_module.parameters
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state to a `.states` file in MXNet's format, with the update counts needed for exact resuming."""

@@ -23,10 +23,10 @@ def ordered_groups() -> NotImplementedError:
     return NotImplementedError("a kvstore with reduce='ordered' splits batches over devices, group2ctxs layers; leave one out")
 
 
-def check_not_ordered(last: Any, reason: str) -> None:
-    """Raise `not_ordered(reason)` if the recorded pass `last` (a `Pass` or None) is an ordered one."""
+def check_not_ordered(last: Any) -> None:
+    """Raise an error if the recorded pass `last` (a `Pass` or None), whose parts are needed, is an ordered one."""
     if last is not None and last.ordered:
-        raise not_ordered(reason)
+        raise not_ordered("outputs or gradients are needed without update(), or cannot be part of one step")
 
 
 def slice_rows(batch: Batch, count: int, axes: Mapping[str, int]) -> tuple[int, ...]:

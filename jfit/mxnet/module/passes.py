@@ -27,7 +27,7 @@ from jfit.lowering.model import Model
 from jfit.mxnet.deferred import Deferred
 from jfit.mxnet.module.binding import Binding
 from jfit.mxnet.module.groups import Replicas, update_by_device
-from jfit.mxnet.module.ordered import check_not_ordered, ordered_groups, ordered_program, padded_batch, slice_rows
+from jfit.mxnet.module.ordered import check_not_ordered, ordered_program, padded_batch, slice_rows
 from jfit.mxnet.module.parameters import Parameters
 from jfit.mxnet.module.slices import dense_rows, drop_rows, merge_slices, slices_of, split_slices
 from jfit.mxnet.monitor.capture import capture_gradients, capture_outputs
@@ -231,8 +231,6 @@ class Passes:
         parameters, axes = self.parameters, self.programs.model.batch_axes
         parameters.pending.settle()
         slices = parameters.slices if train else None
-        if slices is not None and self.programs.replicas is not None:
-            raise ordered_groups()
         counts = counts if slices is None else slice_rows(batch, slices, axes)
         specs = _specs_of_slice(batch, max(counts), axes)
         if slices is not None:
@@ -259,6 +257,7 @@ class Passes:
 
     def _arguments(self, at: Pass) -> tuple[Any, ...]:
         """Return the arguments of the programs of a pass, see `jfit.step.forward_step`."""
+        check_not_ordered(at)
         state = self.view()
         return state.params, state.aux, at.batch, state.key, state.step, np.int32(at.number)
 
@@ -286,7 +285,7 @@ class Passes:
     def outputs(self) -> tuple[Array, ...]:
         """Return the outputs of the last forward pass, with a leading device axis if there are several devices."""
         if self._last_pass().ordered and not self._deferred.is_done:
-            check_not_ordered(self._pass, "outputs of a training pass are read before update()")
+            check_not_ordered(self._pass)
         return self._deferred.outputs()
 
     def merged(self, without: int = 0) -> list[Array]:
@@ -299,9 +298,7 @@ class Passes:
 
     def sliced(self) -> list[list[Array]]:
         """Return for each output a list with the slice of each device."""
-        outputs = self.outputs()
-        check_not_ordered(self._pass, "get_outputs(merge_multi_context=False) reads the outputs of each context")
-        return self._per_device(outputs, self._rows())
+        return self._per_device(self.outputs(), self._rows())
 
     def input_gradients(self, names: Sequence[str], merge: bool) -> list[Any]:
         """Return the gradients of inputs without padding rows.
@@ -356,7 +353,6 @@ class Passes:
             heads: head gradients, if they were passed to `backward`.
         """
         at, bound = self._last_pass(), self._bound
-        check_not_ordered(at, "a monitor reads the internal arrays of each device")
         key = ("monitor", kind, heads is not None, monitor.pattern, monitor.monitor_all)
         if key not in self._captures:
             inputs = [n for n in (*bound.data_names, *bound.label_names, *bound.state_names) if n in bound.arguments]
@@ -390,10 +386,6 @@ class Passes:
                 raise ValueError(f"backward(): output {plain[0]!r} is not a loss, so its gradient is unknown; pass out_grads")
             heads = ()
         else:
-            check_not_ordered(at, "backward(out_grads) takes the gradients of the outputs, which were computed before")
-            if len(out_grads) != len(model.outputs):
-                names = [o.name for o in model.outputs]
-                raise ValueError(f"out_grads has {len(out_grads)} arrays, expected one for each output: {names}")
             heads = (self._on_devices(self._split_head_gradients(out_grads)),)
         run = functools.partial(self._run_backward, at, heads)
         self._deferred.backward(run, part_of_step=not heads and at.number == 0)
@@ -415,7 +407,6 @@ class Passes:
 
     def _run_backward(self, at: Pass, heads: tuple[Any, ...]) -> tuple[Array, ...]:
         """Run both passes, store the gradients and the new auxiliary states, and return the outputs."""
-        check_not_ordered(at, "gradients are read, or another pass or new parameters follow backward() without update()")
         run, parameters = self.programs.gradients(tuple(sorted(self.grad_reqs)), bool(heads)), self.parameters
         outputs, gradients, aux = run(*self._arguments(at), *heads)
         if self.programs.replicas is not None and not parameters.grouped:  # only other graphs have no groups
@@ -439,7 +430,7 @@ class Passes:
     def read_gradients(self) -> dict[str, Array]:
         """Return the gradients by name as dense arrays, after running a pending backward pass."""
         self.settle()
-        check_not_ordered(self._pass, "gradients are read, which it does not keep")
+        check_not_ordered(self._pass)
         self.gradients.update({n: self._dense(n, g) for n, g in self.gradients.items()})
         return self.gradients
 
@@ -505,7 +496,7 @@ class Passes:
     def _update_from_gradients(self) -> None:
         """Update the parameters with the gradients of the last backward pass, which runs first if it is pending."""
         parameters, workers = self.parameters, self.parameters.workers
-        check_not_ordered(self._pass, "there is no new backward pass, or grad_req='add', or inputs_need_grad=True")
+        check_not_ordered(self._pass)
         self._deferred.materialize()
         _check_computed(self.gradients, self.trainable)
         gradients: Any = {n: self.gradients[n] for n in self.trainable}
@@ -549,10 +540,9 @@ class Passes:
         several: whether gradients have a leading device axis.
         """
         parameters = self.parameters
-        if parameters.split:
-            raise NotImplementedError("a user-defined optimizer class does not support kvstore=None on several devices")
-        if parameters.state.local is not None:
-            raise NotImplementedError("a user-defined optimizer class does not support gradient compression")
+        if parameters.split or parameters.state.local is not None:
+            unsupported = "neither kvstore=None on several devices nor gradient compression"
+            raise NotImplementedError(f"a user-defined optimizer class supports {unsupported}")
         params, _ = parameters.arrays()
         new: dict[str, Any] = {}
         for name in sorted(self.updated, key=parameters.names.index):

@@ -11,7 +11,7 @@ from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
-from jfit.mxnet.module.binding import desc_of
+from jfit.mxnet.module.binding import desc_of, describe
 from jfit.mxnet.module.ordered import not_ordered
 
 
@@ -235,12 +235,10 @@ def _renamed(names: list[str], shapes: Any, at: int) -> list[DataDesc]:
     assert len(names) == len(shapes), (
         f"layer {at} takes {len(names)} data arrays {names}, but the previous one has {len(shapes)}: {[s[0] for s in shapes]}"
     )
-    descs = [s if isinstance(s, DataDesc) else DataDesc(s[0], s[1]) for s in shapes]
-    return [DataDesc(name, d.shape, d.dtype, d.layout) for name, d in zip(names, descs, strict=True)]
+    return [DataDesc(name, d.shape, d.dtype, d.layout) for name, d in zip(names, describe(shapes), strict=True)]
 
 
 def _descriptions(module: Any, arrays: list[Any]) -> list[DataDesc]:
     """Return the descriptions of `arrays`, the data of the next module, under that module's data names."""
-    bound = {d[0]: d for d in module.data_shapes}
-    like = {name: d if isinstance(d, DataDesc) else None for name, d in bound.items()}
-    return [desc_of(name, array, like.get(name)) for name, array in zip(module.data_names, arrays, strict=True)]
+    layouts = {d.name: d.layout for d in describe(module.data_shapes)}
+    return [desc_of(name, array, layouts[name]) for name, array in zip(module.data_names, arrays, strict=True)]

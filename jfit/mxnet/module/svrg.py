@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfit import checks, counters
+from jfit import checks
 from jfit.mxnet.module.base import BaseModule, BindRequest, require
 from jfit.mxnet.module.module import Module
-from jfit.mxnet.mutable import as_array
 from jfit.mxnet.optimizer.svrg import FULL, _SVRGOptimizer
 from jfit.optim import variance_reduced
 from jfit.parallel import place, place_split
@@ -35,14 +32,11 @@ class SVRGModule(Module):
     returns an SVRGModule if `update_freq` is passed (MXNet always returns a Module).
 
     Args:
-        symbol, data_names, label_names, logger, context, work_load_list: as for `Module`.
-        fixed_param_names, state_names, group2ctxs, compression_params: as for `Module`; compression applies to the reduced
-            gradients, not to mu.
-        update_freq: number of epochs between full gradients, at least 1.
+        args, kwargs: those of `Module`; compression applies to the reduced gradients, not to mu.  group2ctxs is not supported.
+        update_freq: number of epochs between full gradients, at least 1; a keyword.
 
     Raises:
-        TypeError: update_freq is not an int.
-        ValueError: update_freq is below 1.
+        ValueError: update_freq is not an integer of at least 1.
 
     Example:
         >>> import jfit, numpy as np
@@ -61,34 +55,15 @@ class SVRGModule(Module):
 
     _aux_class: type[Module] = Module
 
-    def __init__(
-        self,
-        symbol: Any,
-        data_names: Sequence[str] = ("data",),
-        label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Any = logging,
-        context: Any = None,
-        work_load_list: Sequence[float] | None = None,
-        fixed_param_names: Sequence[str] | None = None,
-        state_names: Sequence[str] | None = None,
-        group2ctxs: Any = None,
-        compression_params: Mapping[str, Any] | None = None,
-        update_freq: Any = None,
-    ) -> None:
-        args = (symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names, state_names)
-        super().__init__(*args, group2ctxs, compression_params)
-        if self.binding.groups:
-            raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
-        if not isinstance(update_freq, int) or isinstance(update_freq, bool):
-            raise TypeError(f"update_freq in SVRGModule is {update_freq!r}, expected an integer, a number of epochs")
+    def __init__(self, *args: Any, update_freq: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         checks.positive_integer(update_freq=update_freq)
         self.update_freq = update_freq
-        self._mod_aux = self._aux_class(*args, group2ctxs, compression_params)
+        self._mod_aux = self._aux_class(*args, **kwargs)
         self._ctx_len = len(self.binding.devices)
         self._full: dict[str, Array] = {}  # mu by name; with a leading device axis if there are several devices
         self._up_to_date = False  # whether mu is the full gradient at the snapshot
         self._svrg: _SVRGOptimizer | None = None
-        self._store_with_keys: Any = None  # the key-value store in which the keys of full gradients are initialized
 
     # -------------------------------------------------------------------------------- methods that call both modules
     def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
@@ -134,22 +109,13 @@ class SVRGModule(Module):
         super().init_optimizer(*args, **kwargs)
         if self.parameters.workers is not None:
             raise NotImplementedError("SVRGModule does not sum its full gradients over the processes of a job; use Module")
-        self._full = {n: self._slices_of([self._zero(n)] * self._ctx_len) for n in self.passes.trainable}
+        specs, devices, leading = self.binding.specs, self.binding.devices, (self._ctx_len,) * (self._ctx_len > 1)
+        zeros = {
+            n: np.zeros((*leading, *specs[n].shape), jnp.promote_types(specs[n].dtype, jnp.float32))
+            for n in self.passes.trainable
+        }
+        self._full = place_split(zeros, devices) if leading else place(zeros, devices)
         self._up_to_date = False
-        store = self._kvstore
-        if store is not None and store is not self._store_with_keys:
-            for name in self.passes.trainable:
-                store.init(name + FULL, self._zero(name))
-            self._store_with_keys = store
-
-    def _zero(self, name: str) -> np.ndarray:
-        spec = self.binding.specs[name]
-        return np.zeros(spec.shape, jnp.promote_types(spec.dtype, jnp.float32))
-
-    def _slices_of(self, slices: Sequence[Any]) -> Array:
-        """Return one array per device in the layout of gradients (with a leading device axis if there are several devices)."""
-        host = [np.asarray(s) for s in counters.read(list(slices))]  # sync: once a full gradient
-        return place(host[0], self.binding.devices) if self._ctx_len == 1 else place_split(np.stack(host), self.binding.devices)
 
     def _make_optimizer(self, optimizer: Any, params: dict[str, Any], rows: int, on_store: bool) -> Any:
         count, names = self._ctx_len, self.binding.params
@@ -193,24 +159,10 @@ class SVRGModule(Module):
         if not batches:
             raise ValueError("update_full_grads got no batches from train_data")
         self._full = _divided(sums, np.float32(batches - pad / train_data.batch_size))
-        if self._kvstore is not None:
-            for name in self._full:
-                self._accumulate_kvstore(name, [part[name] for part in self._param_dict])
+        if self._kvstore is not None and self._ctx_len > 1:
+            # 1 / devices of the sum on each device, so that the sum over devices is unchanged
+            self._full = {n: jax.device_put(jnp.broadcast_to(v.mean(0), v.shape), v.sharding) for n, v in self._full.items()}
         self._up_to_date = True
-
-    def _accumulate_kvstore(self, key: str, value: Sequence[Any]) -> None:
-        """Sum a full gradient over devices with the key-value store, and store the sum with `_allocate_gradients`."""
-        self._kvstore.push(key + FULL, list(value))
-        self._kvstore._barrier()
-        if hasattr(value[0], "value"):
-            self._kvstore.pull(key + FULL, list(value))
-        else:
-            value = [self._kvstore.pull(key + FULL)] * len(value)
-        self._allocate_gradients(key, value)
-
-    def _allocate_gradients(self, key: str, value: Sequence[Any]) -> None:
-        """Store 1 / devices of a full gradient on each device, so that the sum over devices is mu."""
-        self._full = {**self._full, key: self._slices_of([as_array(v) / self._ctx_len for v in value[: self._ctx_len]])}
 
     def _update_svrg_gradients(self) -> None:
         """Replace the gradients g of the last backward pass by g - g~ + mu, g~ those of the snapshot module."""
