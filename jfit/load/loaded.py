@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfit.evaluate.scorer import InferenceModel
 from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
@@ -162,7 +161,6 @@ def load(
     Raises:
         FormatError: a file is damaged, or the files do not match: an array is missing, unknown or has another shape.
         FileNotFoundError: a file does not exist.
-        ValueError: `epoch` is not an integer of at least 0.
 
     Example:
         >>> import jfit, numpy as np
@@ -173,8 +171,6 @@ def load(
         >>> jfit.load("small").predict(np.float32([[1, 2]])).tolist()
         [[1.0, 2.0]]
     """
-    if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0):
-        raise ValueError(f"load: epoch is {epoch!r}, expected the number in the name of the parameter file, such as 3")
     graph, path = _paths(os.fspath(prefix), epoch, params)
     arrays, text = _read(complete_file(path))
     if graph is None and text is None:
