@@ -164,21 +164,15 @@ def _sorted(wiring: Wiring, blocks: Sequence[Block]) -> tuple[list[Item], int | 
     return items, min((u - count for u in place if u >= count and needs[u]), default=None)
 
 
-def entries_read_outside(items: Sequence[Item], heads: Sequence[Entry]) -> dict[int, set[tuple[int, int]]]:
+def entries_read_outside(
+    order: Sequence[Node], items: Sequence[Item], heads: Sequence[Entry]
+) -> dict[int, set[tuple[int, int]]]:
     """Return for each block, by its position in `items`, the outputs of its nodes (id, index) that others or `heads` read."""
     owner = {id(n): i for i, b in enumerate(items) if isinstance(b, Block) for pack in b.packs for n in pack}
     outside: dict[int, set[tuple[int, int]]] = {i: set() for i in owner.values()}
-
-    def read(entry: Entry, reader: int | None) -> None:
+    reads = [*((head, None) for head in heads), *((entry, owner.get(id(n))) for n in order for entry in n.inputs)]
+    for entry, reader in reads:
         block = owner.get(id(entry.node))
         if block is not None and block != reader:
             outside[block].add((id(entry.node), entry.index))
-
-    for head in heads:
-        read(head, None)
-    for item in items:
-        nodes = [n for pack in item.packs for n in pack] if isinstance(item, Block) else [item]
-        for node in nodes:
-            for entry in node.inputs:
-                read(entry, owner.get(id(node)))
     return outside

@@ -49,7 +49,7 @@ def plan_program(
     nodes = {i: sorted((n for p in b.packs for n in p), key=lambda n: position[id(n)]) for i, b in blocks.items()}
     sliced = {r.entries for b in blocks.values() for reads in b.reads for r in reads if isinstance(r, Sliced)}
     deferred = {id(e.node) for entries in sliced if _source(entries) is not None for e in entries} - set(excluded)
-    return Program(items, entries_read_outside(items, heads), nodes, deferred)
+    return Program(items, entries_read_outside(order, items, heads), nodes, deferred)
 
 
 def loops_may_convolve() -> bool:
@@ -201,12 +201,16 @@ def _as_piece(name: str, array: Any, many: bool, axis: int) -> Any:
 
 def _consecutive(array: Any, positions: Sequence[int]) -> Any:
     """Return array[positions] if the positions are consecutive, forward or backward; else None."""
+    if not _are_consecutive(positions):
+        return None
+    low, high = min(positions), max(positions) + 1
+    part = array if high - low == array.shape[0] else array[low:high]
+    return part if positions[0] <= positions[-1] else jnp.flip(part, 0)
+
+
+def _are_consecutive(positions: Sequence[int]) -> bool:
     first, count = positions[0], len(positions)
-    if list(positions) == list(range(first, first + count)):
-        return array if count == array.shape[0] else array[first : first + count]
-    if list(positions) == list(range(first, first - count, -1)):
-        return jnp.flip(array[first - count + 1 : first + 1], 0)
-    return None
+    return list(positions) in (list(range(first, first + count)), list(range(first, first - count, -1)))
 
 
 def _source(entries: Sequence[Entry]) -> Entry | None:
@@ -215,18 +219,13 @@ def _source(entries: Sequence[Entry]) -> Entry | None:
     if first.op is None or any(e.node.op is not first.op for e in entries):
         return None
     if first.op.name == "SliceChannel" and all(e.node is first for e in entries):
-        return first.inputs[0] if _consecutive_parts([e.index for e in entries]) else None
+        return first.inputs[0] if _are_consecutive([e.index for e in entries]) else None
     if first.op.name != "slice_axis" or any(e.node.inputs != first.inputs for e in entries):
         return None
     params = [e.node.params for e in entries]
     begins = [p.begin for p in params]
     unit = all(p.axis == params[0].axis and p.begin >= 0 and p.end == p.begin + 1 for p in params)
-    return first.inputs[0] if unit and _consecutive_parts(begins) else None
-
-
-def _consecutive_parts(positions: Sequence[int]) -> bool:
-    first, count = positions[0], len(positions)
-    return list(positions) in (list(range(first, first + count)), list(range(first, first - count, -1)))
+    return first.inputs[0] if unit and _are_consecutive(begins) else None
 
 
 def _slices(entries: Sequence[Entry], source: Value) -> Stack | None:
