@@ -170,7 +170,8 @@ def apply_op(
         values[op.variadic] = len(symbols) + len(named) + len(subgraphs)
     for key in values:
         if key not in op.attrs and not (key.startswith("__") and key.endswith("__")):
-            raise GraphError(_unknown_attribute(op, key))
+            known = [*op.attrs, *(op.inputs if not callable(op.inputs) else ())]
+            raise GraphError(f"operator {op.name} has no attribute or input {key!r}; {name_hint(key, known)}")
     first = next((type(s) for s in (*symbols, *named.values())), cls)
     result = first if issubclass(first, cls) else cls
     sources = (*symbols, *named.values())
@@ -215,11 +216,6 @@ def _inputs(op: Op, probe: Node, symbols: list[Graph], named: dict[str, Graph], 
         if entries[-1].node.op is None:
             entries[-1].node.set_init(op.init.get(key))
     return tuple(entries)
-
-
-def _unknown_attribute(op: Op, key: str) -> str:
-    known = [*op.attrs, *(op.inputs if not callable(op.inputs) else ())]
-    return f"operator {op.name} has no attribute or input {key!r}; {name_hint(key, known)}"
 
 
 def function(name: str, cls: type[G]) -> Callable[..., G]:

@@ -15,13 +15,12 @@ from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
+from jfit.graph.costs import parameter_nodes
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, default_inputs, lower, lower_with_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 
-# A variable without values in the file is an error if an operator has it as an input with one of these names, else it is data.
-_PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
 _EPOCH = re.compile(r"-(\d{4,})\.params$")
 
 
@@ -268,18 +267,10 @@ def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
         symbol: the `Symbol` of the network.
         values: parameters in the file, by name.
     """
-    defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)
-    return [n for n in symbol.list_inputs() if n not in values and n not in states and (n in defaults or n not in slots)]
-
-
-def _in_parameter_slots(symbol: Symbol) -> set[str]:
-    """Return the names of the variables that an operator uses as one of the inputs in `_PARAMETER_SLOTS`, such as weight."""
-    names = set()
-    for node in symbol.nodes():
-        if node.op is not None:
-            slots = zip(node.input_names(), node.inputs, strict=False)
-            names.update(e.node.name for s, e in slots if e.node.op is None and s in _PARAMETER_SLOTS)
-    return names
+    defaults, order = default_inputs(symbol), symbol.nodes()
+    parameters = parameter_nodes(order)
+    variables = [n for n in order if n.op is None and n.name not in values]
+    return [n.name for n in variables if n.name in defaults or id(n) not in parameters]
 
 
 def _check_missing(path: str, model: Model, loaded: set[str]) -> None:

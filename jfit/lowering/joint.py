@@ -182,8 +182,8 @@ class LossTerms:
         """Whether the batch has all labels that the terms need."""
         return all(self._label(t, batch) is not None for t in self.terms if t.form.second == "label")
 
-    def _label(self, term: Term, batch: Mapping[str, Any], name: str | None = None) -> Any:
-        label = batch.get(name or self.label)
+    def _label(self, term: Term, batch: Mapping[str, Any]) -> Any:
+        label = batch.get(self.label)
         alone = term.output is None or (len(self.terms) == 1 and hasattr(label, "shape"))
         return label if alone or label is None else _subtree(label, str(term.output))
 

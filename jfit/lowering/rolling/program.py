@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -150,14 +151,22 @@ class Store:
         array = _consecutive(first[0].array, [p[1] for p in places if p is not None])
         return None if array is None else Stack(array, first[0].rows)
 
+    def _origin(self, entry: Entry) -> Any:
+        """Return a value that is equal for the outputs of one stack."""
+        key = (id(entry.node), entry.index)
+        return id(self._stacked[key][0]) if key in self._stacked else key
+
     def _joined(self, node: Node) -> Value | None:
         """Return the output of a `Concat` or `stack` of outputs of a block, without separating its steps; None: run it."""
         op = node.op
         if op is None or op.name not in JOINS or sum((id(e.node), e.index) in self._stacked for e in node.inputs) < 2:
             return None
         pieces: list[tuple[Value, bool]] = []  # (array, whether it has a first axis of steps)
-        for entries in self._runs(node.inputs):
+        for _, group in itertools.groupby(node.inputs, self._origin):
+            entries = list(group)
             part = self._part(entries) if len(entries) > 1 else None
+            if part is None and len(entries) > 1:
+                return None
             pieces.append((self._known(entries[0]).to_channels_first(), False) if part is None else (Value(*part), True))
         if len(pieces) == len(node.inputs) or len({v.array.dtype for v, _ in pieces}) > 1:
             return None
@@ -170,23 +179,6 @@ class Store:
             return None  # running the operator raises the error
         shapes = [v.array.shape[1:] if many else v.array.shape for v, many in pieces]
         return Value(out, op.rows(node.params, layouts, shapes, [out.shape])[0])
-
-    def _runs(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """Group neighbouring entries that are consecutive steps of one block, forward or backward."""
-        groups: list[list[Entry]] = []
-        last: tuple[Stack, int] | None = None
-        direction = 0
-        for entry in entries:
-            place = self._stacked.get((id(entry.node), entry.index))
-            step = place[1] - last[1] if place is not None and last is not None and place[0] is last[0] else 0
-            if step in (1, -1) and direction in (0, step):
-                groups[-1].append(entry)
-                direction = step
-            else:
-                groups.append([entry])
-                direction = 0
-            last = place
-        return groups
 
 
 def _as_piece(name: str, array: Any, many: bool, axis: int) -> Any:
