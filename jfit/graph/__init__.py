@@ -17,7 +17,6 @@ from jfit.graph.nodes import GraphError, bind_class
 from jfit.graph.scopes import AttrScope, NameManager, Prefix
 from jfit.graph.symbol import Symbol
 from jfit.ops import ALIASES, UnknownOperator
-from jfit.ops.scope import why_not
 
 Variable = var = bind_class(Symbol, compose.variable)
 Group = bind_class(Symbol, compose.group)
@@ -40,8 +39,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") or (name.startswith("_") and name not in ALIASES and why_not(name) is None):
-        raise AttributeError(f"module 'jfit.graph' has no attribute {name!r}")
     try:
         return compose.function(name, Symbol)
     except UnknownOperator as error:

@@ -85,7 +85,6 @@ def while_loop(
 
     Raises:
         GraphError: `func` returns another number of loop variables, or does not use one of them.
-        ValueError: there are no loop variables, or `max_iterations` is missing or negative.
 
     Example:
         >>> import jfit
@@ -99,12 +98,10 @@ def while_loop(
         [6.0]
     """
     variables, form = _flat(loop_vars)
-    if not variables or max_iterations is None or int(max_iterations) < 0:
-        raise ValueError(f"while_loop {name!r} needs a loop variable, and max_iterations >= 0; it is {max_iterations!r}")
     cls = type(variables[0])
 
     def condition(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        return [], [cond(*nested(arguments, form))], None
+        return [], _flat(cond(*nested(arguments, form)))[0], None
 
     def step(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
         outs, new = func(*nested(arguments, form))
@@ -225,8 +222,6 @@ def _compose_body(
         used = {id(end.raw_heads[0].node) for end in outs} if separate_states else set()
         ends: list[Symbol] = []
         for end in (*outs, *states):
-            if not isinstance(end, Symbol):
-                raise TypeError(f"{name}: expected symbols, got {type(end).__name__}: {end!r}; convert it, such as by sym.full")
             node = end.raw_heads[0].node
             inner = node.op is not None and node.attrs.get(MARK) == mark and not (len(ends) >= len(outs) and id(node) in used)
             ends.append(end if inner else apply_op("identity", (end,), {}, cls=cls))
@@ -303,7 +298,7 @@ def _flat(value: Any) -> tuple[list[Symbol], Any]:
     if isinstance(value, Symbol) and len(value) == 1:
         return [value], None
     if not isinstance(value, (Symbol, list, tuple)):
-        raise TypeError(f"control flow takes symbols and nested lists of symbols, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"control flow takes symbols and nested lists of them, not {value!r}; convert it, such as by sym.full")
     parts = [_flat(part) for part in value]
     return [s for flat, _ in parts for s in flat], [form for _, form in parts]
 

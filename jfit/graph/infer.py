@@ -7,9 +7,10 @@ input size (0) is traced with two different sizes in its place: output sizes tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,7 +48,6 @@ def infer_shape(
 
     Raises:
         GraphError: shapes contradict each other; the message has the node and both shapes.
-        TypeError: shapes are passed both by position and by name.
 
     Example:
         >>> import jfit
@@ -55,12 +55,7 @@ def infer_shape(
         >>> fc.infer_shape(data=(2, 5))
         ([(2, 5), (3, 5), (3,)], [(2, 3)], [])
     """
-    arguments = graph.list_arguments()
-    if args and kwargs:
-        raise TypeError("pass shapes by position or by name, not both")
-    if len(args) > len(arguments):
-        raise GraphError(f"got {len(args)} shapes for {len(arguments)} arguments: {arguments}")
-    named = dict(zip(arguments, args, strict=False)) if args else kwargs
+    named = _by_name(graph, args, kwargs)
     shapes, _ = infer(graph, {n: s for n, s in named.items() if s})  # None and () are unknown, as in MXNet
     unknown = any(s is None or 0 in s for part in _lists(graph, shapes, None) for s in part)
     return (None, None, None) if unknown and not partial else _lists(graph, shapes, ())
@@ -80,7 +75,8 @@ def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any
         `list_outputs`, `list_auxiliary_states`.
 
     Raises:
-        GraphError: an unknown name or dtype.
+        GraphError: an unknown name.
+        TypeError: an unknown dtype.
 
     Example:
         >>> import jfit
@@ -88,20 +84,18 @@ def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any
         >>> [str(t) for t in fc.infer_type(data="float16")[0]]
         ['float16', 'float16', 'float16']
     """
-    arguments = graph.list_arguments()
-    if len(args) > len(arguments):
-        raise GraphError(f"got {len(args)} dtypes for {len(arguments)} arguments: {arguments}")
-    named = {n: t for n, t in zip(arguments, args, strict=False) if t is not None} if args else kwargs
+    named = {name: t for name, t in _by_name(graph, args, kwargs).items() if t is not None}
     _check_names("dtype", named, graph.list_inputs())
-    dtypes = _infer_dtypes(graph, {k: _dtype(k, v) for k, v in named.items()}, partial)
+    dtypes = _infer_dtypes(graph, {k: np.dtype(DTYPES.get(v, v)) for k, v in named.items()}, partial)
     return _lists(graph, dtypes, None if partial else FLOAT)
 
 
-def _dtype(name: str, value: Any) -> np.dtype:
-    try:
-        return DTYPES[value] if isinstance(value, str) else np.dtype(value)
-    except (KeyError, TypeError):
-        raise GraphError(f"{name}: dtype is {value!r}, expected one of {', '.join(DTYPES)}") from None
+def _by_name(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name values that are passed by position, in the order of `list_arguments()`."""
+    arguments = graph.list_arguments()
+    if len(args) > len(arguments):
+        raise GraphError(f"got {len(args)} values for {len(arguments)} arguments: {arguments}")
+    return {**dict(zip(arguments, args, strict=False)), **kwargs}
 
 
 def _check_names(what: str, named: Mapping[str, Any], variables: Sequence[str]) -> None:
@@ -212,7 +206,7 @@ def _infer_shapes(
     known: Known = {}
     for node in order:
         if node.op is None:
-            known[id(node), 0] = _merge(_declared_shape(node), passed.get(node.name), node, 0)
+            known[id(node), 0] = _merge(_declared(node, "__shape__", _read_shape), passed.get(node.name), node, 0)
     known.update({(id(h.node), h.index): s for h, s in zip(graph.heads, outs, strict=False) if h.node.op is not None})
     provisional: set[tuple[int, int]] = set()  # outputs whose shapes come from inputs with unknown sizes
     for _ in range(MAX_SWEEPS):
@@ -233,24 +227,20 @@ def _complete(shape: Shape | None) -> bool:
     return shape is not None and 0 not in shape
 
 
-def _declared_shape(node: Node) -> Shape | None:
-    if "__shape__" not in node.attrs:
-        return None
+def _declared(node: Node, key: str, read: Callable[[str], Any]) -> Any:
+    """Return what the attribute `key` of a variable declares; None if it declares nothing."""
     try:
-        sizes = shape().read("Variable", "__shape__", node.attrs["__shape__"])
-    except ValueError as error:
-        raise GraphError(f"variable {node.name!r}: {error}") from None
-    return tuple(max(s or 0, 0) for s in sizes) or None
+        return read(node.attrs[key]) if key in node.attrs else None
+    except (ValueError, IndexError) as error:
+        raise GraphError(f"variable {node.name!r}: {key} is {node.attrs[key]!r}, which cannot be read ({error})") from None
 
 
-def _declared_dtype(node: Node) -> np.dtype | None:
-    if "__dtype__" not in node.attrs:
-        return None
-    try:
-        return DTYPES[dtype().read("Variable", "__dtype__", node.attrs["__dtype__"])]
-    except (ValueError, IndexError):
-        text = node.attrs["__dtype__"]
-        raise GraphError(f"variable {node.name!r}: __dtype__ is {text!r}, expected 0 to 12 or a dtype name") from None
+def _read_shape(text: str) -> Shape | None:
+    return tuple(max(size or 0, 0) for size in shape().read("Variable", "__shape__", text)) or None
+
+
+def _read_dtype(text: str) -> np.dtype:
+    return DTYPES[dtype().read("Variable", "__dtype__", text)]
 
 
 def _fill(node: Node, known: Known) -> None:
@@ -261,22 +251,24 @@ def _fill(node: Node, known: Known) -> None:
         return
     ins = [known.get((id(e.node), e.index)) for e in node.inputs]
     outs = [known.get((id(node), i)) for i in range(len(op.output_names(node.params)))]
-    try:
+    with _named_errors(node, ins):
         filled, outputs = op.shapes(_with_bodies(node), ins, outs) if op.shapes else (op.fill(node.params, list(ins), outs), [])  # type: ignore
-    except GraphError:
-        raise
-    except ValueError as error:
-        raise GraphError(f"{node.name}: {error} ({op.name} got {_describe(node, ins)})") from None
-    except Exception as error:  # attributes or shapes that this function does not check
-        raise GraphError(f"{node.name}: {op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
     known.update({(id(node), i): inferred for i, inferred in enumerate(outputs)})
     for e, inferred in zip(node.inputs, filled, strict=True):
         known[id(e.node), e.index] = _merge(known.get((id(e.node), e.index)), inferred, e.node, e.index, user=node)
 
 
-def _describe(node: Node, ins: Sequence[Any]) -> str:
-    """Format the inputs of a node for an error message, `name=shape` or `name=dtype`; `ins` are their shapes or dtypes."""
-    return ", ".join(f"{name}={value}" for name, value in zip(node.input_names(), ins, strict=False)) or "its attributes"
+@contextlib.contextmanager
+def _named_errors(node: Node, ins: Sequence[Any]) -> Iterator[None]:
+    """Convert errors of an operator's rule to a GraphError with the node and its inputs; `ins`: their shapes or dtypes."""
+    try:
+        yield
+    except GraphError:
+        raise
+    except Exception as error:
+        assert node.op is not None
+        inputs = ", ".join(f"{name}={value}" for name, value in zip(node.input_names(), ins, strict=False)) or "its attributes"
+        raise GraphError(f"{node.name}: {node.op.name} cannot take {inputs}: {reason(error)}") from error
 
 
 def _merge(old: Shape | None, new: Shape | None, node: Node, index: int, user: Node | None = None) -> Shape | None:
@@ -313,11 +305,12 @@ def _infer_outputs(node: Node, known: Known, types: Known, provisional: set[tupl
     for size in PROBE_SIZES if unknown else (0,):
         sized = tuple(tuple(d or size for d in s) for s in ins if s is not None)
         try:
-            traced.append(trace_shapes(node.op, node.params, sized, dtypes))
-        except Exception as error:
+            with _named_errors(node, ins):
+                traced.append(trace_shapes(node.op, node.params, sized, dtypes))
+        except GraphError:
             if unknown:
                 return  # the probe size may be invalid where the actual one is valid: no error
-            raise GraphError(f"{node.name}: {node.op.name} cannot take {_describe(node, ins)}: {reason(error)}") from None
+            raise
     shapes = traced[0]
     if unknown:
         if any(len(a) != len(b) for a, b in zip(*traced, strict=True)):
@@ -364,7 +357,7 @@ def _new_dtypes(order: Sequence[Node], dtypes: Mapping[str, Any], partial: bool)
     known: Known = {}
     for node in order:
         if node.op is None:
-            declared = dtypes.get(node.name, _declared_dtype(node))
+            declared = dtypes.get(node.name, _declared(node, "__dtype__", _read_dtype))
             if declared is not None:
                 known[id(node), 0] = np.dtype(declared)
     operators = [n for n in order if n.op is not None]
@@ -388,12 +381,8 @@ def _node_dtypes(node: Node, ins: list[Any], outs: list[Any]) -> tuple[list[Any]
     """Infer (input dtypes, output dtypes) of one node; if the operator has no `types`, all are the first known dtype."""
     assert node.op is not None
     if node.op.types is not None:
-        try:
+        with _named_errors(node, ins):
             return node.op.types(_with_bodies(node), ins)
-        except GraphError:
-            raise
-        except Exception as error:
-            raise GraphError(f"{node.name}: {node.op.name} cannot take {_describe(node, ins)}: {reason(error)}") from error
     first = next((t for t in (*ins, *outs) if t is not None), None)
     return [first if t is None else t for t in ins], [first] * len(outs)
 

@@ -67,110 +67,52 @@ def derived(raw_name: RawName, suffix: str) -> RawName:
     return raw_name + suffix if isinstance(raw_name, str) else Derived(raw_name.auto, raw_name.suffix + suffix)
 
 
-class Numbering:
-    """The names of one graph, to which nodes can be added.
-
-    With it, building a network and reading its names after each layer takes linear time.
-
-    Attributes:
-        owner: id of the node whose graph this is.
-        by_origin: for each automatic name before replacements (`AutoName.origin`), the one that the graph has.
-        suffixes: for each of them, the suffixes of its names.
-        user_names: names that the user chose.
-        taken: all names.
-        reserved: names that new nodes do not get, see `Graph.reserved`.
-        counts: for each hint, a number below which none is free.
-    """
-
-    __slots__ = ("by_origin", "counts", "owner", "reserved", "suffixes", "taken", "user_names")
-
-    def __init__(self, user_names: set[str], suffixes: dict[AutoName, set[str]]) -> None:
-        self.user_names, self.suffixes, self.taken = user_names, suffixes, set(user_names)
-        self.owner: int | None = None
-        self.by_origin: dict[AutoName, AutoName] = {}
-        self.reserved: set[str] = set()
-        self.counts: Counter[str] = Counter()
-
-    def take(self, origin: AutoName, text: str | None, reserved: Set[str] = frozenset()) -> bool:
-        """Take the names of a node and its variables, if all are free."""
-        names = {f"{text}{suffix}" for suffix in self.suffixes[origin]}
-        if text is None or not (self.taken.isdisjoint(names) and reserved.isdisjoint(names)):
-            return False
-        self.taken |= names
-        return True
-
-    def take_next(self, origin: AutoName) -> AutoName:
-        """Take the next free number for a node; returns its name, a new one if the node has a number already."""
-        counts, hint = self.counts, origin.hint
-        while not self.take(origin, text := f"{hint}{counts[hint]}", self.reserved):
-            counts[hint] += 1
-        name = origin if origin.text is None else AutoName(hint, origin)
-        name.text = text
-        self.by_origin[origin] = name
-        return name
-
-    def add(self, raw_names: Iterable[RawName]) -> bool:
-        """Add the names of new nodes and number them; return False, without a change, if `number` is needed instead."""
-        user_names: set[str] = set()
-        suffixes: dict[AutoName, set[str]] = {}
-        for raw_name in raw_names:
-            if isinstance(raw_name, str):
-                if raw_name in self.taken and raw_name not in self.user_names:
-                    return False
-                user_names.add(raw_name)
-            elif raw_name.auto.origin not in self.by_origin:
-                if raw_name.auto.text is not None:  # numbered in another graph
-                    return False
-                suffixes.setdefault(raw_name.auto, {""}).add(raw_name.suffix)
-            elif (
-                self.by_origin[raw_name.auto.origin] is not raw_name.auto
-                or raw_name.suffix not in self.suffixes[raw_name.auto.origin]
-            ):
-                return False
-        self.user_names |= user_names
-        self.taken |= user_names
-        self.suffixes.update(suffixes)
-        self.reserved.update(*[name.reserved for name in suffixes])
-        for name in sorted(suffixes, key=lambda name: name.order):
-            self.take_next(name)
-        return True
-
-
-def number(raw_names: Iterable[RawName]) -> tuple[dict[AutoName, AutoName], Numbering]:
+def number(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
     """Number the automatic names of one graph.
 
     Args:
         raw_names: names of all nodes of the graph and of its subgraphs.
 
     Returns:
-        (replacements, the `Numbering`).  Replacements are of automatic names whose numbers are from another graph and are taken
-        in this one: dict of the old name to one with the next free number.  They occur if two graphs are joined after their
-        names were used.
+        Replacements of automatic names whose numbers are from another graph and are taken in this one: dict of the old name to
+        one with the next free number.  They occur if two graphs are joined after their names were used.
     """
     variants: dict[AutoName, dict[AutoName, None]] = {}  # by origin: a graph may have a node and its renamed copy
     suffixes: dict[AutoName, set[str]] = {}
-    user_names: set[str] = set()
+    taken: set[str] = set()
     for raw_name in raw_names:
         if isinstance(raw_name, str):
-            user_names.add(raw_name)
+            taken.add(raw_name)
         else:
             origin = raw_name.auto.origin
             variants.setdefault(origin, {})[raw_name.auto] = None
             suffixes.setdefault(origin, {""}).add(raw_name.suffix)
-    numbering = Numbering(user_names, suffixes)
+
+    def take(origin: AutoName, text: str | None, reserved: Set[str] = frozenset()) -> bool:
+        """Take the names of a node and its variables, if all are free."""
+        names = {f"{text}{suffix}" for suffix in suffixes[origin]}
+        if text is None or not (taken.isdisjoint(names) and reserved.isdisjoint(names)):
+            return False
+        taken.update(names)
+        return True
+
+    by_origin: dict[AutoName, AutoName] = {}
     ordered = sorted(variants, key=lambda origin: origin.order)
     for origin in ordered:
-        name = next((name for name in variants[origin] if numbering.take(origin, name.text)), None)
+        name = next((name for name in variants[origin] if take(origin, name.text)), None)
         if name is not None:
-            numbering.by_origin[origin] = name
-    numbering.reserved.update(*{origin.reserved for origin in ordered})
+            by_origin[origin] = name
+    reserved = frozenset[str]().union(*{origin.reserved for origin in ordered})
+    counts: Counter[str] = Counter()  # for each hint, a number below which none is free
     for origin in ordered:
-        if origin not in numbering.by_origin:
-            numbering.take_next(origin)
-    by_origin = numbering.by_origin
+        if origin not in by_origin:
+            while not take(origin, text := f"{origin.hint}{counts[origin.hint]}", reserved):
+                counts[origin.hint] += 1
+            name = by_origin[origin] = origin if origin.text is None else AutoName(origin.hint, origin)
+            name.text = text
     replacements = {name: by_origin[o] for o, names in variants.items() for name in names if name is not by_origin[o]}
     _warn_of_renamed(replacements)
-    return replacements, numbering
+    return replacements
 
 
 def preview(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
@@ -190,7 +132,7 @@ def preview(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
             copies[name].order, copies[name].text, copies[name].reserved = name.order, name.text, name.reserved
         return copies[name]
 
-    replacements, _ = number([x if isinstance(x, str) else Derived(copy(x.auto), x.suffix) for x in raw_names])
+    replacements = number([x if isinstance(x, str) else Derived(copy(x.auto), x.suffix) for x in raw_names])
     return {name: replacements.get(copied, copied) for name, copied in copies.items()}
 
 

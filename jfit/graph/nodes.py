@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from jfit.checks import name_hint
 from jfit.formats.atomic import printable
-from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
+from jfit.graph.names import LOCK, AutoName, Derived, RawName, number
 from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op
 from jfit.ops.attributes import Attrs
@@ -22,10 +22,6 @@ from jfit.programs import ByIdentity, is_trusted
 
 # User attributes that MXNet stores as `__key__`; `attr` and `list_attr` return them under both names.
 HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
-# Attributes that set the number of outputs of an operator.  They are checked against MAX_OUTPUTS before lists of that length
-# are created, so that a damaged file cannot exhaust the memory.
-OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
-MAX_OUTPUTS = 100_000
 
 
 def underscored(attrs: dict[str, str]) -> dict[str, str]:
@@ -40,7 +36,6 @@ class GraphError(ValueError):
         super().__init__(printable(str(message)))  # names of a file may have escape sequences of terminals
 
 
-MAX_NAME = 4096  # characters of a name; a file with a longer one is not read
 _NO_PARAMS = Attrs({})
 # Cache of parsed attributes, (id(op), attributes) -> (op, parsed): layers repeat, and parsing is most of the cost of creating
 # a node.  The value includes the op to keep it alive, so that its id is not reused.
@@ -71,14 +66,15 @@ class Subgraph:
 class Node:
     """A variable (`op` is None) or one application of an operator.  Immutable except by `set_init`; compared by identity."""
 
-    __slots__ = ("__weakref__", "attrs", "automatic", "inputs", "label_at", "name", "num_inputs", "numbering", "op", "params")
-    __slots__ += ("raw_name", "subgraphs")
+    __slots__ = (
+        "__weakref__", "attrs", "automatic", "inputs", "label_at", "name",
+        "num_inputs", "op", "params", "raw_name", "subgraphs",
+    )  # fmt: skip
 
     op: Op | None
     name: str  # of an automatic name, set when it is first read, see `__getattr__`
     raw_name: RawName  # the name, or an automatic name, which has no number yet until the names of a graph are used
     automatic: bool  # whether this node or one that it depends on has an automatic name
-    numbering: Numbering | None  # names of a graph that contains the graph of this node; None for variables with given names
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
     num_inputs: int  # number of `inputs` without the auxiliary states
@@ -94,20 +90,16 @@ class Node:
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
-        if type(raw_name) is str and len(raw_name) > MAX_NAME:
-            raise GraphError(f"node '{raw_name[:80]}...': the name has {len(raw_name)} characters, the maximum is {MAX_NAME}")
-        put = object.__setattr__  # __setattr__ of this class raises
-        put(self, "op", op)
-        put(self, "raw_name", raw_name)
+        self.op = op
+        self.raw_name = raw_name
         if isinstance(raw_name, str):
-            put(self, "name", raw_name)
-        put(self, "numbering", None)
-        put(self, "attrs", dict(attrs))
-        put(self, "inputs", inputs)
-        put(self, "num_inputs", len(inputs) - (len(op.aux) if op else 0))
-        put(self, "subgraphs", subgraphs)
+            self.name = raw_name
+        self.attrs = dict(attrs)
+        self.inputs = inputs
+        self.num_inputs = len(inputs) - (len(op.aux) if op else 0)
+        self.subgraphs = subgraphs
         inner = [head for graph in subgraphs for head in graph.raw_heads]
-        put(self, "automatic", type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner)))
+        self.automatic = type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner))
         params = _NO_PARAMS
         if op is not None:
             try:
@@ -116,11 +108,8 @@ class Node:
                 raise GraphError(f"node {self.text_name!r}: {error}") from None
             if op.graphs:
                 params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
-        put(self, "params", params)
-        put(self, "label_at", op.input_names(params).index(op.label) if op is not None and op.label else None)
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError("nodes are immutable; compose a new symbol instead")
+        self.params = params
+        self.label_at = op.input_names(params).index(op.label) if op is not None and op.label else None
 
     def set_init(self, text: str | None) -> None:
         """Store the initializer that an operator has for this variable, unless it is None or the variable has one.
@@ -128,7 +117,7 @@ class Node:
         MXNet, too, changes variables of the user, so that `attr_dict` and symbol.json have it.
         """
         if text is not None and "__init__" not in self.attrs:
-            object.__setattr__(self, "attrs", {**self.attrs, "__init__": text})
+            self.attrs = {**self.attrs, "__init__": text}
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.text_name}>"
@@ -142,7 +131,7 @@ class Node:
         if auto.text is None:
             with LOCK:
                 number(_raw_names((*auto.context, Entry(self, 0))))
-        object.__setattr__(self, "name", f"{auto.text}{suffix}")
+        self.name = f"{auto.text}{suffix}"
         return self.name
 
     @property
@@ -233,25 +222,12 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
 
 def _raw_names(heads: Iterable[Entry]) -> list[RawName]:
     """Names of all nodes of a graph and of its subgraphs."""
-    return _raw_names_of(topological(heads))
-
-
-def _raw_names_of(nodes: Iterable[Node]) -> list[RawName]:
-    """Names of some nodes and of their subgraphs."""
     raw_names: list[RawName] = []
-    for node in nodes:
+    for node in topological(heads):
         raw_names.append(node.raw_name)
         for graph in node.subgraphs:
             raw_names.extend(_raw_names(graph.raw_heads))
     return raw_names
-
-
-def _set_numbering(nodes: Iterable[Node], numbering: Numbering, head: Node) -> None:
-    """Note the names of the graph of `head` in its nodes."""
-    numbering.owner = id(head)
-    for node in nodes:
-        if node.op is not None or not isinstance(node.raw_name, str):
-            object.__setattr__(node, "numbering", numbering)
 
 
 def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) -> tuple[Entry, ...]:
@@ -292,10 +268,10 @@ class Graph:
     NAMES_PER_PROCESS = False  # True in subclasses whose automatic names count all nodes of the process, as MXNet's do
 
     def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
-        object.__setattr__(self, "raw_heads", tuple(heads))
-        object.__setattr__(self, "numbered", False)
-        object.__setattr__(self, "order", None)
-        object.__setattr__(self, "reserved", reserved)
+        self.raw_heads = tuple(heads)
+        self.numbered = False
+        self.order = None
+        self.reserved = reserved
 
     @property
     def heads(self) -> tuple[Entry, ...]:
@@ -303,45 +279,15 @@ class Graph:
         if not self.numbered:
             if any(head.node.automatic for head in self.raw_heads):
                 self._number()
-            object.__setattr__(self, "numbered", True)
+            self.numbered = True
         return self.raw_heads
 
     def _number(self) -> None:
         with LOCK:
-            if not self._add_to_numbering():
-                replacements, numbering = number(_raw_names(self.raw_heads))
-                if replacements:
-                    object.__setattr__(self, "raw_heads", _renamed(self.raw_heads, replacements))
-                elif len(self.raw_heads) == 1:
-                    _set_numbering(topological(self.raw_heads), numbering, self.raw_heads[0].node)
-            object.__setattr__(self, "numbered", True)
-
-    def _add_to_numbering(self) -> bool:
-        """Number new nodes on top of one node whose graph was numbered; return whether the graph is of this kind."""
-        if len(self.raw_heads) != 1:
-            return False
-        new: dict[int, Node] = {}
-        base: Numbering | None = None
-        complete = False  # whether `base` has the names of the nodes below only
-        stack = [self.raw_heads[0].node]
-        while stack:
-            node = stack.pop()
-            if node.numbering is None:
-                if id(node) not in new:
-                    new[id(node)] = node
-                    stack.extend([e.node for e in node.inputs])
-            elif base is None or base is node.numbering:
-                base = node.numbering
-                complete = complete or base.owner == id(node)
-            else:
-                return False
-        if base is None or not complete or not base.add(_raw_names_of(new.values())):
-            return False
-        _set_numbering(new.values(), base, self.raw_heads[0].node)
-        return True
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        raise AttributeError("symbols are immutable; compose a new symbol instead")
+            replacements = number(_raw_names(self.raw_heads))
+            if replacements:
+                self.raw_heads = _renamed(self.raw_heads, replacements)
+            self.numbered = True
 
     # -------------------------------------------------------------------------------- names
     @property
@@ -357,7 +303,7 @@ class Graph:
     def nodes(self) -> list[Node]:
         """All nodes, inputs before their users."""
         if self.order is None:
-            object.__setattr__(self, "order", topological(self.heads))
+            self.order = topological(self.heads)
         return list(self.order or ())
 
     def list_arguments(self) -> list[str]:
@@ -416,8 +362,6 @@ class Graph:
             if not matches:
                 raise ValueError(f"no output is named {key!r}: {name_hint(key, names)}")
             return type(self)([self.heads[matches[0]]], self.reserved)
-        if not -len(self) <= key < len(self):
-            raise IndexError(f"output {key} is out of range: {self!r} has {len(self)} outputs: {preview(self).list_outputs()}")
         return type(self)([self.raw_heads[key]], self.reserved)
 
     def get_internals(self) -> Self:
@@ -504,7 +448,7 @@ def preview(graph: G) -> G:
     with LOCK:
         heads = _renamed(graph.raw_heads, previewed_names(_raw_names(graph.raw_heads)))
     copy = type(graph)(heads, graph.reserved)
-    object.__setattr__(copy, "numbered", True)
+    copy.numbered = True
     return copy
 
 

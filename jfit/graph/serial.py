@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jfit.formats.atomic import FormatError, atomic_write, read_file
-from jfit.graph.nodes import MAX_NAME, MAX_OUTPUTS, OUTPUT_COUNTS, Entry, G, Graph, GraphError, Node, topological, underscored
+from jfit.graph.nodes import Entry, G, Graph, GraphError, Node, topological, underscored
 from jfit.graph.upgrade import Record, upgrade
 from jfit.ops import Op, UnknownOperator, record_for
 
@@ -30,8 +30,12 @@ RENAMED = {name: f"_contrib_{name}" for name in ("MultiBoxPrior", "MultiBoxTarge
 RENAMED |= {"CuDNNBatchNorm": "BatchNorm"}
 # Limits, so that a damaged or malicious file cannot exhaust the memory
 MAX_NESTING = 20  # loops within loops
+MAX_NAME = 4096  # characters of a name
 # The fields that MXNet's versions 0.7 to 1.9 write and accept; another one is a damaged name, whose value would be lost.
 NODE_FIELDS = frozenset(["op", "name", "inputs", "attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"])
+# attributes that set the number of outputs of an operator; they are checked before lists of that length are created
+OUTPUT_COUNTS = ("num_outputs", "sections", "num_out_data", "num_weights", "num_arrays", "num_tensors")
+MAX_OUTPUTS = 100_000
 MAX_OUTPUT_NAMES = 10_000_000  # characters of the names of all outputs
 MAX_COPIED_ATTRS = 500_000  # attributes copied from nodes of an old file to the variables created for their missing inputs
 _INSIDE = " >> "  # in error messages, separates a node from a place in its subgraph
@@ -169,9 +173,7 @@ def load(path: str | os.PathLike[str], cls: type[G]) -> G:
         ['r_output']
     """
     try:
-        return _read(read_file(path).decode("utf-8"), cls)
-    except UnicodeDecodeError as error:
-        raise GraphFileError(path, f"byte {error.start}", "it is not valid UTF-8", _REMEDY) from None
+        return _read(read_file(path), cls)
     except GraphFileError as error:
         raise GraphFileError(path, error.where, error.problem, error.remedy) from None
 
@@ -198,7 +200,7 @@ def load_json(text: str, cls: type[G]) -> G:
     return _read(text, cls)
 
 
-def _read(text: str, cls: type[G]) -> G:
+def _read(text: str | bytes, cls: type[G]) -> G:
     data = _json(text)
     ignored: Counter[tuple[str, str]] = Counter()
     graph = _graph(data, _version_of(data) if isinstance(data, dict) else 0, ignored, cls)
@@ -267,9 +269,9 @@ def _fail(where: str, problem: str, remedy: str = _REMEDY) -> NoReturn:
     raise GraphFileError(_TEXT, where, problem, remedy) from None
 
 
-def _json(text: str) -> Any:
+def _json(text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.decode() if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
         return _fail(f"line {error.lineno}, column {error.colno}", f"not valid JSON ({error.msg})")
     except RecursionError:

@@ -9,20 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jfit.evaluate.scorer import InferenceModel
 from jfit.formats import FormatError, complete_file, load_arrays, load_tensors
 from jfit.graph import GraphError, Symbol
 from jfit.graph import load as load_symbol
 from jfit.graph import load_json as symbol_of
+from jfit.graph.costs import parameter_nodes
 from jfit.graph.infer import infer_shape
 from jfit.lowering.build import as_model, default_inputs, lower, lower_with_inputs
 from jfit.lowering.model import Aux, Model, Params, Trained, count_parameters
 from jfit.ops import nearest
 
-# A variable without values in the file is an error if an operator has it as an input with one of these names, else it is data.
-_PARAMETER_SLOTS = {"weight", "bias", "gamma", "beta", "alpha", "parameters", "moving_mean", "moving_var", "moving_avg"}
 _EPOCH = re.compile(r"-(\d{4,})\.params$")
 
 
@@ -162,7 +160,6 @@ def load(
     Raises:
         FormatError: a file is damaged, or the files do not match: an array is missing, unknown or has another shape.
         FileNotFoundError: a file does not exist.
-        ValueError: `epoch` is not an integer of at least 0.
 
     Example:
         >>> import jfit, numpy as np
@@ -173,8 +170,6 @@ def load(
         >>> jfit.load("small").predict(np.float32([[1, 2]])).tolist()
         [[1.0, 2.0]]
     """
-    if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0):
-        raise ValueError(f"load: epoch is {epoch!r}, expected the number in the name of the parameter file, such as 3")
     graph, path = _paths(os.fspath(prefix), epoch, params)
     arrays, text = _read(complete_file(path))
     if graph is None and text is None:
@@ -272,18 +267,10 @@ def _inputs(symbol: Symbol, values: Mapping[str, Any]) -> list[str]:
         symbol: the `Symbol` of the network.
         values: parameters in the file, by name.
     """
-    defaults, states, slots = default_inputs(symbol), set(symbol.list_auxiliary_states()), _in_parameter_slots(symbol)
-    return [n for n in symbol.list_inputs() if n not in values and n not in states and (n in defaults or n not in slots)]
-
-
-def _in_parameter_slots(symbol: Symbol) -> set[str]:
-    """Return the names of the variables that an operator uses as one of the inputs in `_PARAMETER_SLOTS`, such as weight."""
-    names = set()
-    for node in symbol.nodes():
-        if node.op is not None:
-            slots = zip(node.input_names(), node.inputs, strict=False)
-            names.update(e.node.name for s, e in slots if e.node.op is None and s in _PARAMETER_SLOTS)
-    return names
+    defaults, order = default_inputs(symbol), symbol.nodes()
+    parameters = parameter_nodes(order)
+    variables = [n for n in order if n.op is None and n.name not in values]
+    return [n.name for n in variables if n.name in defaults or id(n) not in parameters]
 
 
 def _check_missing(path: str, model: Model, loaded: set[str]) -> None:

@@ -62,8 +62,7 @@ def lower(
         The `Model`.  `model.apply(params, aux, inputs, train=..., key=...)` returns (outputs, new auxiliary states).
 
     Raises:
-        GraphError: a name in `inputs` is not a variable of the graph, two different variables have the same name, or
-            `capture` matches no internal output.
+        GraphError: a name in `inputs` is not a variable of the graph, or `capture` matches no internal output.
 
     Example:
         >>> import jax, jfit, numpy as np
@@ -278,9 +277,7 @@ def _state_names(order: Sequence[Node]) -> set[str]:
 def _by_name(nodes: Sequence[Node]) -> dict[str, Node]:
     variables: dict[str, Node] = {}
     for node in nodes:
-        other = variables.setdefault(node.name, node)
-        if other is not node and other.attrs.get("__shape__") != node.attrs.get("__shape__"):
-            raise GraphError(f"two variables are named {node.name!r} but declare different shapes; rename or share one")
+        variables.setdefault(node.name, node)
     return variables
 
 

@@ -217,8 +217,7 @@ def _squeeze(eqn: Any, operands: list[Layout]) -> list[Layout]:
 
 
 def _without_axes(eqn: Any, layout: RowLayout, axes: Sequence[int]) -> Layout:
-    rank = len(eqn.invars[0].aval.shape)
-    axes = [a % rank for a in axes]
+    axes = [a % _rank(eqn) for a in axes]
     return _dependent(eqn) if layout.axis in axes else _moved(layout, layout.axis - sum(a < layout.axis for a in axes))
 
 
@@ -233,31 +232,40 @@ def _reduce(eqn: Any, operands: list[Layout]) -> list[Layout]:
     return [_without_axes(eqn, joined, axes) if isinstance(joined, RowLayout) else joined] * len(eqn.outvars)
 
 
-def _along(*names: str) -> Rule:
-    """Rule of a primitive that combines the entries of one axis or several, given by a parameter, and keeps the shape."""
+def _combining(combines: Callable[[Any, int], bool]) -> Rule:
+    """Rule of a primitive that keeps the axes, and combines the entries of an axis if `combines(eqn, axis)`."""
 
     def rule(eqn: Any, operands: list[Layout]) -> list[Layout]:
         joined = _join(eqn, operands)
-        found = next((eqn.params[n] for n in names if n in eqn.params), -1)
-        rank = len(eqn.invars[0].aval.shape)
-        axes = [a % rank for a in (found if isinstance(found, (tuple, list)) else (found,))]
-        if isinstance(joined, RowLayout) and joined.axis in axes:
+        if isinstance(joined, RowLayout) and combines(eqn, joined.axis):
             joined = _dependent(eqn)
         return [joined] * len(eqn.outvars)
 
     return rule
+
+
+def _along(name: str) -> Rule:
+    """Rule of a primitive that combines the entries of one axis or several, given by a parameter; default: the last one."""
+
+    def combines(eqn: Any, axis: int) -> bool:
+        axes = eqn.params.get(name, -1)
+        return axis in [a % _rank(eqn) for a in (axes if isinstance(axes, tuple | list) else (axes,))]
+
+    return _combining(combines)
 
 
 def _trailing(count: Callable[[Any], int]) -> Rule:
     """Rule of a primitive that works on the last axes, `count(eqn)` of them, separately for each entry of the others."""
+    return _combining(lambda eqn, axis: axis >= _rank(eqn) - count(eqn))
 
-    def rule(eqn: Any, operands: list[Layout]) -> list[Layout]:
-        joined = _join(eqn, operands)
-        if isinstance(joined, RowLayout) and joined.axis >= len(eqn.invars[0].aval.shape) - count(eqn):
-            joined = _dependent(eqn)
-        return [joined] * len(eqn.outvars)
 
-    return rule
+def _rank(eqn: Any) -> int:
+    return len(eqn.invars[0].aval.shape)
+
+
+def _over_windows(eqn: Any, axis: int) -> bool:
+    p = eqn.params
+    return (p["window_dimensions"][axis], p["window_strides"][axis], *p["padding"][axis]) != (1, 1, 0, 0)
 
 
 def _concatenate(eqn: Any, operands: list[Layout]) -> list[Layout]:
@@ -345,15 +353,6 @@ def _convolution(eqn: Any, operands: list[Layout]) -> list[Layout]:
     return [_moved(layout, spec.out_spec[0]) if layout.axis == spec.lhs_spec[0] else _dependent(eqn)]
 
 
-def _window(eqn: Any, operands: list[Layout]) -> list[Layout]:
-    joined, p = _join(eqn, operands), eqn.params
-    if isinstance(joined, RowLayout):
-        a = joined.axis
-        single = p["window_dimensions"][a] == 1 and p["window_strides"][a] == 1 and tuple(p["padding"][a]) == (0, 0)
-        joined = joined if single else _dependent(eqn)
-    return [joined] * len(eqn.outvars)
-
-
 def _gather(eqn: Any, operands: list[Layout]) -> list[Layout]:
     (layout, indices), d, sizes = operands, eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     rank = len(eqn.outvars[0].aval.shape)
@@ -388,8 +387,6 @@ def _scatter(eqn: Any, operands: list[Layout]) -> list[Layout]:
             continue
         if axes == "updates" and x.axis in d.update_window_dims:
             at = window[d.update_window_dims.index(x.axis)]
-            if shapes[2][x.axis] != shapes[0][at]:
-                return [_unknown(eqn)]
         else:
             place = x.axis if axes == "indices" else outer.index(x.axis)
             if place not in d.scatter_indices_batching_dims:
@@ -397,15 +394,11 @@ def _scatter(eqn: Any, operands: list[Layout]) -> list[Layout]:
             at = d.operand_batching_dims[d.scatter_indices_batching_dims.index(place)]
         results.append(_moved(x, at))
     joined = _join(eqn, results)
-    if isinstance(joined, RowLayout) and joined.axis not in (*d.operand_batching_dims, *window):
-        return [_unknown(eqn)]
-    if isinstance(joined, RowLayout) and joined.axis in window and not _full_window(d, window, shapes, joined.axis):
-        return [_unknown(eqn)]
-    return [joined]
-
-
-def _full_window(d: Any, window: list[int], shapes: Sequence[Any], axis: int) -> bool:
-    return shapes[2][d.update_window_dims[window.index(axis)]] == shapes[0][axis]
+    if not isinstance(joined, RowLayout) or joined.axis in d.operand_batching_dims:
+        return [joined]
+    at = joined.axis
+    whole = at in window and shapes[2][d.update_window_dims[window.index(at)]] == shapes[0][at]
+    return [joined if whole else _unknown(eqn)]
 
 
 def _random_bits(eqn: Any, operands: list[Layout]) -> list[Layout]:
@@ -482,7 +475,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys([f"reduce_{kind}" for kind in ("sum", "max", "min", "prod", "and", "or", "xor")], _reduce),
     **dict.fromkeys(("argmax", "argmin", "reduce"), _reduce),
     **dict.fromkeys([f"cum{kind}" for kind in ("sum", "prod", "max", "min", "logsumexp")], _along("axis")),
-    **dict.fromkeys([f"reduce_window{kind}" for kind in ("", "_sum", "_max", "_min")], _window),
+    **dict.fromkeys([f"reduce_window{kind}" for kind in ("", "_sum", "_max", "_min")], _combining(_over_windows)),
     **dict.fromkeys(["scatter", *(f"scatter{s}{k}" for s in "-_" for k in ("add", "sub", "mul", "min", "max"))], _scatter),
     **dict.fromkeys(("cholesky", "eigh", "qr", "lu", "triangular_solve", "householder_product"), _trailing(lambda eqn: 2)),
     "sort": _along("dimension"),

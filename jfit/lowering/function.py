@@ -88,9 +88,8 @@ def from_function(
         batch is (`Model.bound`): 'a', 'b/c' for {"a": ..., "b": {"c": ...}}.
 
     Raises:
-        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, `aux` is passed for a
-            function and loss without this parameter, the name of a loss is unknown, or nothing is passed for one of its
-            parameters.
+        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of a loss is
+            unknown.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -105,12 +104,6 @@ def from_function(
     call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
     losses = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     adapter = _Adapter(apply, call, params=params, aux=aux, init=init, label=label, **losses)
-    if (
-        jax.tree.leaves(aux)
-        and "aux" not in inspect.signature(apply).parameters
-        and not any("aux" in t.form.extras for t in adapter.terms.terms)
-    ):
-        raise ValueError("aux= is passed, but the function has no parameter aux; add it, or leave out aux=")
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     return _model_of(adapter)
@@ -216,8 +209,7 @@ class _Adapter:
         micro_batch: Any = None,
     ) -> tuple[Any, Aux]:
         """Return (pytree of outputs, new auxiliary states by name)."""
-        if self.structure.params is None:
-            raise ValueError("call init before apply: init determines the tree structure of the parameters of this model")
+        tree = self.structure.known("params").unflatten(params)
         rows = self.rows(inputs)
         cast = policy.cast if policy else lambda x: x
         extra: dict[str, Any] = {"train": train} if "train" in self.keywords else {}
@@ -234,12 +226,10 @@ class _Adapter:
             raise ValueError("sync_batch_stats=True needs a function that takes axis_name=, but this one does not")
         extra |= row_weight_arguments(self.weights, weight, rows)
         if "aux" in self.keywords:
-            extra["aux"] = _tree_of("aux", self.structure.known("aux"), aux)
+            extra["aux"] = self.structure.known("aux").unflatten(aux)
         values = jax.tree.map(lambda x: cast(jnp.asarray(x)), self._arguments(inputs))
         arguments, named = (values, {}) if self.of_module else self.call.bind(values)
-        result = self.fn(
-            jax.tree.map(cast, _tree_of("params", self.structure.params, params)), *arguments, **{**extra, **named}
-        )
+        result = self.fn(jax.tree.map(cast, tree), *arguments, **{**extra, **named})
         if "aux" not in self.keywords:
             return result, dict(aux)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -309,8 +299,6 @@ class _Adapter:
         if name in inputs:
             return inputs[name]
         leaves = {n.removeprefix(f"{name}/"): inputs[n] for n in _leaves_of(name, inputs)}
-        if not leaves:
-            raise KeyError(name)
         tree = self.structure.inputs.get(name)
         return _nested(leaves) if tree is None or set(tree.names) != set(leaves) else tree.unflatten(leaves)
 
@@ -349,8 +337,8 @@ class _Adapter:
         values = LossInputs(
             jax.tree.unflatten(tree.treedef, outputs),
             self._batch(inputs),
-            _tree_of("params", structure.known("params"), params) if "params" in extras else None,
-            _tree_of("aux", structure.known("aux"), aux) if "aux" in extras else None,
+            structure.known("params").unflatten(params) if "params" in extras else None,
+            structure.known("aux").unflatten(aux) if "aux" in extras else None,
         )
         of_positions, totals = inputs.get(LABEL_WEIGHT), None if separate else total
         losses = self.terms.row_losses(values, weight, self.rows(inputs), of_positions, totals)
@@ -443,16 +431,6 @@ def _array(kind: str, name: str, leaf: Any) -> Array:
     except TypeError as error:
         remedy = "expected an array or a number; split others off (equinox.partition)"
         raise TypeError(f"{kind}: {name!r} is a {type(leaf).__name__}, {remedy}") from error
-
-
-def _tree_of(kind: str, structure: Tree, leaves: Any) -> Any:
-    if not isinstance(leaves, Mapping):
-        remedy = f"pass model.structure.{kind}.flatten(tree)"
-        raise TypeError(f"{kind} is a {type(leaves).__name__}, expected a dict by name; {remedy}")
-    try:
-        return structure.unflatten(leaves)
-    except ValueError as error:
-        raise ValueError(f"{kind} {error}") from None
 
 
 def _output_tree(tree: Any) -> Tree:

@@ -193,11 +193,8 @@ def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[
     def run(params, aux, inputs, crossing, key, weight, row_ids, part, *, train, size, constants, policy, parts):
         count_trace("stage")
         values = {id(n): c and c.value() for n, c in zip(outside.values(), crossing, strict=True)}
-        attributes = {
-            id(copy): Attrs({**copy.params, "shape": constants.of(node)})
-            for node, copy in zip(nodes, copies.values(), strict=True)
-            if constants.of(node) is not None
-        }
+        shapes = [(copies[n], shape) for n, shape in constants if n in copies]
+        attributes = {id(copy): Attrs({**copy.params, "shape": shape}) for copy, shape in shapes}
         options = {"key": key, "weight": weight, "row_ids": row_ids, "train": train, "policy": policy}
         options["axis_name"] = None if part is None else VirtualSlice(part, parts)
         stage = StageInput(values, size, attributes)
@@ -207,14 +204,7 @@ def _make_stage(nodes: Sequence[Node], heads: Sequence[Entry], others: Sequence[
     return _Stage(device, frozenset(n.name for n in variables.values()), reads, writes, run)
 
 
-class _Constants(NamedTuple):
-    """Inferred shapes of operators without inputs, such as the initial states of a recurrent network; hashable."""
-
-    shapes: tuple[tuple[int, tuple[int, ...]], ...]  # (id of the node, shape)
-
-    def of(self, node: Node) -> tuple[int, ...] | None:
-        """Return the shape of a node; None for other nodes."""
-        return dict(self.shapes).get(id(node))
+_Constants = tuple[tuple[int, tuple[int, ...]], ...]  # (id of an operator without inputs, its inferred shape); hashable
 
 
 def _constants_of(order: Sequence[Node], heads: Sequence[Entry]) -> Callable[..., _Constants]:
@@ -224,7 +214,7 @@ def _constants_of(order: Sequence[Node], heads: Sequence[Entry]) -> Callable[...
     @functools.lru_cache(maxsize=32)
     def constants(shapes: tuple[tuple[str, tuple[int, ...]], ...], size: int | None) -> _Constants:
         attributes = attributes_with_shapes(nodes, graph, dict(shapes), size)
-        return _Constants(tuple((n, tuple(a["shape"])) for n, a in attributes.items()))
+        return tuple((n, tuple(a["shape"])) for n, a in attributes.items())
 
     return constants
 

@@ -24,7 +24,7 @@ from jfit.graph.infer import infer
 from jfit.graph.nodes import Entry, Graph, GraphError, Node, aux_nodes, topological
 from jfit.lowering.model import Aux, Inputs, Params, Policy
 from jfit.lowering.rolling.find import MIN_PACKS, MIN_STEPS
-from jfit.lowering.rolling.program import Program, plan_program, run_program
+from jfit.lowering.rolling.program import OPERATOR_ERRORS, Program, plan_program, run_program
 from jfit.lowering.rolling.run import NotRollable
 from jfit.lowering.taps import Point, Tap
 from jfit.lowering.values import Value
@@ -129,7 +129,6 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     ) -> tuple[tuple[Any, ...], Aux]:
         stage, tap = how.stage, how.tap
         size = batch_size(variables, inputs, names) if stage is None else stage.size
-        _check_weight(weight, size)
         if row_ids is None and size is not None:
             row_ids = jnp.arange(size)
             if axis_name is not None:
@@ -221,11 +220,6 @@ def batch_size(variables: Sequence[Node], inputs: Inputs, names: InputNames) -> 
 def _draws_alike(key: Array | None) -> bool:
     """Return whether a generator draws the same numbers for a key alone and in an array of keys, as loops over steps need."""
     return key is None or str(jax.random.key_impl(key)).startswith("threefry")
-
-
-def _check_weight(weight: Array | None, size: int | None) -> None:
-    if weight is not None and size is not None and weight.shape != (size,):
-        raise GraphError(f"weight has shape {weight.shape}, expected ({size},): one weight per row of the batch")
 
 
 def _variable(node: Node, arguments: _Arguments) -> Value | None:
@@ -437,19 +431,14 @@ def _promoted(op: Op, arrays: list[Any], policy: Policy | None) -> list[Any]:
 def _call(node: Node, op: Op, ctx: Ctx, params: Attrs, arrays: Sequence[Any]) -> Any:
     try:
         return op.fn(ctx, params, *arrays)
-    except (RowsLost, GraphError):
-        raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        if "forward-mode" in str(error) and op.family == "conv":
-            remedy = "has no jax.jvp on CPU; use jax.grad, or set JFIT_CONV_FORMS=0"
-            raise GraphError(f"{node.name}: the fast form of {op.name} {remedy}") from error
-        inputs = ", ".join(
-            f"{slot} {a.dtype}{list(a.shape)}" for slot, a in zip(node.input_names(), arrays, strict=False) if a is not None
-        )
-        raise GraphError(f"{node.name}: {op.name} cannot take {inputs or 'its attributes'}: {reason(error)}") from error
-    except Exception as error:  # such as JAX's errors about symbolic sizes: keep the error, add the node to it
-        error.add_note(f"node {node.name!r} ({op.name})")
-        raise
+    except Exception as error:
+        if isinstance(error, RowsLost | GraphError) or not isinstance(error, OPERATOR_ERRORS):
+            error.add_note(f"node {node.name!r} ({op.name})")  # such as to JAX's errors about symbolic sizes
+            raise
+        named = zip(node.input_names(), arrays, strict=False)
+        inputs = ", ".join(f"{slot} {a.dtype}{list(a.shape)}" for slot, a in named if a is not None)
+        hint = "; convolutions need JFIT_CONV_FORMS=0 for jax.jvp on CPU" if "forward-mode" in str(error) else ""
+        raise GraphError(f"{node.name}: {op.name} cannot take {inputs or 'its attributes'}: {reason(error)}{hint}") from error
 
 
 def _runs_channels_last(op: Op, node: Node, ins: Sequence[Value | None]) -> bool:

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfit.checks import name_hint
-from jfit.lowering.losses import Loss, as_loss, call_checked, check_broadcast, check_rows, per_row
+from jfit.lowering.losses import Loss, as_loss, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names, summed
 from jfit.lowering.structure import LABEL_WEIGHT
-from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
 EXTRAS = ("params", "aux")
@@ -59,13 +58,8 @@ def form_of(loss: Callable[..., Any]) -> Form:
     positional = [p.name for p in parameters.values() if p.kind in named]
     alone = len(positional) == 1 and all(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
     second = "" if alone else "batch" if positional[1:2] and positional[1] in BATCH else "label"
-    weights = weight_keywords(loss)
-    for name, p in parameters.items():
-        needed = p.default is p.empty and p.kind in (*named, p.KEYWORD_ONLY)
-        if needed and name not in (*positional[:2], *EXTRAS, *weights):
-            raise ValueError(f"loss has the parameter {name!r}, which nothing is passed for; give it a default")
     extras = {n for n, p in parameters.items() if n in EXTRAS and n not in positional[:2] and p.kind is not p.POSITIONAL_ONLY}
-    return Form(second, frozenset(extras), weights, tuple(positional[:2]) == LABEL_FIRST)
+    return Form(second, frozenset(extras), weight_keywords(loss), tuple(positional[:2]) == LABEL_FIRST)
 
 
 def weight_keywords(fn: Callable[..., Any]) -> frozenset[str]:
@@ -133,7 +127,7 @@ class LossTerms:
         label: name of the label.
 
     Raises:
-        ValueError: unknown names in `loss_weights`, or no term.
+        ValueError: unknown names in `loss_weights`.
     """
 
     def __init__(self, loss: Any, loss_weights: Any = None, per_batch: bool = False, label: str = "label") -> None:
@@ -142,13 +136,9 @@ class LossTerms:
             named = {n: as_loss(f) for n, f in flatten_names(loss)[0].items() if f is not None}
             scales = _scales(loss_weights, list(named))
             self.terms = tuple(Term(n, f, form_of(f), scales.get(n, 1.0)) for n, f in named.items())
-        elif loss_weights is not None:
-            raise ValueError("loss_weights= needs a dict of losses by output name; scale a single loss in its function")
         else:
-            function = as_loss(loss)
+            function, _ = as_loss(loss), _scales(loss_weights, [])
             self.terms = (Term(None, function, form_of(function)),)
-        if not self.terms:
-            raise ValueError("loss is empty, expected a loss for at least one output")
 
     @property
     def batch_means(self) -> bool:
@@ -185,18 +175,15 @@ class LossTerms:
         """Raise a ValueError if a loss is of an output that the function does not return."""
         for term in self.terms:
             if term.output is not None and _subtree(outputs, term.output) is None:
-                if hasattr(outputs, "shape"):
-                    raise ValueError(f"loss names {term.output!r}, but the function returned one array; pass its loss alone")
-                names = list(flatten_names(outputs)[0])
-                hint = name_hint(term.output, names)
+                hint = name_hint(term.output, ["output"] if hasattr(outputs, "shape") else flatten_names(outputs)[0])
                 raise ValueError(f"loss has a term for {term.output!r}, which the function does not return; {hint}")
 
     def has_labels(self, batch: Mapping[str, Any]) -> bool:
         """Whether the batch has all labels that the terms need."""
         return all(self._label(t, batch) is not None for t in self.terms if t.form.second == "label")
 
-    def _label(self, term: Term, batch: Mapping[str, Any], name: str | None = None) -> Any:
-        label = batch.get(name or self.label)
+    def _label(self, term: Term, batch: Mapping[str, Any]) -> Any:
+        label = batch.get(self.label)
         alone = term.output is None or (len(self.terms) == 1 and hasattr(label, "shape"))
         return label if alone or label is None else _subtree(label, str(term.output))
 
@@ -248,12 +235,7 @@ class LossTerms:
             arguments = (output,) if term.form.second == "" else (output, second)
             arguments = arguments[::-1] if term.form.label_first else arguments
             extra = {**extras, **row_weight_arguments(term.form.weights, weight, rows)}
-            try:
-                losses, logged = _split(call_checked(term.loss, output, second, lambda: term.loss(*arguments, **extra)))
-            except KeyError as error:
-                if term.form.second == "batch" and error.args and error.args[0] not in second:
-                    raise self._unknown_key(error.args[0], second) from error
-                raise
+            losses, logged = _split(term.loss(*arguments, **extra))
             return jnp.asarray(losses), logged
 
         losses, logged = call(output, second, weight, rows)
@@ -268,11 +250,6 @@ class LossTerms:
             k: _logged(k, jnp.asarray(v), rows) for k, v in logged.items()
         }
 
-    def _unknown_key(self, key: Any, batch: Any) -> ValueError:
-        """The error of a loss that gets the batch and looks up an array that it does not have."""
-        remedy = f"pass it with the labels, y={{{key!r}: ..., ...}}, and read batch[{self.label!r}][{key!r}]"
-        return ValueError(f"the loss raised KeyError({key!r}); its batch has {list(batch)}; {remedy}")
-
     def missing_label(self, term: Term, names: Sequence[str]) -> ValueError:
         """The error of a batch with arrays of these names, which has no label of the term."""
         needed = [str(t.output) for t in self.terms if t.form.second == "label"]
@@ -283,14 +260,11 @@ class LossTerms:
         return ValueError(f"the loss of the output {term.output!r} needs a label of this name, but {remedy}")
 
     def log_unused(self, outputs: Any, labels: Sequence[str]) -> None:
-        """Log outputs without loss and label, and labels without loss and output; raise if one is probably misspelled.
+        """Log outputs without loss and label, and labels without loss and output.
 
         Args:
             outputs: pytree of the outputs.
             labels: names of the labels of the batch.
-
-        Raises:
-            ValueError: a label of no output is spelled like an output without label.
         """
         log, prefix = logging.getLogger("jfit").warning, f"{self.label}/"
         if labels and all(t.form.second == "" for t in self.terms):
@@ -299,15 +273,10 @@ class LossTerms:
             return
         leaves, terms = list(flatten_names(outputs)[0]), [str(t.output) for t in self.terms]
         own = [n.removeprefix(prefix) for n in labels if n.startswith(prefix)]
-        without = [n for n in dict.fromkeys((*leaves, *terms)) if not _covered(n, own)]
         for name in own:
-            if _covered(name, (*leaves, *terms)):
-                continue
-            near = nearest(name, without)
-            if near:
-                raise ValueError(f"no output has the name of the label {name!r}, {without} have no label; did you mean {near}?")
-            log("the label %r is not used: no output and no loss has this name", name)
-        without = [n for n in without if not _covered(n, terms)]
+            if not _covered(name, (*leaves, *terms)):
+                log("the label %r is not used: no output and no loss has this name", name)
+        without = [n for n in leaves if not _covered(n, own) and not _covered(n, terms)]
         if without:
             log("the outputs %s have no loss and no label", without)
 
@@ -322,11 +291,9 @@ class LossTerms:
 
 def _scales(weights: Any, names: Sequence[str]) -> dict[str, float]:
     scales = {} if weights is None else {n: w for n, w in flatten_names(weights)[0].items() if w is not None}
-    for name, value in scales.items():
+    for name in scales:
         if name not in names:
-            raise ValueError(f"loss_weights has {name!r}, but loss has the outputs {list(names)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"loss_weights[{name!r}] is {value!r}; expected a finite number")
+            raise ValueError(f"loss_weights has {name!r}, but loss has the outputs {list(names)}; pass a dict of both by name")
     return scales
 
 
@@ -359,12 +326,13 @@ def _covered(name: str, names: Sequence[str]) -> bool:
 
 def _split(result: Any) -> tuple[Any, Mapping[str, Any]]:
     """Split what a loss returned into (losses, values to log)."""
-    if result is None:
-        raise ValueError("loss returned None, expected an array with the loss of each row; is its return statement missing?")
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         return result
-    if isinstance(result, tuple | list | Mapping):
-        raise ValueError(f"loss returned a {type(result).__name__}, expected an array, or (losses, dict of logged values)")
+    if result is None or isinstance(result, tuple | list | Mapping):
+        kind = "None" if result is None else f"a {type(result).__name__}"
+        raise ValueError(
+            f"loss returned {kind}, expected an array with the loss of each row, or (losses, dict of logged values)"
+        )
     return result, {}
 
 

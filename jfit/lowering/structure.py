@@ -65,7 +65,9 @@ class Tree:
         """
         absent = [n for n in self.names if n not in leaves]
         if absent and not default:
-            raise ValueError(f"{absent[0]!r} is missing; found {list(leaves)[:20]}, expected all of {list(self.names)[:20]}")
+            found = list(leaves)[:20] if isinstance(leaves, Mapping) else f"a {type(leaves).__name__}"
+            expected = f"all of {list(self.names)[:20]}; pass model.structure.params.flatten(tree), or likewise for aux"
+            raise ValueError(f"{absent[0]!r} is missing; found {found}, expected {expected}")
         return jax.tree.unflatten(self.treedef, [leaves[n] if n in leaves else default["missing"] for n in self.names])
 
 

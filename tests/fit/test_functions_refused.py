@@ -150,21 +150,15 @@ def of_logits(o, y):
 
 
 TWO = {"a": INTEGER, "b": INTEGER}
-AUX = {"n": np.zeros(3, "float32")}
 REFUSED = {
     "column": ({"loss": logging("lr")}, "the value 'lr' to log, but the history has another column"),
     "metric": ({"loss": logging("accuracy")}, "the value 'accuracy' to log, which is also the name of a metric"),
-    "misspelled": ({"fn": two_outputs, "labels": {"a": Y, "bb": Y}, "loss": {"a": INTEGER}}, "label 'bb'.*did you mean 'b'"),
     "one label": ({"fn": two_outputs, "loss": TWO}, r"pass a dict of labels by output name, y=\{'a': ..., 'b': ...\}"),
-    "a list": ({"loss": ["ce"]}, "the function returned one array; pass its loss alone"),
-    "aux": ({"aux": AUX}, "aux= is passed, but the function has no parameter aux"),
+    "a list": ({"loss": ["ce"]}, "loss has a term for '0', which the function does not return; the names are 'output'"),
     "integers": ({"fn": lambda p, x: x[:, :3] * p["w"], "params": {"w": np.ones((1, 3), "int32")}}, "nothing to train"),
-    "one-hot": ({"labels": ONE_HOT}, r"label \(8, 3\) float32; expected integer class indices of shape \(8,\)"),
-    "floats": ({"labels": Y.astype("float32")}, r"label \(8,\) float32; expected integer class indices"),
-    "indices": ({"loss": optax.softmax_cross_entropy}, r"label \(8,\) int32; expected probabilities of shape \(8, 3\)"),
+    "column of indices": ({"labels": Y[:, None]}, r"the label \(8, 1\); expected class indices of shape \(8,\) or probab"),
     "loss None": ({"loss": lambda o, y: None}, "loss returned None"),
     "function None": ({"fn": lambda p, x: None}, "the function returned None"),
-    "third": ({"loss": lambda o, y, p: INTEGER(o, y)}, "the parameter 'p', which nothing is passed for"),
     "inputs": ({"fn": lambda p, x, z: x}, "the model has 2 data inputs"),
     "by name": ({"fn": lambda p, x, z: x, "data": {"x": X, "label": Y}}, "The model needs 'x', 'z', 'label'"),
     "ambiguous": (
@@ -202,7 +196,7 @@ def test_an_array_that_only_the_loss_looks_up_is_passed_with_the_labels():
     def loss(outputs, batch):
         return INTEGER(outputs, batch["label"]) * batch["scale"]
 
-    with pytest.raises(ValueError, match=r"the loss raised KeyError\('scale'\); its batch has \['x', 'label'\]; .* y=\{'s"):
+    with pytest.raises(KeyError, match="scale"):
         fit(data={"x": X, "label": Y, "scale": X[:, 0]}, loss=loss)
 
     def from_labels(outputs, batch):

@@ -29,7 +29,7 @@ def line(rng):
 
 def test_parameters_may_come_from_an_init_function(line):
     model = jfit.Model.from_function(linear, loss=optax.l2_loss, init=lambda key, x: {"w": jax.random.normal(key, x.shape[1:])})
-    with pytest.raises(ValueError, match="call init before apply"):
+    with pytest.raises(ValueError, match="tree structure of params is unknown before init"):
         model.apply({}, {}, line)
     params, _ = model.init(KEY, jfit.lowering.model.specs_of(line))
     assert params["w"].shape == (3,)
@@ -46,7 +46,7 @@ def test_an_output_without_a_batch_axis_is_reported(line):
         (lambda x: jfit.Model.from_function(linear, loss=optax.l2_loss), "pass either params= .* or init="),
         (lambda x: model_of(lambda params: 1), "no input was found in its signature"),
         (lambda x: model_of().apply({"w": jnp.ones(3)}, {}, {"z": x}), "input 'x' is missing; the model takes"),
-        (lambda x: model_of().apply({"v": jnp.ones(3)}, {}, {"x": x}), r"params 'w' is missing; found \['v'\]"),
+        (lambda x: model_of().apply({"v": jnp.ones(3)}, {}, {"x": x}), r"^'w' is missing; found \['v'\]"),
         (
             lambda x: model_of(lambda p, x, *, aux: x, aux={"n": x}).apply({"w": x}, {"n": x}, {"x": x}),
             "must return .output, new aux",

@@ -324,12 +324,6 @@ def test_statistics_that_cannot_be_synchronized_are_refused(make):
         train(make().module, devices=2, sync_batch_stats=True)
 
 
-def test_a_module_without_batch_normalization_is_not_synchronized():
-    for module in (nnx.Linear(5, 3, rngs=nnx.Rngs(0)), linen.Dense(3), eqx.nn.Linear(5, 3, key=jax.random.key(0))):
-        with pytest.raises(ValueError, match="sync_batch_stats=True: it has no"):
-            train(module, devices=2, sync_batch_stats=True)
-
-
 # ------------------------------------------------------------------------------------------------ parameters
 @pytest.mark.slow
 def test_optax_masks_and_frozen_names_see_the_tree_of_the_module():
@@ -353,32 +347,20 @@ class NoMode(linen.Module):
         return linen.Dense(3)(linen.Dropout(0.5, deterministic=False)(x))
 
 
-class TwoAxes(eqx.Module):
-    norms: list
-
-    def __init__(self):
-        self.norms = [eqx.nn.BatchNorm(5, axis_name=name, mode="batch") for name in ("a", "b")]
-
-    def __call__(self, x, state):
-        return x, state
-
-
 def test_what_a_module_lacks_is_said_before_training():
     linear = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="a module as model needs loss="):
         train(linear, loss=None)
     with pytest.raises(TypeError, match="needs loss="):
         jfit.score(linear, (X, Y))
-    with pytest.raises(ValueError, match="params= has other names than the params of the Flax nnx module: missing"):
+    with pytest.raises(ValueError, match=r"params= is not a State like that of the Flax nnx module: .*bias"):
         train(linear, params={"w": X})
     with pytest.raises(ValueError, match=r"NoMode has the layer 'Dropout_0' .* takes no argument for the mode"):
         train(NoMode())
-    with pytest.raises(ValueError, match=r"have the axis names .*, expected one name"):
-        train(eqx.nn.make_with_state(TwoAxes)())
     with pytest.raises(ValueError, match="params is missing"):
         jfit.predict(linen.Dense(3), X)
     torch_module = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": lambda self, x: x})
-    with pytest.raises(TypeError, match="the model is a torch module"):
+    with pytest.raises(TypeError, match="the model is a Module of torch; pass a JAX module"):
         train(torch_module())
     with pytest.raises(TypeError, match="is no module of Flax, Equinox, Haiku or Keras"):
         jfit.Model.from_module(len)
@@ -395,27 +377,9 @@ def test_keras_models_with_regularizers_or_another_backend_are_refused(monkeypat
         train(model)
 
 
-class Noise(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape))
-
-
-def noise_of_haiku():
-    hk = pytest.importorskip("haiku")
-    return hk.transform(lambda x: hk.Linear(3)(hk.dropout(hk.next_rng_key(), 0.5, x)))
-
-
-@pytest.mark.parametrize("make", [Noise, noise_of_haiku])
-def test_random_numbers_in_evaluation_raise_an_error_with_a_note(make):
-    with pytest.raises(ValueError if make is noise_of_haiku else errors.InvalidRngError) as error:
-        train(make())
-    assert "jfit: in evaluation no PRNG key is passed" in error.value.__notes__[0]
-
-
 @pytest.mark.repetitions(1)
 @pytest.mark.parametrize("make", [linen_module, haiku_module])
-def test_values_of_initialized_modules_are_checked_and_auxiliary_states_alone_are_used(make):
+def test_auxiliary_states_alone_are_used_and_wrong_values_raise(make):
     plain = make()
     shifted = jax.tree.map(lambda x: x + 7, plain.aux)
     model = jfit.Model.from_module(plain.module, loss=cross_entropy, aux=shifted)
@@ -424,28 +388,20 @@ def test_values_of_initialized_modules_are_checked_and_auxiliary_states_alone_ar
     assert_close((model.structure.params.unflatten(params), model.structure.aux.unflatten(aux)), (plain.params, shifted), 1e-6)
     wrong = jax.tree.map(lambda x: jnp.concatenate([x, x]), plain.params)
     state = {"aux": plain.aux}
-    for values, message in (
-        ({"params": {}, **state}, "params= has other names than the params of the .* missing"),
-        ({"params": {**plain.params, "Dense_9": {"kernel": X}}, **state}, "unknown .'Dense_9/kernel'."),
-        ({"params": wrong, **state}, r"params= has an array .* of shape \(.*, but the .* module has one of shape \(.*8"),
-        ({"params": plain.params}, "the auxiliary state of the .* module is missing: .*mean"),
-        ({"params": plain.params, "aux": jax.tree.map(lambda x: jnp.ones(4), plain.aux)}, "aux= has an array"),
-        ({"aux": {}}, "the auxiliary state of the .* module is missing"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for values in ({"params": {}, **state}, {"params": wrong, **state}, {"params": plain.params}, {"aux": {}}):
+        with pytest.raises((ValueError, errors.FlaxError)):  # of the framework, which names the array
             train(plain.module, **values)
-    with pytest.raises(ValueError, match=r"the auxiliary state of the .* module is missing"):
-        jfit.predict(plain.module, X, params=plain.params)
-    with pytest.raises(ValueError, match=r"params= has an array 'bias/value' of shape \(6,\)"):
-        module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+
+
+def test_parameters_of_other_shapes_than_those_of_the_module_raise():
+    module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"params= is not .*: 'bias/value' is \(6,\), expected \(3,\)"):
         train(module, params=jax.tree.map(lambda x: jnp.concatenate([x, x]), nnx.state(module)))
 
 
-def test_from_module_takes_names_of_inputs_and_refuses_init():
+def test_from_module_takes_names_of_inputs():
     module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
     assert jfit.Model.from_module(module, loss="mse", inputs=("x",)).inputs == ("x",)
-    with pytest.raises(TypeError, match=r"from_module takes no init=.* pass params= and aux="):
-        jfit.Model.from_module(module, loss="mse", init=lambda key, x: {})
 
 
 class Frozen(nnx.Module):
@@ -572,7 +528,7 @@ def test_a_keras_model_without_variables_is_built_from_the_data():
         run = train(model, **options)
         assert model.built == isinstance(model, Small)
         if isinstance(model, Small):
-            with pytest.raises(TypeError, match="define get_config"):
+            with pytest.raises((TypeError, NotImplementedError), match="get_config"):
                 _ = run.model
         else:
             np.testing.assert_allclose(run.model(X), run.predict(X), rtol=1e-5, atol=1e-6)

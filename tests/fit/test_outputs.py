@@ -515,8 +515,7 @@ def wide(output, label):
     [
         ({"loss": {"c": squared}}, r"loss has a term for 'c', which the function does not return; the names are 'a', 'b'"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
-        ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
-        ({"loss": squared, "loss_weights": {"a": 1.0}}, "loss_weights= needs a dict of losses by output name"),
+        ({"loss": squared, "loss_weights": {"a": 1.0}}, r"loss_weights has 'a', but loss has the outputs \[\]; pass a dict"),
         (
             {"loss": {**LOSSES, "a": jfit.losses.get("cross_entropy", ignore_index=0)}, "micro_batches": 2},
             "micro_batches is 2, but several losses, one with an ignore_index",
@@ -527,14 +526,13 @@ def wide(output, label):
         ),
         ({"loss": {"b": lambda o, y: squared(o, y).mean()}}, r"pass loss_per_batch=True for a loss that is one scalar"),
         ({"loss": {"b": squared}, "loss_per_batch": True}, r"loss returned shape \(8,\), but with loss_per_batch=True it must"),
-        ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array, or \(losses, dict"),
+        ({"loss": lambda o, batch: (o["a"], o["b"])}, r"loss returned a tuple, expected an array .*, or \(losses, dict"),
         ({"loss": lambda o, batch: (o["b"], {"k": o["b"][:3]})}, r"the value 'k' to log with shape \(3, 2\); expected"),
         ({"eval_metric": {"c": "acc"}}, r"eval_metric has 'c', which is no output with a label; the names are 'a', 'b'"),
         (
             {"loss": lambda o, batch: o["b"].mean(), "loss_per_batch": True, "micro_batches": 2},
             "micro_batches is 2, but with loss_per_batch=True",
         ),
-        ({"loss": {}}, "loss is empty"),
     ],
 )
 def test_invalid_losses_raise(options, message):

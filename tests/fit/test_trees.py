@@ -268,7 +268,7 @@ def test_a_leaf_that_is_no_array_is_named():
 def test_a_tree_in_place_of_names_and_a_mask_of_another_tree_raise():
     apply, params = twelve_layers()
     model = jfit.Model.from_function(apply, loss=squared, params=params)
-    with pytest.raises(TypeError, match=r"params is a list, .* pass model.structure.params.flatten\(tree\)"):
+    with pytest.raises(ValueError, match=r"'0/w' is missing; found a list, .* pass model.structure.params.flatten\(tree\)"):
         model.apply(params, {}, {"x": X})
     model.apply(model.structure.params.flatten(params), {}, {"x": X})
     with pytest.raises(ValueError, match="pytree structure") as error:

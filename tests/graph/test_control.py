@@ -210,8 +210,6 @@ def test_errors_describe_the_problem():
         sym.contrib.foreach(lambda x, s: (1, s), x, [s])
     with pytest.raises(GraphError, match="takes 1 loop variables and returns 2"):
         sym.contrib.while_loop(lambda i: i, lambda i: (i, [i, i]), [x], 3)
-    with pytest.raises(ValueError, match="max_iterations"):
-        sym.contrib.while_loop(lambda i: i, lambda i: (i, [i]), [x], None)
     with pytest.raises(GraphError, match="then_func returns 1 outputs, else_func 2"):
         sym.contrib.cond(x, lambda: x, lambda: [x, x])
     with pytest.raises(GraphError, match="same name"):
@@ -222,8 +220,6 @@ def test_errors_describe_the_problem():
     both = sym.contrib.cond(sym.sum(x) < 1, lambda: x, lambda: sym.sum(x))
     with pytest.raises(GraphError, match="both branches"):
         jfit.lower(both, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})
-    with pytest.raises(GraphError, match=r"create it with sym.contrib"):
-        sym._foreach(x, s, num_outputs=1, num_out_data=1, in_state_locs=(), in_data_locs=(), remain_locs=())
     chosen = sym.contrib.cond(x, lambda: x, lambda: x * 2)
     with pytest.raises(GraphError, match="expected a single number"):
         jfit.lower(chosen, inputs=[]).apply({"x": jnp.ones((2, 2))}, {}, {})
@@ -269,9 +265,7 @@ def test_module_and_feedforward_run_loops(rng):
 
 def test_loops_raise_for_unsupported_arguments():
     i = mx.sym.Variable("i")
-    with pytest.raises(TypeError, match="while_loop_cond: expected symbols, got int: 1"):
+    with pytest.raises(TypeError, match="symbols and nested lists of them, not 1; convert"):
         mx.sym.contrib.while_loop(lambda i: 1, lambda i: (i, i), i, max_iterations=3)
-    with pytest.raises(ValueError, match="max_iterations >= 0; it is -3"):
-        mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i), i, max_iterations=-3)
     with pytest.raises(ValueError, match="foreach needs data with at least one step"):
         mx.nd.contrib.foreach(lambda d, s: (d, s), mx.nd.zeros((0, 3)), mx.nd.ones(3))

@@ -247,10 +247,7 @@ def test_missing_files_raise_with_their_name(tmp_path):
         jfit.load(tmp_path / "bare.safetensors")
 
 
-def test_an_epoch_that_is_no_number_is_refused(files):
-    for epoch in ("x", 1.5, True, -1):
-        with pytest.raises(ValueError, match=f"epoch is {epoch!r}, expected the number in the name of the parameter file"):
-            jfit.load("net", epoch)
+def test_an_epoch_may_be_an_integer_of_numpy(files):
     assert jfit.load("net", np.int64(2)).params["fc_weight"].sum() == 0
 
 
@@ -270,10 +267,3 @@ def test_names_that_begin_as_the_prefixes_of_mxnet_load_from_both_formats(tmp_pa
     foreign = {"format": "pt", "symbol": net.tojson(), "aux": "[]"}
     jfit.formats.save_tensors(tmp_path / "c.safetensors", {k: v for k, v in arrays.items() if "bn" in k}, foreign)
     assert sorted(jfit.load(tmp_path / "c.safetensors", allow_missing=True).params) == ["bn_beta", "bn_gamma"]
-
-
-def test_a_name_that_could_not_be_loaded_is_refused_when_the_node_is_made():
-    with pytest.raises(jfit.sym.GraphError, match=r"node 'xxx.*xxx\.\.\.': the name has 5000 characters, the maximum is 4096"):
-        sym.FullyConnected(V("data"), num_hidden=2, name="x" * 5000)
-    with pytest.raises(jfit.sym.GraphError, match="the name has 4097 characters"):
-        sym.FullyConnected(V("data"), num_hidden=2, name="x" * 4090)  # of its weight

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -82,112 +81,23 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     """Return the initial values: those that the user passed as `params=` or `aux=`, or else those of the module.
 
     Raises:
-        ValueError: the tree that was passed has another structure than that of the module.
+        ValueError: the tree that was passed has another structure, or arrays of other shapes, than that of the module.
     """
     if passed is None:
         return own
-    is_same = jax.tree.structure(passed) == jax.tree.structure(own)
-    if kind == "params" or not is_same:
-        check_arrays(framework, [{kind: own}], {kind: passed})
-    if not is_same:
-        types = f"a {type(passed).__name__}, expected a {type(own).__name__}"
-        raise ValueError(f"{kind}= is {types} with the names of arrays of the {framework} module; or leave it out")
+    expected, actual = _shapes(own), _shapes(passed)
+    wrong = [n for n in (*expected, *actual) if expected.get(n) != actual.get(n)]
+    if wrong or jax.tree.structure(passed) != jax.tree.structure(own):
+        where = f": {wrong[0]!r} is {actual.get(wrong[0])}, expected {expected.get(wrong[0])}" if wrong else ""
+        raise ValueError(
+            f"{kind}= is not a {type(own).__name__} like that of the {framework} module{where} (shapes; None: there is no such "
+            f"array); leave out {kind}=, or pass a tree such as run.{kind} of its run"
+        )
     return passed
-
-
-def drawn_for_data(
-    framework: str,
-    draw: Callable[..., tuple[Any, Any]],
-    params: Any,
-    aux: Any,
-    *,
-    modes: Sequence[bool],
-    plain: Callable[[Any], Any],
-) -> tuple[Callable[..., None], Callable[..., Any] | None]:
-    """Return (check, init) of a module whose values are initialized for the shapes of the data.
-
-    Args:
-        framework: name of the framework, for messages.
-        draw: `draw(train, key, *specs) -> (params, aux)` initializes the module in one of its modes.
-        params, aux: values that the user passed, or None.
-        modes: modes whose values may have been passed; the first is that of `init`.
-        plain: converts a tree of the framework to one whose leaves have names.
-
-    Returns:
-        `check(*inputs)`, which at its first call compares values that were passed with those of the module, and `Adapted.init`.
-        Both raise a ValueError if names or shapes differ.
-    """
-    unchecked = [] if params is None else [{"params": plain(params), "aux": plain(aux)}]
-
-    def check(*inputs: Any) -> None:
-        for passed in unchecked:
-            drawn = (jax.eval_shape(functools.partial(draw, train), jax.random.key(0), *inputs) for train in modes)
-            check_arrays(framework, ({"params": plain(p), "aux": plain(a)} for p, a in drawn), passed)
-        unchecked.clear()
-
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
-        params, own = draw(modes[0], key, *specs)
-        if aux is not None:
-            check_arrays(framework, [{"aux": plain(own)}], {"aux": plain(aux)})
-        return params, own if aux is None else aux
-
-    return check, init if params is None else None
-
-
-def check_arrays(framework: str, alternatives: Iterable[Mapping[str, Any]], passed: Mapping[str, Any]) -> None:
-    """Compare the values that the user passed as `params=` and `aux=` with those of the module, by name and shape.
-
-    Args:
-        framework: name of the framework, for messages.
-        alternatives: {"params": pytree, "aux": pytree} of the module, for example as initialized in both modes.
-        passed: the user's pytrees by the same names, all or some.  A dimension of aux that is 1 in the module may have any
-            size, because modules are initialized with one row.
-
-    Raises:
-        ValueError: the values match none of the alternatives; the message is about the first one.
-    """
-    message = None
-    for values in alternatives:
-        messages = [_difference(kind, framework, _shapes(tree), _shapes(values[kind])) for kind, tree in passed.items()]
-        if not any(messages):
-            return
-        message = message or next(filter(None, messages))
-    raise ValueError(message)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(getattr(x, "shape", ())) for name, x in flatten_names(tree)[0].items()}
-
-
-def _difference(kind: str, framework: str, actual: dict[str, Any], expected: dict[str, Any]) -> str | None:
-    """How the shapes that were passed differ from those of the module, as a sentence; None if they do not."""
-    missing, unknown = [n for n in expected if n not in actual], [n for n in actual if n not in expected]
-    if missing and not actual and kind == "aux":
-        return (
-            f"the auxiliary state of the {framework} module is missing: {missing[:5]}; params= needs it too, pass aux=, or "
-            "leave out both to start from values of the module"
-        )
-    if missing or unknown:
-        return (
-            f"{kind}= has other names than the {kind} of the {framework} module: missing {missing[:5]}, unknown {unknown[:5]}; "
-            f"leave out {kind}= to start from values of the module, or pass a tree such as run.{kind} of its run"
-        )
-    for name, shape in expected.items():
-        pairs = list(zip(actual[name], shape, strict=False))
-        if len(shape) != len(actual[name]) or not all(a == b or (kind == "aux" and b == 1) for a, b in pairs):
-            return (
-                f"{kind}= has an array {name!r} of shape {actual[name]}, but the {framework} module has one of shape {shape}; "
-                f"pass {kind}= of this module, or data of the shape for which they were made"
-            )
-    return None
-
-
-def note_on_evaluation(error: Exception, draw: str) -> None:
-    """Add to an error about a missing PRNG key that there is none in evaluation; `draw` is an example of a random operation."""
-    error.add_note(
-        f"jfit: in evaluation no PRNG key is passed; give the module an argument such as train or is_training, and {draw} "
-        "only if it is True"
-    )
 
 
 def unsupported_sync(framework: str, reason: str) -> ValueError:

@@ -13,14 +13,16 @@ from jfit.lowering.frameworks.adapted import Adapted
 from jfit.lowering.function import from_adapted
 from jfit.lowering.model import Model
 
-# (package, name of the class), found among the base classes of an object -> its adapter
-ADAPTERS: dict[tuple[str, str], Callable[..., Adapted]] = {
+# (package, name of the class), found among the base classes of an object -> its adapter, or what to pass in its place
+ADAPTERS: dict[tuple[str, str], Callable[..., Adapted] | str] = {
     ("flax.nnx", "Module"): nnx.adapt,
     ("flax.linen", "Module"): linen.adapt,
     ("equinox", "Module"): equinox.adapt,
     ("haiku", "Transformed"): haiku.adapt,
     ("haiku", "TransformedWithState"): haiku.adapt,
     ("keras", "Model"): keras.adapt,
+    ("keras", "Layer"): "keras.Sequential([layer])",
+    ("torch", "Module"): "a JAX module, or a pure function of params",
 }
 
 
@@ -47,18 +49,13 @@ def adapter_of(module: Any) -> Callable[..., Adapted] | None:
     for base in kind.__mro__:
         for (package, name), adapt in ADAPTERS.items():
             if base.__name__ == name and f"{base.__module__}.".startswith(f"{package}."):
-                if is_class:
-                    raise TypeError(_no_instance(module))
+                if is_class or isinstance(adapt, str):
+                    remedy = adapt if isinstance(adapt, str) else f"an instance of it, made by {kind.__name__}(...)"
+                    raise TypeError(
+                        f"the model is {'the class' if is_class else 'a'} {kind.__name__} of {package}; pass {remedy}"
+                    )
                 return adapt if package != "equinox" or _has_parameters(module) else None
-        if base.__name__ == "Layer" and f"{base.__module__}.".startswith("keras."):
-            raise TypeError(f"the model is a Keras layer ({kind.__name__}); wrap an instance of it: keras.Sequential([layer])")
-        if base.__name__ == "Module" and f"{base.__module__}.".startswith("torch."):
-            raise TypeError(f"the model is a torch module ({kind.__name__}); pass a JAX module, or a pure function of params")
     return None
-
-
-def _no_instance(module: Any) -> str:
-    return f"the model is the class {module.__name__}, expected an instance of it; pass one, made by {module.__name__}(...)"
 
 
 def _has_parameters(module: Any) -> bool:
@@ -85,7 +82,7 @@ def from_module(
         The `Model`.  `model.module.restore(params, aux)` returns a new module with these values.
 
     Raises:
-        TypeError: `module` is no module of a supported framework, or `init` is passed.
+        TypeError: `module` is no module of a supported framework.
 
     Example:
         >>> import jax.numpy as jnp, jfit
@@ -97,8 +94,6 @@ def from_module(
     adapt = adapter_of(module)
     if adapt is None:
         raise TypeError(f"{module!r:.99} is no module of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters")
-    if "init" in options:
-        raise TypeError("from_module takes no init=: a module has its own initial values; pass params= and aux= for others")
     adapted = adapt(module, params, aux, inputs)
     values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)

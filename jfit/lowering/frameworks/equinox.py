@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode
 
 NAME = "Equinox"
 
@@ -28,22 +28,17 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
 
     Returns:
         `Adapted`.
-
-    Raises:
-        ValueError: BatchNorm layers with different axis names, or no floating-point array.
     """
     import equinox as eqx
 
     net, state = module if isinstance(module, tuple) else (module, ())
     own_params, static = eqx.partition(net, eqx.is_inexact_array)
-    if not jax.tree.leaves(own_params):
-        raise ValueError(f"the Equinox module {type(net).__name__} has no floats to train; pass a function with params=")
     stateful = isinstance(module, tuple)
     call = call_of(net.__call__, inputs, {"key", "state"} if stateful else {"key"})
     if stateful and "state" not in call.names and inputs is None:
         call = call._replace(inputs=call.inputs[:-1])  # the last argument is the state
     takes_key = "key" in call.names and "key" not in call.inputs
-    axis = _axis_name(eqx, net)
+    axis: Hashable = next((norm.axis_name for norm in _norms(eqx)(net)), "batch")
 
     def apply(
         params: Any,
@@ -88,15 +83,6 @@ def _norms(eqx: Any) -> Callable[[Any], list[Any]]:
     return lambda model: [x for x in jax.tree.leaves(model, is_leaf=is_norm) if is_norm(x)]
 
 
-def _axis_name(eqx: Any, net: Any) -> Hashable:
-    names = {norm.axis_name for norm in _norms(eqx)(net)}
-    if len(names) > 1 or any(isinstance(name, (tuple, list)) for name in names):
-        raise ValueError(f"the BatchNorm layers have the axis names {sorted(map(repr, names))}, expected one name")
-    return names.pop() if names else "batch"
-
-
 def _synchronized(eqx: Any, model: Any, axes: tuple[Hashable, str]) -> Any:
     """The model with BatchNorm layers that average their statistics over the rows and over the devices."""
-    if not _norms(eqx)(model):
-        raise unsupported_sync(NAME, "it has no equinox.nn.BatchNorm")
     return eqx.tree_at(lambda m: [norm.axis_name for norm in _norms(eqx)(m)], model, replace_fn=lambda _: axes)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import (
-    Adapted,
-    call_of,
-    drawn_for_data,
-    mode,
-    note_on_evaluation,
-    one_row,
-    unsupported_sync,
-)
+from jfit.lowering.frameworks.adapted import Adapted, call_of, mode, one_row, unsupported_sync
 
 NAME = "Haiku"
 
@@ -35,7 +26,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
-        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the pair.
+        `Adapted`.
     """
     stateful = type(module).__name__ == "TransformedWithState"
     takes_rng = "rng" in inspect.signature(module.apply).parameters
@@ -43,30 +34,18 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     if params is not None and aux is None:
         aux = {}
 
-    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, train)))(key, *args, **named)
-        return values if stateful else (values, {})
-
-    check, init = drawn_for_data(NAME, drawn, params, aux, modes=(True,), plain=_plain)
+        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, True)))(key, *args, **named)
+        drawn, state = values if stateful else (values, {})
+        return drawn, state if aux is None else aux
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None:
             raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
-        check(*inputs)
         args, named = call.bind(inputs)
         rng = (key if train else None,) if takes_rng else ()
-        try:
-            result = module.apply(params, *((aux,) if stateful else ()), *rng, *args, **named, **mode(call, train))
-        except ValueError as error:
-            if not train and "PRNGKey" in str(error):
-                note_on_evaluation(error, "call hk.next_rng_key")
-            raise
+        result = module.apply(params, *((aux,) if stateful else ()), *rng, *args, **named, **mode(call, train))
         return result if stateful else (result, aux)
 
-    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, init)
-
-
-def _plain(tree: Any) -> Any:
-    """Dicts in place of Haiku's immutable mappings, whose paths have no names."""
-    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()} if isinstance(tree, Mapping) else tree
+    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, init if params is None else None)

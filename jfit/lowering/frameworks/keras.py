@@ -62,9 +62,6 @@ class _Built:
         if inputs or type(model).__module__.startswith("keras."):  # not a subclass
             names = tuple(x.name for x in inputs) if len(inputs) > 1 else self.call.inputs[:1]
             self.call = self.call._replace(inputs=names, optional=())
-        elif len(self.call.inputs) > 1:
-            names = f"{type(model).__name__}.call has the arguments {', '.join(self.call.inputs)}"
-            raise TypeError(f"{names}, but Keras calls models with one argument; take a list or dict of the arrays")
         self.inputs = self.call.inputs
         self.is_dict = isinstance(getattr(model, "input", None), dict) if inputs else False
 
@@ -106,16 +103,8 @@ class _Built:
         return output, {names[id(v)]: value for v, value in pairs if v.name != SEED}
 
     def restore(self, params: Any, aux: Any) -> Any:
-        """A copy of the model with these values.
-
-        Raises:
-            TypeError: Keras cannot copy the model.
-        """
-        try:
-            target = copy.deepcopy(self.model)
-        except (NotImplementedError, TypeError) as error:
-            kind = type(self.model).__name__
-            raise TypeError(f"Keras cannot copy a {kind}; define get_config, or read run.params and run.aux") from error
+        """A copy of the model with these values."""
+        target = copy.deepcopy(self.model)
         values, names = {**params, **aux}, _names(self.model)
         for own, variable in zip(self.model.variables, target.variables, strict=True):
             if names[id(own)] in values:

@@ -9,16 +9,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import (
-    MODES,
-    Adapted,
-    call_of,
-    drawn_for_data,
-    mode,
-    note_on_evaluation,
-    one_row,
-    unsupported_sync,
-)
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, mode, one_row
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -39,10 +30,10 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
-        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the module.
+        `Adapted`.
     """
-    from flax import errors, linen
-    from flax.core import meta, unfreeze
+    from flax import linen
+    from flax.core import unfreeze
 
     if module.scope is not None:
         module, bound = module.unbind()
@@ -56,39 +47,25 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         aux = {} if aux is None else aux
     aux = None if aux is None else unfreeze(aux)
 
-    def drawn(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
-        return variables.pop("params", {}), variables
-
-    check, init = drawn_for_data(NAME, drawn, params, aux, modes=(False, True), plain=meta.unbox)
+        variables = dict(jax.jit(functools.partial(module.init, **mode(call, False)))(key, *args, **named))
+        return variables.pop("params", {}), variables if aux is None else aux
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
-        if axis_name is not None and "batch_stats" not in aux:
-            raise unsupported_sync(NAME, "it has no batch statistics (no collection 'batch_stats')")
-        check(*inputs)
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
         args, named = call.bind(inputs)
         run = functools.partial(module.apply, {"params": params, **aux}, *args, rngs=rngs, **named, **mode(call, train))
-        try:
-            with linen.intercept_methods(_interceptor(module, call, axis_name)):
-                if not train or not aux:
-                    return run(), aux
-                output, updates = run(mutable=list(aux))
-        except errors.InvalidRngError as error:
-            if not train:
-                note_on_evaluation(error, "call make_rng")
-            raise
-        for name in updates:
-            if jax.tree.structure(updates[name]) != jax.tree.structure(aux[name]):
-                where = f"the collection {name!r} of {type(module).__name__}"
-                raise ValueError(f"{where} has other arrays after a call than before; sow into 'intermediates'")
+        with linen.intercept_methods(_interceptor(module, call, axis_name)):
+            if not train or not aux:
+                return run(), aux
+            output, updates = run(mutable=list(aux))
         return output, {**aux, **updates}
 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, init)
+    return Adapted(NAME, apply, call, restore, params, aux, init if params is None else None)
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:

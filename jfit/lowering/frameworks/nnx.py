@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode
 
 NAME = "Flax nnx"
 MODE_ATTRIBUTES = ("deterministic", "use_running_average")  # of layers, True in evaluation mode
@@ -49,8 +49,9 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         copy = merged(params, aux, train)
         options: dict[str, Any] = mode(call, train)
-        if axis_name is not None:
-            _synchronize(nnx, copy, axis_name)
+        for _, layer in nnx.iter_modules(copy) if axis_name is not None else ():
+            if isinstance(layer, nnx.BatchNorm):
+                layer.axis_name = axis_name
         if train and key is not None:
             nnx.reseed(copy, policy="match_shape", **{tag: _stream_key(key, tag) for tag in tags})
         if takes_rngs and (train or "rngs" in call.required):
@@ -87,12 +88,3 @@ def _fixed_modes(nnx: Any, module: Any) -> dict[Any, list[str]]:
 
 def _stream_key(key: Any, tag: str) -> Any:
     return jax.random.fold_in(key, zlib.crc32(tag.encode()))
-
-
-def _synchronize(nnx: Any, module: Any, axis_name: str) -> None:
-    """Let the BatchNorm layers average their statistics over the devices."""
-    norms = [layer for _, layer in nnx.iter_modules(module) if isinstance(layer, nnx.BatchNorm)]
-    if not norms:
-        raise unsupported_sync(NAME, "it has no nnx.BatchNorm")
-    for norm in norms:
-        norm.axis_name = axis_name

@@ -117,33 +117,26 @@ def _grown(wiring: Wiring, depth: dict[int, int], chain: list[int]) -> Iterator[
         except Irregular as error:
             pending += [anchors[error.step :], anchors[: error.step]]
             continue
-        if growth.steps < MIN_STEPS:
-            continue
         growth.finish_recurrence()
         growth.add_neighbours()
-        if len(growth.packs) >= MIN_PACKS:
-            growth.claim()
+        if growth.steps >= MIN_STEPS and len(growth.packs) >= MIN_PACKS and growth.reads() is not None:
+            wiring.claimed.update(growth.where)
             yield growth
 
 
 # ------------------------------------------------------------------------------------------------ order
 def _ordered(wiring: Wiring, growths: list[Growth]) -> list[Item]:
     """Return nodes and blocks in topological order; blocks that depend on themselves through other nodes are reduced."""
-    blocks: list[Block | None] = [g.block() for g in growths]
     while True:
-        items, stuck = _sorted(wiring, [b for b in blocks if b is not None])
-        if not stuck:
+        items, stuck = _sorted(wiring, [g.block() for g in growths])
+        if stuck is None:
             return items
-        for i, block in enumerate(blocks):
-            if any(block is b for b in stuck):
-                core = growths[i].recurrence()
-                smaller = block is not None and MIN_PACKS <= len(core.packs) < len(block.packs)
-                blocks[i] = core if smaller else None
-                break
+        if not growths[stuck].drop_neighbours() or len(growths[stuck].packs) < MIN_PACKS:
+            del growths[stuck]
 
 
-def _sorted(wiring: Wiring, blocks: Sequence[Block]) -> tuple[list[Item], list[Block]]:
-    """Sort nodes and blocks by their dependencies, else by position; returns (sorted, blocks that depend on themselves)."""
+def _sorted(wiring: Wiring, blocks: Sequence[Block]) -> tuple[list[Item], int | None]:
+    """Sort nodes and blocks by their dependencies, else by position; returns (sorted, a block that depends on itself)."""
     group = {wiring.at[id(n)]: i for i, b in enumerate(blocks) for pack in b.packs for n in pack}
     count = len(wiring.nodes)
     unit = [count + group[n] if n in group else n for n in range(count)]
@@ -168,24 +161,18 @@ def _sorted(wiring: Wiring, blocks: Sequence[Block]) -> tuple[list[Item], list[B
             needs[v].discard(u)
             if not needs[v]:
                 heapq.heappush(ready, (place[v], v))
-    return items, [blocks[u - count] for u in place if u >= count and needs[u]]
+    return items, min((u - count for u in place if u >= count and needs[u]), default=None)
 
 
-def entries_read_outside(items: Sequence[Item], heads: Sequence[Entry]) -> dict[int, set[tuple[int, int]]]:
+def entries_read_outside(
+    order: Sequence[Node], items: Sequence[Item], heads: Sequence[Entry]
+) -> dict[int, set[tuple[int, int]]]:
     """Return for each block, by its position in `items`, the outputs of its nodes (id, index) that others or `heads` read."""
     owner = {id(n): i for i, b in enumerate(items) if isinstance(b, Block) for pack in b.packs for n in pack}
     outside: dict[int, set[tuple[int, int]]] = {i: set() for i in owner.values()}
-
-    def read(entry: Entry, reader: int | None) -> None:
+    reads = [*((head, None) for head in heads), *((entry, owner.get(id(n))) for n in order for entry in n.inputs)]
+    for entry, reader in reads:
         block = owner.get(id(entry.node))
         if block is not None and block != reader:
             outside[block].add((id(entry.node), entry.index))
-
-    for head in heads:
-        read(head, None)
-    for item in items:
-        nodes = [n for pack in item.packs for n in pack] if isinstance(item, Block) else [item]
-        for node in nodes:
-            for entry in node.inputs:
-                read(entry, owner.get(id(node)))
     return outside

@@ -63,7 +63,7 @@ class Wiring:
 
 
 class Growth:
-    """A block in the making."""
+    """A block in the making: packs of equal nodes, one node per step."""
 
     def __init__(self, wiring: Wiring, anchors: Sequence[int], depth: dict[int, int]) -> None:
         self.wiring = wiring
@@ -71,25 +71,26 @@ class Growth:
         self.base = depth[anchors[0]]
         self.steps = len(anchors)
         self.packs: list[list[int]] = []
-        self.reads: list[list[Read]] = []
         self.where: dict[int, tuple[int, int]] = {}  # node -> (pack, step)
         self.core = 0  # number of packs of the recurrence, without the neighbours
-        self._core_reads: list[list[Read]] = []
         self._below: set[int] = set()  # nodes that depend on the recurrence
-        self._add(list(anchors))
+        self._add(anchors)
 
     # -------------------------------------------------------------------------------- packs
-    def _add(self, nodes: list[int]) -> int:
+    def _add(self, nodes: Sequence[int]) -> int:
         self.where.update({n: (len(self.packs), t) for t, n in enumerate(nodes)})
-        self.packs.append(nodes)
-        self.reads.append([])
+        self.packs.append(list(nodes))
         return len(self.packs) - 1
 
-    def _column(self, pack: int, slot: int) -> list[Edge]:
-        return [self.wiring.inputs[n][slot] for n in self.packs[pack]]
+    def _drop(self, count: int) -> None:
+        """Drop all packs but the first `count`."""
+        for n in (n for pack in self.packs[count:] for n in pack):
+            del self.where[n]
+        del self.packs[count:]
 
-    def _slots(self, pack: int) -> range:
-        return range(len(self.wiring.inputs[self.packs[pack][0]]))
+    def _columns(self, pack: int) -> list[tuple[Edge, ...]]:
+        """Return for each input of the nodes of a pack what they read, one edge per step."""
+        return list(zip(*(self.wiring.inputs[n] for n in self.packs[pack]), strict=True))
 
     def _equal(self, column: Sequence[Edge]) -> bool:
         """Return whether the edges come from distinct nodes that are alike enough to form a pack."""
@@ -101,201 +102,129 @@ class Growth:
         """Return whether a node can be part of a block and is in none."""
         return self.wiring.labels[n] >= 0 and n not in self.where and n not in self.wiring.claimed
 
-    def _entry(self, edge: Edge) -> Entry:
-        return Entry(self.wiring.nodes[edge[0]], edge[1])
-
-    def _sliced(self, column: Sequence[Edge]) -> Sliced:
-        return Sliced(tuple(map(self._entry, column)))
-
     # -------------------------------------------------------------------------------- recurrence
     def follow_recurrence(self) -> None:
         """Add the packs on the paths from each anchor to the next; raise `Irregular` where the steps differ."""
         pending = [0]
         while pending:
-            pack = pending.pop()
-            before = len(self.packs)
-            longer: list[int] = []
-            self.reads[pack] = [self._recurrent(self._column(pack, slot), longer) for slot in self._slots(pack)]
-            pending += [*range(before, len(self.packs)), *longer]
+            for column in self._columns(pending.pop()):
+                pending += self._follow(column)
 
     def _depends(self, n: int) -> bool:
         return self.depth.get(n, 0) >= self.base
 
-    def _recurrent(self, column: list[Edge], longer: list[int]) -> Read:
-        """Return how the steps read the inputs in `column`; packs with new nodes are appended to `longer`."""
-        first, last = column[0], column[-1]
+    def _follow(self, column: Sequence[Edge]) -> list[int]:
+        """Add the nodes of the recurrence that the steps read; returns their pack, if it is new or longer than before."""
+        first = column[0]
         if all(e == first for e in column):
             if self._depends(first[0]):
                 raise Irregular(1)
-            return Fixed(self._entry(first))
-        for edge in (last, column[-2], column[1]):
-            if edge[0] in self.where:
-                return self._from_member(column, column.index(edge), longer)
+            return []
         if not any(self._depends(n) for n, _ in column):
-            if any(self.wiring.own[n] for n, _ in column):
+            if any(self.wiring.own[n] for n, _ in column):  # different parameters
                 raise Irregular(_first_change(column))
-            return self._sliced(column)
-        if self._equal(column):
-            return Local(self._add([n for n, _ in column]), last[1])
-        if self._equal(column[1:]) and first[0] not in self.where and not self._depends(first[0]):
-            return Carried(self._add([n for n, _ in column[1:]]), last[1], self._entry(first))
-        raise Irregular(_first_change([(self.wiring.labels[n], i) for n, i in column]))
-
-    def _from_member(self, column: list[Edge], at: int, longer: list[int]) -> Read:
-        """Return the read of a pack of this or the previous step; `column[at]` is a node of that pack."""
-        pack, step = self.where[column[at][0]]
-        lag, index = at - step, column[at][1]
-        if lag not in (0, 1):
-            raise Irregular(max(at, 1))
-        nodes = self.packs[pack]
-        for t in range(lag, len(column)):
-            n, i = column[t]
-            if t - lag == len(nodes) and n not in self.where and self.wiring.labels[n] == self.wiring.labels[nodes[0]]:
-                self.where[n] = (pack, t - lag)
-                nodes.append(n)
-                longer.append(pack)
-            if i != index or self.where.get(n) != (pack, t - lag):
-                raise Irregular(max(t, 1))
-        if not lag:
-            return Local(pack, index)
-        if column[0][0] in self.where or self._depends(column[0][0]):
+            return []
+        pack, step = self.where.get(column[-2][0], (-1, 0))
+        if pack >= 0:
+            lag = len(column) - 2 - step  # 0: the steps read nodes of their own, 1: of the step before
+        else:
+            lag = int(not self._equal(column))
+            if not self._equal(column[lag:]):
+                raise Irregular(_first_change([(self.wiring.labels[n], i) for n, i in column]))
+        if lag not in (0, 1) or (lag and (first[0] in self.where or self._depends(first[0]))):
             raise Irregular(1)
-        return Carried(pack, index, self._entry(column[0]))
+        if pack < 0:
+            return [self._add([n for n, _ in column[lag:]])]
+        nodes, before = self.packs[pack], len(self.packs[pack])
+        for t, (n, index) in enumerate(column[lag:]):
+            if t == len(nodes) and self._is_free(n) and self.wiring.labels[n] == self.wiring.labels[nodes[0]]:
+                self.where[n] = (pack, t)
+                nodes.append(n)
+            if index != column[-2][1] or self.where.get(n) != (pack, t):
+                raise Irregular(max(t + lag, 1))
+        return [pack] if len(nodes) > before else []
 
     def finish_recurrence(self) -> None:
         """Find the nodes of the last step, which no anchor depends on; if one is missing, the last step stays unrolled."""
-        for pack in self._in_order():
-            while len(self.packs[pack]) < self.steps and self._extend(pack):
-                pass
+        while any(len(nodes) < self.steps and self._extend(pack) for pack, nodes in enumerate(self.packs)):
+            pass
         self.steps = min(map(len, self.packs))
         for nodes in self.packs:
             for n in nodes[self.steps :]:
                 del self.where[n]
             del nodes[self.steps :]
-        for pack, reads in enumerate(self.reads):
-            columns = [self._column(pack, slot) for slot in self._slots(pack)]
-            self.reads[pack] = [self._sliced(c) if isinstance(r, Sliced) else r for r, c in zip(reads, columns, strict=True)]
         self.core = len(self.packs)
-        self._core_reads = [list(r) for r in self.reads]
         pending = list(self.where)
         while pending:
-            for user in self.wiring.users[pending.pop()]:
-                if user not in self._below:
-                    self._below.add(user)
-                    pending.append(user)
+            new = [n for n in self.wiring.users[pending.pop()] if n not in self._below]
+            self._below.update(new)
+            pending += new
 
     def _extend(self, pack: int) -> bool:
         """Append the node of the next step to a pack, if there is one; returns whether there is."""
-        nodes, step = self.packs[pack], len(self.packs[pack])
-        known: dict[int, Edge] = {}
-        for slot, read in enumerate(self.reads[pack]):
-            if isinstance(read, Fixed):
-                known[slot] = (self.wiring.at[id(read.entry.node)], read.entry.index)
-            elif isinstance(read, Local | Carried):
-                source, when = self.packs[read.pack], step - isinstance(read, Carried)
-                if when >= len(source):
-                    return False
-                known[slot] = (source[when], read.index)
-        sources = [known[s][0] for s, r in enumerate(self.reads[pack]) if isinstance(r, Local | Carried)]
-        for n in self.wiring.users[sources[0]] if sources else ():
-            ins = self.wiring.inputs[n]
-            if (
-                self._is_free(n)
-                and self.wiring.labels[n] == self.wiring.labels[nodes[0]]
-                and all(ins[slot] == e for slot, e in known.items())
-                and not any(self._depends(j) or self.wiring.own[j] for s, (j, _) in enumerate(ins) if s not in known)
-            ):
-                self.where[n] = (pack, step)
-                nodes.append(n)
-                return True
+        nodes = self.packs[pack]
+        expected: list[Edge | None] = []  # what that node reads; None: an array of its own
+        for before, edge in zip(*(self.wiring.inputs[n] for n in nodes[-2:]), strict=True):
+            source, step = self.where.get(edge[0], (-1, 0))
+            if source >= 0 and step + 1 >= len(self.packs[source]):
+                return False
+            same = edge if edge == before else None
+            expected.append(same if source < 0 else (self.packs[source][step + 1], edge[1]))
+        first = next((e[0] for e in expected if e is not None and e[0] in self.where), None)
+        for n in () if first is None else self.wiring.users[first]:
+            if self._is_free(n) and self.wiring.labels[n] == self.wiring.labels[nodes[0]]:
+                pairs = zip(self.wiring.inputs[n], expected, strict=True)
+                if all(e == x if x else not self._depends(e[0]) and not self.wiring.own[e[0]] for e, x in pairs):
+                    self.where[n] = (pack, len(nodes))
+                    nodes.append(n)
+                    return True
         return False
 
     # -------------------------------------------------------------------------------- neighbours
     def add_neighbours(self) -> None:
         """Add packs that the recurrence reads (projections of the inputs) and packs that read it (outputs of the steps)."""
-        for pack in range(self.core):
-            for slot, read in enumerate(self.reads[pack]):
-                column = self._column(pack, slot)
-                if isinstance(read, Sliced) and self._equal(column):
-                    self._try([n for n, _ in column], absorb=True)
+        for column in [c for pack in range(self.core) for c in self._columns(pack)]:
+            if isinstance(self._read(column), Sliced) and self._equal(column):
+                self._try([n for n, _ in column], absorb=True)
         pack = 0
         while pack < len(self.packs):
             for nodes in self._readers(pack):
-                if self._try(nodes, absorb=True) is None:
+                if not self._try(nodes, absorb=True):
                     self._try(nodes, absorb=False)
             pack += 1
-        if not self._consistent():
-            for nodes in self.packs[self.core :]:
-                for n in nodes:
-                    del self.where[n]
-            del self.packs[self.core :]
-            self.reads = self._core_reads
+        if self.reads() is None:
+            self.drop_neighbours()
 
-    def _consistent(self) -> bool:
-        """Update reads of arrays that have become part of the block; returns whether a loop over the steps can read them."""
-        for pack, reads in enumerate(self.reads):
-            for slot, read in enumerate(reads):
-                column = self._column(pack, slot)
-                if isinstance(read, Sliced) and any(n in self.where for n, _ in column):
-                    new = self._neighbour(column, absorb=False)
-                    if new is None:
-                        return False
-                    reads[slot] = new
-                elif isinstance(read, Fixed | Carried) and column[0][0] in self.where:
-                    return False
-        return True
+    def drop_neighbours(self) -> bool:
+        """Drop all packs but those of the recurrence; returns whether there were others."""
+        before = len(self.packs)
+        self._drop(self.core)
+        return len(self.packs) < before
 
-    def _try(self, nodes: list[int], absorb: bool) -> int | None:
+    def _try(self, nodes: Sequence[int], absorb: bool) -> bool:
         """Add a pack, and with `absorb` all packs that it reads, or nothing if a step would depend on a later one."""
         before = len(self.packs)
         if any(n in self.where for n in nodes):
-            return None
+            return False
         pending = [self._add(nodes)]
         while pending:
-            pack, start = pending.pop(), len(self.packs)
-            reads = [self._neighbour(self._column(pack, slot), absorb) for slot in self._slots(pack)]
-            if any(r is None for r in reads):
-                for dropped in self.packs[before:]:
-                    for n in dropped:
-                        del self.where[n]
-                del self.packs[before:], self.reads[before:]
-                return None
-            self.reads[pack] = reads  # type: ignore[assignment]
-            pending += range(start, len(self.packs))
-        return before
+            for column in self._columns(pending.pop()):
+                read = self._read(column)
+                if read is None:
+                    self._drop(before)
+                    return False
+                if absorb and isinstance(read, Sliced) and self._equal(column):
+                    pending.append(self._add([n for n, _ in column]))
+        return True
 
-    def _neighbour(self, column: list[Edge], absorb: bool) -> Read | None:
-        """Return how the steps read the inputs in `column`; None if that is impossible in a loop over the steps."""
-        first, last = column[0], column[-1]
-        members = [self.where.get(n) for n, _ in column]
-        if not any(members):
-            if any(n in self._below for n, _ in column):
-                return None
-            if all(e == first for e in column):
-                return Fixed(self._entry(first))
-            if any(self.wiring.own[n] for n, _ in column):
-                return None
-            if absorb and self._equal(column):
-                return Local(self._add([n for n, _ in column]), last[1])
-            return self._sliced(column)
-        if members[-1] is None or any(i != last[1] for _, i in column[1:]):
-            return None
-        pack = members[-1][0]
-        lag = len(column) - 1 - members[-1][1]
-        if lag not in (0, 1) or any(m != (pack, t) for t, m in enumerate(members[lag:])):
-            return None
-        if not lag:
-            return Local(pack, last[1]) if first[1] == last[1] else None
-        return None if members[0] or first[0] in self._below else Carried(pack, last[1], self._entry(first))
-
-    def _readers(self, pack: int) -> list[list[int]]:
+    def _readers(self, pack: int) -> list[tuple[int, ...]]:
         """Return the groups of equal nodes, one per step, that read the nodes of a pack and are not in the block."""
         by_step = [self._free_users(source) for source in self.packs[pack]]
         groups: list[tuple[int, ...]] = []
         for kind, nodes in by_step[0].items():
             if all(len(users.get(kind, ())) == len(nodes) for users in by_step):
                 groups += zip(*(users[kind] for users in by_step), strict=True)
-        return [list(group) for group in groups if len(set(group)) == len(group)]
+        return [group for group in groups if len(set(group)) == len(group)]
 
     def _free_users(self, source: int) -> dict[object, list[int]]:
         """Return the users of a node that are in no block; equal keys: equal operators that read it and variables equally."""
@@ -308,46 +237,44 @@ class Growth:
         return users
 
     # -------------------------------------------------------------------------------- result
-    def claim(self) -> None:
-        """Reserve the nodes of the block."""
-        self.wiring.claimed.update(self.where)
+    def _read(self, column: Sequence[Edge]) -> Read | None:
+        """Return how the steps read the inputs in `column`; None if that is impossible in a loop over the steps."""
+        first, (_, index) = column[0], column[-1]
+        members = [self.where.get(n) for n, _ in column]
+        entries = tuple([Entry(self.wiring.nodes[n], i) for n, i in column])
+        if not any(members):
+            if any(n in self._below for n, _ in column):
+                return None
+            if all(e == first for e in column):
+                return Fixed(entries[0])
+            return None if any(self.wiring.own[n] for n, _ in column) else Sliced(entries)
+        if members[-1] is None or any(i != index for _, i in column[1:]):
+            return None
+        pack, step = members[-1]
+        lag = len(column) - 1 - step
+        if lag not in (0, 1) or any(m != (pack, t) for t, m in enumerate(members[lag:])):
+            return None
+        if not lag:
+            return Local(pack, index) if first[1] == index else None
+        return None if members[0] or first[0] in self._below else Carried(pack, index, entries[0])
 
-    def _in_order(self, reads: Sequence[Sequence[Read]] | None = None) -> list[int]:
-        """Return the packs in the order in which a step computes them."""
-        reads = self.reads if reads is None else reads
-        order: list[int] = []
-        done: set[int] = set()
-        for start in range(len(reads)):
-            stack = [start]
-            while stack:
-                pack = stack[-1]
-                missing = [r.pack for r in reads[pack] if isinstance(r, Local) and r.pack not in done]
-                if pack in done:
-                    stack.pop()
-                elif missing:
-                    stack.append(missing[0])
-                else:
-                    done.add(stack.pop())
-                    order.append(pack)
-        return order
+    def reads(self) -> list[list[Read]] | None:
+        """Return for each pack how its nodes read their inputs; None if no loop over the steps can read them so."""
+        found = [[self._read(column) for column in self._columns(pack)] for pack in range(len(self.packs))]
+        return None if any(r is None for reads in found for r in reads) else found  # type: ignore[return-value]
 
     def block(self) -> Block:
-        """Return the block."""
-        return self._block(self.reads)
-
-    def recurrence(self) -> Block:
-        """Return the block without neighbours."""
-        return self._block(self._core_reads)
-
-    def _block(self, all_reads: list[list[Read]]) -> Block:
-        order = self._in_order(all_reads)
+        """Return the block, with the packs in the order of the nodes of the first step."""
+        reads = self.reads()
+        assert reads is not None
+        order = sorted(range(len(reads)), key=lambda pack: self.packs[pack][0])
         number = {pack: i for i, pack in enumerate(order)}
         packs = tuple(tuple(self.wiring.nodes[n] for n in self.packs[pack]) for pack in order)
-        reads = tuple(
-            tuple(r._replace(pack=number[r.pack]) if isinstance(r, Local | Carried) else r for r in all_reads[pack])
+        renumbered = (
+            tuple(r._replace(pack=number[r.pack]) if isinstance(r, Local | Carried) else r for r in reads[pack])
             for pack in order
         )
-        return Block(packs, reads)
+        return Block(packs, tuple(renumbered))
 
 
 def _first_change(keys: Sequence[object]) -> int:

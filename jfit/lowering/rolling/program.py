@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ def plan_program(
     nodes = {i: sorted((n for p in b.packs for n in p), key=lambda n: position[id(n)]) for i, b in blocks.items()}
     sliced = {r.entries for b in blocks.values() for reads in b.reads for r in reads if isinstance(r, Sliced)}
     deferred = {id(e.node) for entries in sliced if _source(entries) is not None for e in entries} - set(excluded)
-    return Program(items, entries_read_outside(items, heads), nodes, deferred)
+    return Program(items, entries_read_outside(order, items, heads), nodes, deferred)
 
 
 def loops_may_convolve() -> bool:
@@ -150,14 +151,22 @@ class Store:
         array = _consecutive(first[0].array, [p[1] for p in places if p is not None])
         return None if array is None else Stack(array, first[0].rows)
 
+    def _origin(self, entry: Entry) -> Any:
+        """Return a value that is equal for the outputs of one stack."""
+        key = (id(entry.node), entry.index)
+        return id(self._stacked[key][0]) if key in self._stacked else key
+
     def _joined(self, node: Node) -> Value | None:
         """Return the output of a `Concat` or `stack` of outputs of a block, without separating its steps; None: run it."""
         op = node.op
         if op is None or op.name not in JOINS or sum((id(e.node), e.index) in self._stacked for e in node.inputs) < 2:
             return None
         pieces: list[tuple[Value, bool]] = []  # (array, whether it has a first axis of steps)
-        for entries in self._runs(node.inputs):
+        for _, group in itertools.groupby(node.inputs, self._origin):
+            entries = list(group)
             part = self._part(entries) if len(entries) > 1 else None
+            if part is None and len(entries) > 1:
+                return None
             pieces.append((self._known(entries[0]).to_channels_first(), False) if part is None else (Value(*part), True))
         if len(pieces) == len(node.inputs) or len({v.array.dtype for v, _ in pieces}) > 1:
             return None
@@ -170,23 +179,6 @@ class Store:
             return None  # running the operator raises the error
         shapes = [v.array.shape[1:] if many else v.array.shape for v, many in pieces]
         return Value(out, op.rows(node.params, layouts, shapes, [out.shape])[0])
-
-    def _runs(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """Group neighbouring entries that are consecutive steps of one block, forward or backward."""
-        groups: list[list[Entry]] = []
-        last: tuple[Stack, int] | None = None
-        direction = 0
-        for entry in entries:
-            place = self._stacked.get((id(entry.node), entry.index))
-            step = place[1] - last[1] if place is not None and last is not None and place[0] is last[0] else 0
-            if step in (1, -1) and direction in (0, step):
-                groups[-1].append(entry)
-                direction = step
-            else:
-                groups.append([entry])
-                direction = 0
-            last = place
-        return groups
 
 
 def _as_piece(name: str, array: Any, many: bool, axis: int) -> Any:
@@ -201,12 +193,16 @@ def _as_piece(name: str, array: Any, many: bool, axis: int) -> Any:
 
 def _consecutive(array: Any, positions: Sequence[int]) -> Any:
     """Return array[positions] if the positions are consecutive, forward or backward; else None."""
+    if not _are_consecutive(positions):
+        return None
+    low, high = min(positions), max(positions) + 1
+    part = array if high - low == array.shape[0] else array[low:high]
+    return part if positions[0] <= positions[-1] else jnp.flip(part, 0)
+
+
+def _are_consecutive(positions: Sequence[int]) -> bool:
     first, count = positions[0], len(positions)
-    if list(positions) == list(range(first, first + count)):
-        return array if count == array.shape[0] else array[first : first + count]
-    if list(positions) == list(range(first, first - count, -1)):
-        return jnp.flip(array[first - count + 1 : first + 1], 0)
-    return None
+    return list(positions) in (list(range(first, first + count)), list(range(first, first - count, -1)))
 
 
 def _source(entries: Sequence[Entry]) -> Entry | None:
@@ -215,18 +211,13 @@ def _source(entries: Sequence[Entry]) -> Entry | None:
     if first.op is None or any(e.node.op is not first.op for e in entries):
         return None
     if first.op.name == "SliceChannel" and all(e.node is first for e in entries):
-        return first.inputs[0] if _consecutive_parts([e.index for e in entries]) else None
+        return first.inputs[0] if _are_consecutive([e.index for e in entries]) else None
     if first.op.name != "slice_axis" or any(e.node.inputs != first.inputs for e in entries):
         return None
     params = [e.node.params for e in entries]
     begins = [p.begin for p in params]
     unit = all(p.axis == params[0].axis and p.begin >= 0 and p.end == p.begin + 1 for p in params)
-    return first.inputs[0] if unit and _consecutive_parts(begins) else None
-
-
-def _consecutive_parts(positions: Sequence[int]) -> bool:
-    first, count = positions[0], len(positions)
-    return list(positions) in (list(range(first, first + count)), list(range(first, first - count, -1)))
+    return first.inputs[0] if unit and _are_consecutive(begins) else None
 
 
 def _slices(entries: Sequence[Entry], source: Value) -> Stack | None:

@@ -48,7 +48,7 @@ class _State(NamedTuple):
 
     pack: int
     index: int
-    first: Entry | None  # None: only the value after the last step is read
+    first: Entry
 
 
 def run_block(
@@ -123,6 +123,8 @@ class _Loop:
         self.before, self.loop, self.after = self._phases()
         self.finals, self.stacks = self._outputs(outside)
         self.layouts: dict[Place, MaybeLayout] = {}
+        ops = [pack[0].op for pack in block.packs]
+        self.reads_rows = any(op.needs_rng or op.family in ROW_FAMILIES for op in ops)
 
     def _phases(self) -> tuple[list[int], list[int], list[int]]:
         """Divide the packs into those before, in and after the loop."""
@@ -143,17 +145,17 @@ class _Loop:
         )
 
     def _outputs(self, outside: Collection[Key]) -> tuple[list[Place], list[Place]]:
-        """Return (outputs of the loop that others read after the last step only, outputs that others read in other steps)."""
-        last, others = [], []
+        """Return (states that others read after the last step only, outputs that others read in other steps)."""
+        last, others, states = [], [], {(s.pack, s.index) for s in self.states}
         for p, pack in enumerate(self.block.packs):
             for i in range(len(pack[0].op.output_names(pack[0].params))):  # type: ignore[union-attr]
                 steps = [t for t, n in enumerate(pack) if (id(n), i) in outside]
                 if steps:
-                    (last if steps == [len(pack) - 1] and p in self.loop else others).append((p, i))
+                    (last if steps == [len(pack) - 1] and (p, i) in states else others).append((p, i))
         return last, others
 
     # -------------------------------------------------------------------------------- one step
-    def _step(self, packs: Sequence[int], states: dict[_State, Value], xs: dict[Any, Any], log: list[Any] | None = None):
+    def _step(self, packs: Sequence[int], states: dict[_State, Value], xs: dict[Any, Any]) -> dict[Place, Value]:
         """Run some packs of one step; returns all values of the step by (pack, output index).
 
         `xs` has the arrays of the step: of reads, of outputs (by (pack, index)) and hashes of names (by pack).
@@ -168,9 +170,6 @@ class _Loop:
                     ins.append(Value(xs[read], self.sliced[read].rows))
                 else:
                     ins.append(values[read.pack, read.index] if isinstance(read, Local) else states[_State(*read)])
-            op = pack[0].op
-            if log is not None and op is not None and (op.needs_rng or op.family in ROW_FAMILIES):
-                log.append([v.rows for v in ins])
             outs = self.run_node(pack[0], ins, xs.get(p))
             values.update({(p, i): v for i, v in enumerate(outs)})
         return values
@@ -183,42 +182,38 @@ class _Loop:
         xs.update({place: results[place] for place in places if place in results})
         return xs | {p: self.hashes[p] for p in packs if self.hashes[p] is not None}
 
-    def _abstract(self) -> tuple[list[Any], list[MaybeLayout], list[Any]]:
-        """Trace one step; returns (shapes and dtypes of new states, their `RowLayout`s, those of inputs of `ROW_FAMILIES`)."""
+    def _abstract(self) -> tuple[list[Any], list[MaybeLayout]]:
+        """Trace one step; returns (shapes and dtypes of new states, their `RowLayout`s)."""
         layouts: list[MaybeLayout] = []
-        log: list[Any] = []
         packs = range(len(self.block.packs))
         keys = self._xs(packs, {})
 
         def trace(carry, arrays):
             states = {s: Value(a, r) for s, a, r in zip(self.states, carry, self.rows, strict=True)}
-            values = self._step(packs, states, dict(zip(keys, arrays, strict=True)), log)
+            values = self._step(packs, states, dict(zip(keys, arrays, strict=True)))
             new = [values[s.pack, s.index].to_channels_first() for s in self.states]
             layouts.extend(v.rows for v in new)
             return [v.array for v in new]
 
         arrays = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in keys.values()]
-        shapes = jax.eval_shape(trace, [v.array for v in self.start], arrays)
-        return shapes, layouts, log
+        return jax.eval_shape(trace, [v.array for v in self.start], arrays), layouts
 
     def first_step_is_regular(self) -> bool:
         """Find row layouts of the states that hold in every step; returns whether the first step can be part of the loop.
 
         Initial states are often constants, whose layout is None, and later states depend on the batch.  The first step is not
-        part of the loop if that changes what its operators compute, or if an initial state has another shape or dtype.
+        part of the loop if that may change what its operators compute, or if an initial state has another shape or dtype.
         """
-        shapes, layouts, log = self._abstract()
+        shapes, layouts = self._abstract()
         if any(s.shape != v.array.shape or s.dtype != v.array.dtype for s, v in zip(shapes, self.start, strict=True)):
             return False
         for _ in range(len(self.states) + 2):
             if layouts == self.rows:
                 break
-            if any(old is not None and old != new for old, new in zip(self.rows, layouts, strict=True)):
+            if self.reads_rows or any(old is not None and old != new for old, new in zip(self.rows, layouts, strict=True)):
                 return False
             self.rows = layouts
-            _, layouts, later = self._abstract()
-            if later != log:
-                return False
+            _, layouts = self._abstract()
         return layouts == self.rows
 
     # -------------------------------------------------------------------------------- all steps
@@ -263,28 +258,23 @@ class _Loop:
         results.update(dict(zip(places, out, strict=True)))
 
     def _scan(self, results: dict[Place, Array]) -> dict[Place, Value]:
-        """Run the loop and add what others read to `results`; returns the outputs that are read after the last step only."""
+        """Run the loop and add what others read to `results`; returns the states that are read after the last step only."""
         places, xs = self._results_of(self.loop), self._xs(self.loop, results)
 
         def step(carry, arrays):
-            states = {s: Value(a, r) for s, a, r in zip(self.states, carry[0], self.rows, strict=True)}
+            states = {s: Value(a, r) for s, a, r in zip(self.states, carry, self.rows, strict=True)}
             values = self._step(self.loop, states, dict(zip(xs, arrays, strict=True)))
             new = [values[s.pack, s.index].to_channels_first().array for s in self.states]
-            last = [values[place].to_channels_first() for place in self.finals]
             each = [values[place].to_channels_first() for place in places]
-            layouts.update({k: v.rows for k, v in zip([*self.finals, *places], [*last, *each], strict=True)})
-            return (new, [v.array for v in last]), [v.array for v in each]
+            self.layouts.update({place: v.rows for place, v in zip(places, each, strict=True)})
+            return new, [v.array for v in each]
 
-        layouts: dict[Place, MaybeLayout] = {}
         # An array made of Python numbers has a weak dtype, which the array of a later step has not.
         start = [lax.convert_element_type(v.array, v.array.dtype) for v in self.start]
         arrays = [jnp.asarray(x) for x in xs.values()]
-        slices = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
-        finals = jax.eval_shape(lambda c, x: step((c, ()), x)[0][1], start, slices) if self.finals else []
-        zeros = [jnp.zeros(f.shape, f.dtype) for f in finals]
         # Saving fewer arrays per step compiles and runs faster: s and 1 - s give the derivative of a sigmoid.
         body = jax.checkpoint(step, policy=_is_saved, prevent_cse=False)  # a loop needs no protection against CSE
-        (_, last), each = lax.scan(body, (start, zeros), arrays, length=self.block.steps)
-        self.layouts.update(layouts)
+        last, each = lax.scan(body, start, arrays, length=self.block.steps)
         results.update(dict(zip(places, each, strict=True)))
-        return {place: Value(a, layouts[place]) for place, a in zip(self.finals, last, strict=True)}
+        ends = {(s.pack, s.index): Value(a, r) for s, a, r in zip(self.states, last, self.rows, strict=True)}
+        return {place: ends[place] for place in self.finals}
