@@ -29,8 +29,6 @@ def div_sqrt_dim(ctx, attrs, data):
 
 def _heads(attrs, data: Array, parts: int) -> list[Array]:
     """Split interleaved projections into `parts` arrays of shape (batch, heads, time, size); float16 becomes float32."""
-    if data.ndim != 3 or attrs.heads < 1 or data.shape[2] % (attrs.heads * parts):
-        raise ValueError(f"expected projections (time, batch, heads * {parts} * size) with heads={attrs.heads}; change one")
     time, batch, _ = data.shape
     split = data.astype(accumulating(data.dtype)).reshape((time, batch, attrs.heads, parts, -1))
     return [split[:, :, :, k].transpose((1, 2, 0, 3)) for k in range(parts)]
@@ -44,9 +42,7 @@ def _scores(queries: Array, keys: Array, dtype: Any) -> Array:
 
 def _attended(attrs, values: Array, attention: Array) -> Array:
     """Return the attention-weighted values, (query time, batch, heads * size)."""
-    batch, heads, time, size = values.shape
-    if attention.ndim != 3 or attention.shape[0] != batch * heads or attention.shape[2] != time:
-        raise ValueError(f"attention has shape {attention.shape}, expected ({batch * heads}, query time, {time}); reshape it")
+    batch, heads, _, size = values.shape
     weights = attention.astype(values.dtype).reshape((batch, heads, *attention.shape[1:]))
     mixed = jnp.einsum("bhqk,bhkd->qbhd", weights, values)
     return mixed.reshape((attention.shape[1], batch, heads * size)).astype(attention.dtype)

@@ -18,7 +18,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, need_rank, shared_batch_rows
+from jfit.ops.rules import accumulating, common_rows, shared_batch_rows
 
 FORMAT = choice("center", "corner", default="corner")
 
@@ -113,12 +113,6 @@ def gathered(chosen: Array, values: Array, fill: int) -> Array:
     return jnp.full(values.shape, fill, values.dtype).at[which, places].set(values, mode="drop")
 
 
-def need_last(what: str, shape: tuple[int, ...], count: int, axes: int = 2) -> None:
-    """Raise a ValueError unless `shape`, of input `what`, has at least `axes` axes and `count` entries on the last."""
-    if len(shape) < axes or shape[-1] != count:
-        raise ValueError(f"{what} has shape {shape}, expected at least {axes} axes with {count} entries on the last")
-
-
 # ------------------------------------------------------------------------------------------ overlap and encoding
 def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     lhs, rhs = rows
@@ -132,8 +126,6 @@ def _iou_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 @operator("_contrib_box_iou", attrs={"format": FORMAT}, rows=_iou_rows)
 def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
     """y[i, j] = |lhs[i] ∩ rhs[j]| / |lhs[i] ∪ rhs[j]|, 0 where they do not intersect; the gradient is 0."""
-    need_last("lhs", lhs.shape, 4)
-    need_last("rhs", rhs.shape, 4)
     wide = accumulating(lhs.dtype)
     one = corners(lax.stop_gradient(lhs).astype(wide).reshape(-1, 1, 4), attrs.format)
     two = corners(lax.stop_gradient(rhs).astype(wide).reshape(1, -1, 4), attrs.format)
@@ -170,8 +162,6 @@ def box_encode(ctx, attrs, samples, matches, anchors, refs, means, stds):
     matched to, refs[n, matches[n, anchor]]; `anchors` and `refs` themselves are corners (left, top, right, bottom).  The second
     output is a mask: 1 where sample > 0.5, else 0.
     """
-    need_last("anchors", anchors.shape, 4, 3)
-    need_last("refs", refs.shape, 4, 3)
     dtype, wide = samples.dtype, accumulating(samples.dtype)
     values = lax.stop_gradient((anchors.astype(wide), refs.astype(wide), means.astype(wide), stds.astype(wide)))
     anchors, refs, means, stds = values
@@ -196,8 +186,6 @@ def box_decode(ctx, attrs, data, anchors):
     (x, y, w, h) are the centre and size of the anchor, and std = (std0, std1, std2, std3); clip <= 0 means no clipping.  The
     attribute `format` is that of the input `anchors`.
     """
-    need_last("data", data.shape, 4, 3)
-    need_last("anchors", anchors.shape, 4, 3)
     wide = accumulating(data.dtype)
     code, boxes = lax.stop_gradient((data.astype(wide), anchors.astype(wide)))
     boxes = jnp.broadcast_to(boxes, data.shape)
@@ -222,12 +210,9 @@ def _leading_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
 
 
 def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
-    width, start = shape[-1] if shape else 0, attrs.coord_start
-    if len(shape) < 2 or width < 5 + (attrs.id_index >= 0):
-        raise ValueError(f"expected boxes with a score, four coordinates{' and a class' if attrs.id_index >= 0 else ''}")
-    places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else [])]
-    taken = range(start, start + 4)
-    if start < 0 or start + 4 > width or len({*places, *taken}) != len(places) + 4 or not all(0 <= p < width for p in places):
+    width, start = shape[-1], attrs.coord_start
+    places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else []), *range(start, start + 4)]
+    if len(set(places)) != len(places) or not all(0 <= p < width for p in places):
         raise ValueError(f"score, id and coordinates (from {start} on) must be different entries of the {width} of each box")
 
 
@@ -327,7 +312,6 @@ def bipartite_matching(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Arra
 
     Only pairs with a score above threshold (below it, if is_ascend) match; topk > 0 allows topk + 1 pairs, as in MXNet.
     """
-    need_rank("bipartite_matching", data.shape, 2, "..., rows, columns")
     rows, columns = data.shape[-2:]
     flat = lax.stop_gradient(data).reshape(-1, rows, columns).astype(accumulating(data.dtype))
     sign = -1 if attrs.is_ascend else 1

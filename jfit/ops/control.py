@@ -20,7 +20,7 @@ from jfit.ops.attributes import Attrs, integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.ops.rules import unify
+from jfit.ops.rules import numbered_outputs, unify
 
 Shapes = list[MaybeShape]
 # a lowered body: (context, inputs, their layouts) -> (outputs, their layouts); a layout says where the batch rows are
@@ -32,25 +32,29 @@ def _names(bodies: int) -> Callable[[Attrs], tuple[str, ...]]:
 
 
 def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
-    """Return the function that names the outputs; it also validates the inputs of each body.
+    """Return the function that names the outputs; it also checks that the attributes, of a file perhaps, fit the bodies.
 
     `locs` has a tuple for each body: the names of the attributes that list the positions of its inputs among the node's inputs.
     """
 
     def names(attrs: Attrs) -> tuple[str, ...]:
-        count = attrs.num_args - len(locs)
-        for keys, graph in zip(locs, attrs.get("graphs", ()), strict=False):
-            positions = [at for key in keys for at in attrs[key]]
-            if len(positions) != graph.inputs or not all(0 <= at < count for at in positions):
-                raise ValueError(f"{', '.join(keys)} is {positions}, expected {graph.inputs} positions among {count} inputs")
-        graphs, states = attrs.get("graphs", ()), attrs.get("in_state_locs", attrs.get("func_var_locs"))
-        if any(g.outputs != attrs.num_outputs for g in graphs[1:] or graphs):
-            raise ValueError(f"num_outputs is {attrs.num_outputs}, but the bodies have {[g.outputs for g in graphs]} outputs")
-        if states is not None and len(states) != attrs.num_outputs - attrs.num_out_data:
-            raise ValueError(f"{len(states)} states and num_out_data {attrs.num_out_data}, expected {attrs.num_outputs} in all")
-        if not all(0 <= at < len(attrs.func_input_locs) for at in attrs.get("func_var_locs", ())):
-            raise ValueError(f"func_var_locs is {attrs.func_var_locs}, expected positions in func_input_locs")
-        return ("output",) if attrs.num_outputs == 1 else tuple(f"output{i}" for i in range(attrs.num_outputs))
+        count, graphs = attrs.num_args - len(locs), attrs.get("graphs", ())
+        places = [[at for key in keys for at in attrs[key]] for keys in locs]
+        states, variables = attrs.get("in_state_locs", attrs.get("func_var_locs")), attrs.get("func_var_locs", ())
+        fits = (
+            all(
+                len(each) == graph.inputs and set(each) <= set(range(count))
+                for each, graph in zip(places, graphs, strict=False)
+            )
+            and all(graph.outputs == attrs.num_outputs for graph in graphs[1:] or graphs)
+            and (states is None or len(states) == attrs.num_outputs - attrs.num_out_data)
+            and all(0 <= at < len(attrs.func_input_locs) for at in variables)
+        )
+        if not fits:
+            bodies = [f"{graph.inputs} inputs and {graph.outputs} outputs" for graph in graphs]
+            values = {key: value for key, value in attrs.items() if key != "graphs"}
+            raise ValueError(f"attributes {values} do not fit the bodies, which have {bodies}; build the node with sym.contrib")
+        return numbered_outputs(attrs.num_outputs)
 
     return names
 
@@ -196,8 +200,6 @@ def foreach(ctx, attrs, *arrays):
         arrays[count : count + len(attrs.in_state_locs)],
         arrays[count + len(attrs.in_state_locs) :],
     )
-    if len({d.shape[:1] for d in data}) != 1 or not data[0].ndim:
-        raise ValueError(f"first axes of the data are {[d.shape[:1] for d in data]}, expected equal sizes; slice or pad them")
     slices = [jax.ShapeDtypeStruct(_slice_shape(d.shape), d.dtype) for d in data]
     rows = [_unstacked(r) for r in ctx.rows[:count]] + list(ctx.rows[count:])
     inner = [[*slices, *states, *rest][at] for at in order]
@@ -270,7 +272,7 @@ def while_loop(ctx, attrs, *arrays):
         for place, value in zip(at, values, strict=True):
             now[place] = value
         (test,), _ = cond(step_ctx, [now[k] for k in attrs.cond_input_locs], [node_rows[k] for k in attrs.cond_input_locs])
-        running = running & (_scalar(test, "cond of a while_loop") != 0)
+        running = running & (test.reshape(()) != 0)
 
         def run(values):
             outs, _ = func(step_ctx, [now[k] for k in attrs.func_input_locs], rows)
@@ -286,12 +288,6 @@ def while_loop(ctx, attrs, *arrays):
     start = (jnp.asarray(True), [arrays[place] for place in at])
     (_, last), stacked = lax.scan(step, start, jnp.arange(attrs.max_iterations))
     return (*stacked, *last), [*map(_stacked, out_rows[:first]), *out_rows[first:]]
-
-
-def _scalar(test: Array, what: str) -> Array:
-    if test.size != 1:
-        raise ValueError(f"{what} has shape {test.shape}, expected a single number; reduce it, for instance with sum")
-    return test.reshape(())
 
 
 # ------------------------------------------------------------------------------------------------ cond
@@ -334,8 +330,5 @@ def cond(ctx, attrs, *arrays):
 
     predicate, _ = part(test, attrs.cond_input_locs)
     (first, rows), (second, other_rows) = part(then, attrs.then_input_locs), part(other, attrs.else_input_locs)
-    for i, (a, b) in enumerate(zip(jax.eval_shape(first, *arrays), jax.eval_shape(second, *arrays), strict=True)):
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise ValueError(f"output {i} of both branches is {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}, not equal")
-    outs = lax.cond(_scalar(predicate(*arrays)[0], "pred of a cond") != 0, first, second, *arrays)
+    outs = lax.cond(predicate(*arrays)[0].reshape(()) != 0, first, second, *arrays)
     return outs, [b if a is None else a if b is None or a == b else LOST for a, b in zip(rows, other_rows, strict=True)]

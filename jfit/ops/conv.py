@@ -16,43 +16,37 @@ from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, maybe_choice, se
 from jfit.ops.context import Ctx
 from jfit.ops.conv_forms import Window, convolve, folds, runs_in_forms, varying_alike
 from jfit.ops.registry import Shape, operator
-from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, shared_batch_rows
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, fill_unknown, per_axis, shared_batch_rows
 
 LAYOUTS = ("NCDHW", "NCHW", "NCW", "NDHWC", "NHWC")
+WINDOW = {"stride": 1, "pad": 0, "dilate": 1}  # attribute -> what it is for every axis if it is empty
 
 
-def _spatial(attrs: Attrs, key: str, default: int) -> tuple[int, ...]:
-    """Return an attribute with one entry per spatial axis; an empty tuple means `default` for every axis."""
-    value, dims = attrs[key], len(attrs.kernel)
-    if value and len(value) != dims:
-        raise ValueError(f"{key} is {value}, expected {dims} entries because kernel is {attrs.kernel}")
-    return value or (default,) * dims
+def window_of(attrs: Attrs) -> Window:
+    """Return stride, padding and dilation of an operator with the attribute `kernel`."""
+    stride, pad, dilate = (per_axis(attrs, key, len(attrs.kernel), usual) for key, usual in WINDOW.items())
+    return Window(stride, tuple((p, p) for p in pad), dilate)
 
 
-def _layout(op: str, attrs: Attrs) -> str:
+def _layout(attrs: Attrs, data: tuple[int, ...]) -> str:
     dims = len(attrs.kernel)
-    if dims not in CHANNELS_FIRST:
-        raise ValueError(f"{op}: kernel is {attrs.kernel}, expected one to three entries")
-    layout = attrs.layout or CHANNELS_FIRST[dims]
-    if len(layout) != dims + 2:
-        raise ValueError(f"{op}: layout is {layout} and kernel is {attrs.kernel}; expected one kernel entry per spatial axis")
+    layout = attrs.layout or CHANNELS_FIRST.get(dims, "")
+    if not len(layout) == len(data) == dims + 2:
+        raise ValueError(f"data has shape {data}, expected {dims + 2} axes {layout} because kernel is {attrs.kernel}")
     return layout
 
 
-def _channels(op: str, attrs: Attrs, data: tuple[int, ...]) -> int:
-    layout = _layout(op, attrs)
-    if len(data) != len(layout):
-        raise ValueError(f"{op}: data has shape {data}, expected {len(layout)} axes {layout} because kernel is {attrs.kernel}")
-    channels = data[layout.index("C")]
+def _channels(attrs: Attrs, data: tuple[int, ...]) -> int:
+    channels = data[_layout(attrs, data).index("C")]
     for what, count in (("data channels", channels), ("num_filter", attrs.num_filter)):
         if count % max(attrs.num_group, 1):
             raise ValueError(f"{what} {count} cannot be split into num_group={attrs.num_group} groups; change one of them")
     return channels
 
 
-def _weight_shape(layout: str, first: int, second: int, kernel: tuple[int, ...]) -> tuple[int, ...]:
-    """Return (first, second, *kernel), the shape of a weight, or (first, *kernel, second) if the data is channels-last."""
-    return (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
+def _arranged(layout: str, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
+    """Return (channels, *spatial), the last axes of data or of a weight, or (*spatial, channels) if they are channels-last."""
+    return (channels, *spatial) if layout[1] == "C" else (*spatial, channels)
 
 
 def _bias(attrs: Attrs) -> list:
@@ -74,9 +68,9 @@ def _fill_by(op: str, attrs: Attrs, ins: list, outs: list) -> list:
     data = _batch_known(ins[0], outs)
     if data is None:
         return [None, ins[1], *_bias(attrs)]
-    channels, groups = _channels(op, attrs, data), attrs.num_group
-    sizes = (attrs.num_filter, channels // groups) if op == "Convolution" else (channels, attrs.num_filter // groups)
-    return [data, _weight_shape(_layout(op, attrs), *sizes, attrs.kernel), *_bias(attrs)]
+    channels, groups = _channels(attrs, data), attrs.num_group
+    first, second = (attrs.num_filter, channels // groups) if op == "Convolution" else (channels, attrs.num_filter // groups)
+    return [data, (first, *_arranged(_layout(attrs, data), second, attrs.kernel)), *_bias(attrs)]
 
 
 _conv_fill = functools.partial(_fill_by, "Convolution")
@@ -134,17 +128,13 @@ def _kernel_last(weight: Array) -> Array:
 
 def _conv_outputs(attrs: Attrs, shapes: Sequence[Shape]) -> list[Shape] | None:
     """Compute the output shape; None if the inputs do not fit, because tracing `convolution` then raises a precise error."""
-    data, layout = shapes[0], _layout("Convolution", attrs)
+    data = shapes[0]
     if list(shapes) != _conv_fill(attrs, [data, None, None], []):
         return None
-    axes = [layout.index(letter) for letter in layout if letter not in "NC"]
-    options = zip(
-        axes, attrs.kernel, *(_spatial(attrs, k, d) for k, d in (("stride", 1), ("pad", 0), ("dilate", 1))), strict=True
-    )
-    out = [attrs.num_filter if letter == "C" else size for letter, size in zip(layout, data, strict=True)]
-    for axis, kernel, stride, pad, dilate in options:
-        out[axis] = (data[axis] + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-    return [tuple(out)] if min(out) > 0 else None
+    layout = _layout(attrs, data)
+    start = 2 if layout[1] == "C" else 1
+    spatial = window_of(attrs).output(data[start : start + len(attrs.kernel)], attrs.kernel)
+    return [(data[0], *_arranged(layout, attrs.num_filter, spatial))] if min(spatial) > 0 else None
 
 
 _RECORD: dict[str, Any] = {"inputs": _inputs, "rows": batch_rows, "layout": "channels"}
@@ -155,31 +145,23 @@ _CONVOLUTION = _RECORD | {"attrs": _attributes(1024, no_bias=False), "fill": _co
 @operator("Convolution", aliases=("_npx_convolution",), infer_outputs=_conv_outputs, **_CONVOLUTION)
 def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y[o] = Σᵢ w[o, i] ⋆ x[i] + b[o] (cross-correlation), weight (num_filter, channels / num_group, *kernel)."""
-    layout = _layout("Convolution", attrs)
+    layout = _layout(attrs, data.shape)
     if layout[-1] == "C":
         weight = jnp.moveaxis(weight, -1, 1)
     runs = _runs_in(ctx, layout)
-    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
-    pads = tuple((p, p) for p in _spatial(attrs, "pad", 0))
-    window = Window(stride, pads, dilate)
-    out = _convolve(data, weight.astype(data.dtype), runs, window, attrs.num_group, ctx.plain)
+    out = _convolve(data, weight.astype(data.dtype), runs, window_of(attrs), attrs.num_group, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
 def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (pad, adj) of each spatial axis; a nonzero target_shape determines both."""
-    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
+    dims, window = len(attrs.kernel), window_of(attrs)
     if not any(attrs.target_shape):
-        adj = _spatial(attrs, "adj", 0)
-        for a, s in zip(adj, stride, strict=True):
-            if a >= s:
-                raise ValueError(f"Deconvolution: adj is {adj}, expected less than stride {stride} on every axis")
-        return list(zip(_spatial(attrs, "pad", 0), adj, strict=True))
+        return [(pad, adj) for (pad, _), adj in zip(window.pads, per_axis(attrs, "adj", dims, 0), strict=True)]
     pads = []
-    for n, s, d, k, target in zip(sizes, stride, dilate, attrs.kernel, _spatial(attrs, "target_shape", 0), strict=True):
+    targets = per_axis(attrs, "target_shape", dims)
+    for n, s, d, k, target in zip(sizes, window.stride, window.dilate, attrs.kernel, targets, strict=True):
         full = s * (n - 1) + d * (k - 1) + 1
-        if target > full:
-            raise ValueError(f"target_shape is {attrs.target_shape}, but {n} entries with stride {s} produce at most {full}")
         pads.append(((full - target + 1) // 2, (full - target) % 2))
     return pads
 
@@ -193,14 +175,13 @@ def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
 )
 def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array | None = None) -> Array:
     """y = Convolutionᵀ(x) of size (n - 1) stride - 2 pad + dilate (k - 1) + 1 + adj, weight (channels, num_filter / g, *k)."""
-    layout = _layout("Deconvolution", attrs)
+    layout, window = _layout(attrs, data.shape), window_of(attrs)
     if layout[-1] == "C":
         weight = jnp.moveaxis(weight, -1, 1)
-    runs, groups, dims = _runs_in(ctx, layout), attrs.num_group, len(attrs.kernel)
-    stride, dilate = _spatial(attrs, "stride", 1), _spatial(attrs, "dilate", 1)
-    start = runs.index("C") + 1 if runs[1] == "C" else 1
-    pads = _deconv_pads(attrs, data.shape[start : start + dims])
-    out = transposed(data, weight, stride, dilate, pads, groups, runs, ctx.plain)
+    runs = _runs_in(ctx, layout)
+    start = 2 if runs[1] == "C" else 1
+    pads = _deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
+    out = transposed(data, weight, window.stride, window.dilate, pads, attrs.num_group, runs, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
@@ -233,31 +214,18 @@ def transposed(data: Array, weight: Array, stride, dilate, pads, groups: int, ru
 # Deformable convolution (Dai et al., 2017) and modulated deformable convolution (Zhu et al., 2018).
 
 
-def _pair(attrs: Attrs, key: str, default: int) -> tuple[int, int]:
-    pair = attrs[key] or (default, default)
-    if len(pair) != 2:
-        raise ValueError(f"{key} is {attrs[key]}, expected two numbers (height, width); change {key}")
-    return pair
-
-
-def _outputs(attrs: Attrs, data: tuple[int, ...]) -> tuple[int, int]:
-    """Return the height and width of the output."""
-    sizes = []
-    kernel, stride = _pair(attrs, "kernel", 1), _pair(attrs, "stride", 1)
-    for n, k, s, d, p in zip(data[2:], kernel, stride, _pair(attrs, "dilate", 1), _pair(attrs, "pad", 0), strict=True):
-        sizes.append((n + 2 * p - (d * (k - 1) + 1)) // s + 1 if n else 0)
-    return sizes[0], sizes[1]
+def _outputs(attrs: Attrs, data: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the height and width of the output, 0 where that of the data is unknown."""
+    sizes = window_of(attrs).output(data[2:], attrs.kernel)
+    return tuple(size if n else 0 for n, size in zip(data[2:], sizes, strict=True))
 
 
 def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    groups, parts = attrs.num_group, attrs.num_deformable_group
-    if len(data) != 4 or data[1] % max(groups, 1) or data[1] % max(parts, 1) or attrs.num_filter % max(groups, 1):
-        raise ValueError(f"num_group {groups} must divide channels and num_filter, num_deformable_group {parts} channels")
-    taps = attrs.kernel[0] * attrs.kernel[1] * parts
-    weight = (attrs.num_filter, data[1] // groups, *_pair(attrs, "kernel", 1))
+    taps = attrs.kernel[0] * attrs.kernel[1] * attrs.num_deformable_group
+    weight = (attrs.num_filter, data[1] // attrs.num_group, *attrs.kernel)
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
     bias = [] if attrs.no_bias else [(attrs.num_filter,)]
     expected = [*offset_and_mask[: len(ins) - 2 - len(bias)], weight, *bias]
@@ -303,10 +271,9 @@ def _sampled(fade: bool, maps: Array, y: Array, x: Array) -> Array:
 def _columns(attrs: Attrs, data: Array, offset: Array, mask: Array | None) -> Array:
     """Sample the input of each kernel tap at each output position, (batch, channels, taps, output height * width)."""
     batch, channels, height, width = data.shape
-    parts, (kernel_y, kernel_x) = attrs.num_deformable_group, _pair(attrs, "kernel", 1)
+    parts, (kernel_y, kernel_x) = attrs.num_deformable_group, attrs.kernel
     taps, (out_y, out_x) = kernel_y * kernel_x, _outputs(attrs, data.shape)
-    (stride_y, stride_x), (dilate_y, dilate_x) = _pair(attrs, "stride", 1), _pair(attrs, "dilate", 1)
-    pad_y, pad_x = _pair(attrs, "pad", 0)
+    (stride_y, stride_x), ((pad_y, _), (pad_x, _)), (dilate_y, dilate_x) = window_of(attrs)
     offsets = offset.reshape(batch, parts, taps, 2, out_y, out_x)
     tap_y, tap_x = jnp.divmod(jnp.arange(taps, dtype=data.dtype), kernel_x)
     rows = (tap_y * dilate_y - pad_y)[:, None] + (jnp.arange(out_y, dtype=data.dtype) * stride_y)[None]
@@ -357,30 +324,17 @@ def modulated_deformable_convolution(ctx, attrs, data, offset, mask, weight, bia
 # im2col: patches of images as columns; col2im: its transpose, columns summed into images.
 
 
-def _geometry(op: str, attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int, int, int, int]]:
-    """Return (kernel, stride, dilate, pad, number of windows) of each spatial axis; `sizes` are the sizes of these axes."""
-    dims, axes = len(attrs.kernel), []
-    if len(sizes) != dims:
-        raise ValueError(f"{op}: kernel is {attrs.kernel}, expected one entry for each of the {len(sizes)} spatial axes")
-    options = [attrs.stride or (1,) * dims, attrs.dilate or (1,) * dims, attrs.pad or (0,) * dims]
-    for n, k, s, d, p in zip(sizes, attrs.kernel, *options, strict=True):
-        reach = d * (k - 1) + 1
-        if n + 2 * p < reach:
-            raise ValueError(f"a dilated kernel of {reach} does not fit into {n} entries with pad {p}; change one")
-        axes.append((k, s, d, p, (n + 2 * p - reach) // s + 1))
-    return axes
-
-
-def _patch_columns(geometry: list[tuple[int, int, int, int, int]], data: Array) -> Array:
+def _patch_columns(attrs: Attrs, data: Array) -> Array:
     """Return the patches as (rows, channels * kernel entries, windows), kernel entries in C order within each channel."""
-    padded = jnp.pad(data, ((0, 0), (0, 0), *((p, p) for _, _, _, p, _ in geometry)))
+    window = window_of(attrs)
+    counts = window.output(data.shape[2:], attrs.kernel)
+    padded = jnp.pad(data, ((0, 0), (0, 0), *window.pads))
     taps = []
-    for tap in itertools.product(*(range(k) for k, *_ in geometry)):
-        places = zip(tap, geometry, strict=True)
-        cut = tuple(slice(t * d, t * d + (count - 1) * s + 1, s) for t, (_, s, d, _, count) in places)
+    for tap in itertools.product(*map(range, attrs.kernel)):
+        places = zip(tap, window.stride, window.dilate, counts, strict=True)
+        cut = tuple(slice(t * d, t * d + (count - 1) * s + 1, s) for t, s, d, count in places)
         taps.append(padded[(slice(None), slice(None), *cut)])
-    windows = math.prod(count for *_, count in geometry)
-    return jnp.stack(taps, axis=2).reshape(data.shape[0], -1, windows)
+    return jnp.stack(taps, axis=2).reshape(data.shape[0], -1, math.prod(counts))
 
 
 _ATTRS = {"kernel": shape(), "stride": shape(()), "dilate": shape(()), "pad": shape(())}
@@ -389,16 +343,13 @@ _ATTRS = {"kernel": shape(), "stride": shape(()), "dilate": shape(()), "pad": sh
 @operator("im2col", attrs=_ATTRS, rows=batch_rows)
 def im2col(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[n, (c, k), w] = x[n, c, start of window w + k]: the patches that a convolution multiplies by its kernel, as columns."""
-    return _patch_columns(_geometry("im2col", attrs, data.shape[2:]), data)
+    return _patch_columns(attrs, data)
 
 
 @operator("col2im", attrs={"output_size": shape(), **_ATTRS}, rows=batch_rows)
 def col2im(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = im2colᵀ(x): every entry is added to the position that im2col reads it from; `output_size` is the size of y."""
-    geometry = _geometry("col2im", attrs, attrs.output_size)
-    taps, windows = math.prod(attrs.kernel), math.prod(count for *_, count in geometry)
-    if data.ndim != 3 or data.shape[1] % taps or data.shape[2] != windows:
-        raise ValueError(f"expected (rows, channels * {taps}, {windows}): output_size has {windows} windows of this kernel")
-    image = jax.ShapeDtypeStruct((data.shape[0], data.shape[1] // taps, *attrs.output_size), data.dtype)
-    (out,) = jax.linear_transpose(lambda x: _patch_columns(geometry, x), image)(data)
+    channels = data.shape[1] // math.prod(attrs.kernel)
+    image = jax.ShapeDtypeStruct((data.shape[0], channels, *attrs.output_size), data.dtype)
+    (out,) = jax.linear_transpose(functools.partial(_patch_columns, attrs), image)(data)
     return out

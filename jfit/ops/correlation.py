@@ -38,14 +38,10 @@ def _distance_slope(primals, tangents):
 )
 def correlation(ctx: Ctx, attrs: Attrs, data1: Array, data2: Array) -> Array:
     """y[n, d, i, j] = mean over channels and kernel window of a[i, j] · b[(i, j) + d], or of |a - b|; d in C order."""
-    if data1.ndim != 4 or data1.shape != data2.shape:
-        raise ValueError(f"Correlation: inputs have shapes {data1.shape} and {data2.shape}, expected equal shapes of 4 axes")
-    if attrs.kernel_size % 2 != 1 or min(attrs.stride1, attrs.stride2) < 1:
-        raise ValueError(f"Correlation: kernel_size is {attrs.kernel_size}, expected an odd number, and strides of at least 1")
     rows, channels, *sizes = data1.shape
     high, wide = (_size(attrs, n) for n in sizes)
-    if high < 1 or wide < 1:
-        raise ValueError(f"Correlation: images of {sizes} are too small for max_displacement; make pad_size larger")
+    if data1.shape != data2.shape or attrs.kernel_size % 2 != 1 or min(high, wide) < 1:
+        raise ValueError("expected equal shapes, an odd kernel_size, and images (or a pad_size) larger than max_displacement")
     kernel, reach, step = attrs.kernel_size, attrs.max_displacement // attrs.stride2, attrs.stride1
     dtype = accumulating(data1.dtype)
     pads = ((0, 0), (0, 0), *((attrs.pad_size, attrs.pad_size),) * 2)

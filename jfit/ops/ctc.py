@@ -10,10 +10,10 @@ from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, choice, flag, integer, several
 from jfit.ops.context import Ctx
-from jfit.ops.loss import head
+from jfit.ops.loss import head, need_entries
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types, need_axes
+from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types
 
 NEVER = -1e30  # logarithm of probability 0: finite, because -inf - (-inf) is NaN
 TINY = 1e-37
@@ -67,7 +67,6 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     data = ins[0]
     if data is None:
         return ins
-    need_axes("CTCLoss", data, "time, batch, classes")
     return [data, fill_unknown(ins[1], (data[1], 0)), *(fill_unknown(i, (data[1],)) for i in ins[2:])]
 
 
@@ -96,8 +95,6 @@ def ctc_loss(ctx: Ctx, attrs: Attrs, data: Array, label: Array, *lengths: Array)
     labels end at the first -1.  A sequence that is too short for its labels has loss 0 and gradient 0.
     """
     steps, batch, classes = data.shape
-    if label.ndim != 2 or label.shape[0] != batch or label.shape[1] > steps:
-        raise ValueError(f"expected a label ({batch}, at most {steps}) for data (time, batch, classes); reshape or truncate it")
     optional = dict(zip(_names(attrs)[2:], lengths, strict=True))
     labels = label.astype(jnp.int32)
     padding = 0 if attrs.blank_label == "first" else -1
@@ -169,7 +166,5 @@ def warp_ctc(ctx: Ctx, attrs: Attrs, data: Array, label: Any = None) -> Array:
     (batch * label_length,); 0 is padding.
     """
     _, batch = _sizes(attrs, data.shape[0])
-    if data.ndim != 2 or (label is not None and label.size != batch * attrs.label_length):
-        shapes = [data.shape, None if label is None else label.shape]
-        raise ValueError(f"WarpCTC: data and label have {shapes}; expected 2 axes and {batch} * {attrs.label_length} labels")
+    need_entries(label, batch * attrs.label_length, f"{batch} * {attrs.label_length} labels")
     return _warp(attrs, data, label, ctx.row_weight(data.ndim))

@@ -108,8 +108,8 @@ def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: t
         init={name: '["zero", {}]' for name in host.states if not name.endswith(MXNET_SUFFIXES)},
         outputs=host.outputs,
         attrs={"op_type": text(), **{k: text("") for k, _ in args}},
-        shapes=lambda attrs, ins, outs: _shapes(host, ins, outs),
-        types=lambda attrs, ins: _types(host, ins),
+        shapes=lambda attrs, ins, outs: _inferred(host, "infer_shape", host.shapes, ins, outs),
+        types=lambda attrs, ins: _inferred(host, "infer_type", host.types, ins, [None] * len(host.outputs)),
         rows=first_rows,
         kind="head" if host.head else "plain",
         label="label" if host.head and "label" in host.arguments else None,
@@ -117,26 +117,16 @@ def _cached_record(kind: str, factory: Callable[[dict[str, str]], Host], args: t
     )
 
 
-def _shapes(host: Host, ins: list[MaybeShape], outs: list[MaybeShape]) -> tuple[list[MaybeShape], list[MaybeShape]]:
-    count = len(host.arguments)
-    complete = all(s is not None and 0 not in s for s in ins[:count])
+def _inferred(host: Host, what: str, infer: Callable[..., Any], ins: list[Any], outs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return (inputs with the auxiliary states, outputs), shapes or dtypes, by the user's method `what`."""
+    known = ins[: len(host.arguments)]
     try:
-        in_shapes, out_shapes, states = host.shapes(list(ins[:count]))
+        filled, made, states = infer(list(known))
     except Exception as error:
-        if not complete:  # the user's infer_shape may support complete shapes only
+        if any(v is None or (isinstance(v, tuple) and 0 in v) for v in known):  # it may support complete shapes only
             return ins, outs
-        raise ValueError(f"infer_shape of the operator failed: {error}") from error
-    return [*in_shapes, *states], out_shapes
-
-
-def _types(host: Host, ins: list[Any]) -> tuple[list[Any], list[Any]]:
-    try:
-        in_types, out_types, states = host.types(list(ins[: len(host.arguments)]))
-    except Exception:
-        if all(t is not None for t in ins):
-            raise
-        return ins, [None] * len(host.outputs)
-    return [*in_types, *states], out_types
+        raise ValueError(f"{what} of the operator failed: {error}") from error
+    return [*filled, *states], made
 
 
 def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
@@ -153,7 +143,7 @@ def _run(host: Host, kind: str, ctx: Ctx, attrs: Attrs, *arrays: Any) -> Any:
 
 def _present(host: Host, arrays: Sequence[Any]) -> tuple[Array, ...]:
     """Return the inputs, with zeros for a label that was not passed (it is only read in training)."""
-    shapes, _ = _shapes(host, [None if a is None else a.shape for a in arrays], [])
+    shapes, _ = _inferred(host, "infer_shape", host.shapes, [None if a is None else a.shape for a in arrays], [])
     first = next(a for a in arrays if a is not None)
     pairs = zip(arrays[: len(host.arguments)], shapes, strict=False)
     return tuple(jnp.zeros(shape or (), first.dtype) if a is None else a for a, shape in pairs)
@@ -240,4 +230,4 @@ def _device_dtype(dtype: Any) -> Any:
 @operator("Custom", inputs=("data",), attrs={"op_type": text()}, resolve=_record, rows=first_rows)
 def custom(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Any:
     """y = output of the Python code registered as `op_type`, computed on the host; its `backward` computes the gradient."""
-    raise ValueError(f"Custom needs op_type, one of: {', '.join(map(repr, HOSTS)) or 'none is registered yet'}")
+    # never called: `_record` resolves every node to a record of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,19 @@ SCALED_COMPONENTS = COMPONENTS * np.array([55.46, 4.794, 1.148], np.float32)
 
 
 # ------------------------------------------------------------------------------------------ shared helpers
-def check_image(op: str, data: Array, axes: str = "(height, width, channels)") -> None:
-    """Raise a ValueError unless data is an image (3 axes) or a batch of images (4 axes); `op`, `axes`: for the message."""
-    if data.ndim not in (3, 4):
-        raise ValueError(f"{op}: data has shape {data.shape}, expected an image {axes} or a batch of them; reshape the data")
+def _operator(name: str, **record: Any) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Return a decorator that registers an operator on one image (3 axes) or a batch of images (4 axes)."""
+
+    def add(fn: Callable[..., Array]) -> Callable[..., Array]:
+        @functools.wraps(fn)
+        def checked(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+            if data.ndim not in (3, 4):
+                raise ValueError(f"data has shape {data.shape}, expected an image or a batch of images; reshape the data")
+            return fn(ctx, attrs, data)
+
+        return operator(name, rows=batch_only, **record)(checked)
+
+    return add
 
 
 def batch_only(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
@@ -62,52 +72,30 @@ def straight(data: Array, changed: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ operators
-@operator("_image_to_tensor", types=lambda attrs, ins: (ins, [DTYPES["float32"]]), rows=batch_only)
+@_operator("_image_to_tensor", types=lambda attrs, ins: (ins, [DTYPES["float32"]]))
 def to_tensor(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[c, h, w] = x[h, w, c] / 255 in float32."""
-    check_image("_image_to_tensor", data)
     return jnp.moveaxis(data, -1, -3).astype(jnp.float32) / 255
 
 
-def _per_channel(name: str, values: tuple[float, ...], channels: int) -> Array:
-    if len(set(values)) == 1:
-        values = values[:1]
-    if len(values) not in (1, channels):
-        raise ValueError(f"{name} is {values}, expected one value or one per channel ({channels})")
-    return jnp.asarray(values, jnp.float32)
-
-
-@operator(
-    "_image_normalize",
-    attrs={"mean": numbers((0.0, 0.0, 0.0, 0.0)), "std": numbers((1.0, 1.0, 1.0, 1.0))},
-    rows=batch_only,
-)
+@_operator("_image_normalize", attrs={"mean": numbers((0.0, 0.0, 0.0, 0.0)), "std": numbers((1.0, 1.0, 1.0, 1.0))})
 def normalize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = (x - mean[c]) / std[c] for images (channels, height, width)."""
-    check_image("_image_normalize", data, "(channels, height, width)")
-    mean, std = (along(_per_channel(k, attrs[k], data.shape[-3]), data.ndim - 3, data.ndim) for k in ("mean", "std"))
+    # equal values, also more of them than channels, are one value
+    values = (v[:1] if len(set(v)) == 1 else v for v in (attrs.mean, attrs.std))
+    mean, std = (along(jnp.asarray(v, jnp.float32), data.ndim - 3, data.ndim) for v in values)
     return ((data - mean) / std).astype(data.dtype)
 
 
-@operator(
-    "_image_crop",
-    attrs={"x": integer(), "y": integer(), "width": integer(), "height": integer()},
-    rows=batch_only,
-)
+@_operator("_image_crop", attrs={"x": integer(), "y": integer(), "width": integer(), "height": integer()})
 def crop(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x[y : y + height, x : x + width]."""
-    check_image("_image_crop", data)
-    high, wide = data.shape[-3:-1]
-    inside = 0 <= attrs.x < attrs.x + attrs.width <= wide and 0 <= attrs.y < attrs.y + attrs.height <= high
-    if not inside:
-        raise ValueError(f"{attrs.width} x {attrs.height} at ({attrs.x}, {attrs.y}) is not inside the image, {wide} x {high}")
-    return data[..., attrs.y : attrs.y + attrs.height, attrs.x : attrs.x + attrs.width, :]
+    data = lax.slice_in_dim(data, attrs.y, attrs.y + attrs.height, axis=-3)
+    return lax.slice_in_dim(data, attrs.x, attrs.x + attrs.width, axis=-2)
 
 
 def new_size(attrs: Attrs, high: int, wide: int) -> tuple[int, int]:
     """Return (height, width) for `size`: (width, height), or one number for both sides (shorter side with keep_ratio)."""
-    if len(attrs.size) not in (1, 2) or min(attrs.size) < 1:
-        raise ValueError(f"_image_resize: size is {attrs.size}, expected one positive number or (width, height)")
     if len(attrs.size) == 2:
         return attrs.size[1], attrs.size[0]
     size = attrs.size[0]
@@ -116,40 +104,32 @@ def new_size(attrs: Attrs, high: int, wide: int) -> tuple[int, int]:
     return (size * high // wide, size) if high > wide else (size, size * wide // high)
 
 
-@operator("_image_resize", attrs={"size": shape(()), "keep_ratio": flag(False), "interp": integer(1)}, rows=batch_only)
+@_operator("_image_resize", attrs={"size": shape(()), "keep_ratio": flag(False), "interp": integer(1)})
 def resize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x resized to `size`; interp is 0 nearest, 1 linear, 2 cubic, 3 area or 4 Lanczos, as in OpenCV."""
-    check_image("_image_resize", data)
-    return resized("_image_resize", data, new_size(attrs, *data.shape[-3:-1]), attrs.interp)
+    return resized(data, new_size(attrs, *data.shape[-3:-1]), attrs.interp)
 
 
-@operator("_cvimresize", attrs={"w": integer(), "h": integer(), "interp": integer(1)}, rows=batch_only)
+@_operator("_cvimresize", attrs={"w": integer(), "h": integer(), "interp": integer(1)})
 def cv_resize(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     """y = x resized to height h and width w; interp as in _image_resize."""
-    check_image("_cvimresize", src)
-    return resized("_cvimresize", src, (attrs.h, attrs.w), attrs.interp)
+    return resized(src, (attrs.h, attrs.w), attrs.interp)
 
 
 BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # OpenCV's numbers; 0 is a constant
 
 
-@operator(
+@_operator(
     "_cvcopyMakeBorder",
     attrs=several(integer, top=REQUIRED, bot=REQUIRED, left=REQUIRED, right=REQUIRED, type=0)
     | several(numbers, value=(0.0,), values=()),
-    rows=batch_only,
 )
 def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     """y = x padded with a constant (type 0; `values` per channel) or as jnp.pad: 1 edge, 2 symmetric, 3 wrap, 4 reflect."""
-    check_image("_cvcopyMakeBorder", src)
     pads = [(0, 0)] * (src.ndim - 3) + [(attrs.top, attrs.bot), (attrs.left, attrs.right), (0, 0)]
-    if attrs.type in BORDERS:
+    if attrs.type:
         return jnp.pad(src, pads, mode=BORDERS[attrs.type])
-    if attrs.type != 0:
-        raise ValueError(f"_cvcopyMakeBorder: type is {attrs.type}, expected 0 to 4 (constant, edge, symmetric, wrap, reflect)")
     values: Any = attrs["values"] or attrs["value"]
-    if len(values) not in (1, src.shape[-1]):
-        raise ValueError(f"values is {values}, expected one value, or one for each of {src.shape[-1]} channels")
     inside = jnp.pad(jnp.ones(src.shape[-3:-1], bool), pads[-3:-1])[..., None]
     colour = jnp.asarray(values, jnp.float32).astype(src.dtype).reshape((1,) * (src.ndim - 1) + (-1,))
     padded = jnp.pad(src, pads)
@@ -165,12 +145,9 @@ def add_lighting(data: Array, alpha: Array) -> Array:
     return saturated(data.astype(jnp.float32) + along(offset, data.ndim - 1, data.ndim), data.dtype)
 
 
-@operator("_image_adjust_lighting", attrs={"alpha": numbers()}, rows=batch_only)
+@_operator("_image_adjust_lighting", attrs={"alpha": numbers()})
 def adjust_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x + P (s · alpha), P and s the principal components of ImageNet's colours and their standard deviations; dx = dy."""
-    check_image("_image_adjust_lighting", data)
-    if len(attrs.alpha) != 3:
-        raise ValueError(f"_image_adjust_lighting: alpha is {attrs.alpha}, expected three numbers, one per component")
     return straight(data, add_lighting(data, jnp.asarray(attrs.alpha, jnp.float32)))
 
 
@@ -237,9 +214,8 @@ def adjust_hue(image: Array, factor: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ operators
-def _each(op: str, ctx: Ctx, data: Array, change: Change) -> Array:
-    """Apply change(image, key) to an image, or to each image of a batch with a separate key; `op` is the name for messages."""
-    check_image(op, data)
+def _each(ctx: Ctx, data: Array, change: Change) -> Array:
+    """Apply change(image, key) to an image, or to each image of a batch with a separate key."""
     if data.ndim == 3:
         key = ctx.random(lambda key, _: jax.random.split(key, 1), (1,), which=None)[0]
         return straight(data, change(lax.stop_gradient(data), key))
@@ -252,26 +228,20 @@ def _factor(key: Array, low: float, high: float) -> Array:
 
 
 def _add(name: str, change: Change) -> None:
-    op = f"_image_random_{name}"
-
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-        low, high = attrs.min_factor, attrs.max_factor
-        if low > high:
-            raise ValueError(f"{op}: min_factor is {low} and max_factor {high}, expected min_factor <= max_factor; change them")
-        return _each(op, ctx, data, lambda image, key: change(image, _factor(key, low, high)))
+        return _each(ctx, data, lambda image, key: change(image, _factor(key, attrs.min_factor, attrs.max_factor)))
 
     fn.__doc__ = f"{change.__doc__} factor ~ U(min_factor, max_factor)."
-    operator(op, attrs=RANGE, rows=batch_only, needs_rng=True)(fn)
+    _operator(f"_image_random_{name}", attrs=RANGE, needs_rng=True)(fn)
 
 
 for _change in (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue):
     _add(_change.__name__.removeprefix("adjust_"), _change)
 
 
-@operator(
+@_operator(
     "_image_random_color_jitter",
     attrs={"brightness": number(), "contrast": number(), "saturation": number(), "hue": number()},
-    rows=batch_only,
     needs_rng=True,
 )
 def color_jitter(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
@@ -294,36 +264,33 @@ def color_jitter(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
             image = lax.switch(places[i], branches, image)
         return image
 
-    return _each("_image_random_color_jitter", ctx, data, jitter) if active else data
+    return _each(ctx, data, jitter) if active else data
 
 
-@operator("_image_random_lighting", attrs={"alpha_std": number(0.05)}, rows=batch_only, needs_rng=True)
+@_operator("_image_random_lighting", attrs={"alpha_std": number(0.05)}, needs_rng=True)
 def random_lighting(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x + P (s · alpha) as in _image_adjust_lighting, with three random alpha ~ N(0, alpha_std²)."""
 
     def light(image: Array, key: Array) -> Array:
         return add_lighting(image, attrs.alpha_std * jax.random.normal(key, (3,)))
 
-    return _each("_image_random_lighting", ctx, data, light)
+    return _each(ctx, data, light)
 
 
 def _add_flips(name: str, axis: int, formula: str, words: str) -> None:
-    op, random_op = f"_image_flip_{name}", f"_image_random_flip_{name}"
-
     def always(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-        check_image(op, data)
         return straight(data, jnp.flip(data, axis))
 
     def fn(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
         def flip(image: Array, key: Array) -> Any:
             return jnp.where(jax.random.bernoulli(key), jnp.flip(image, axis), image)
 
-        return _each(random_op, ctx, data, flip)
+        return _each(ctx, data, flip)
 
     always.__doc__ = f"{formula}; the gradient is not flipped (dx = dy), as in MXNet."
     fn.__doc__ = f"y = x, or with probability 1/2 x {words}; the gradient is not flipped (dx = dy)."
-    operator(op, rows=batch_only)(always)
-    operator(random_op, rows=batch_only, needs_rng=True)(fn)
+    _operator(f"_image_flip_{name}")(always)
+    _operator(f"_image_random_flip_{name}", needs_rng=True)(fn)
 
 
 _add_flips("left_right", -2, "y[h, w] = x[h, W - 1 - w]", "flipped left to right")

@@ -59,15 +59,11 @@ def take(ctx, attrs, a, indices):
     return jnp.take(a, _within(indices, a.shape[axis], attrs.mode), axis, mode="clip")
 
 
-def _pick_axis(attrs, ndim):
-    return normalize_axis(attrs.axis, ndim)
-
-
 def _pick_shapes(attrs, ins, outs):
     data, index = ins
     if data is None or attrs.axis is None:
         return ins
-    axis = _pick_axis(attrs, len(data))
+    axis = normalize_axis(attrs.axis, len(data))
     keepdims = index is not None and len(index) == len(data)
     expected = (*data[:axis], *((1,) if keepdims else ()), *data[axis + 1 :])
     return [data, unify([expected, index], f"index has the shape of the data without axis {axis}, or with size 1 there")]
@@ -76,7 +72,7 @@ def _pick_shapes(attrs, ins, outs):
 def _pick_rows(attrs, rows, shapes, outs):
     if attrs.axis is None:
         return [LOST if any(r is not None for r in rows) else None]
-    axes, ndim = (_pick_axis(attrs, len(shapes[0])),), len(shapes[0])
+    axes, ndim = (normalize_axis(attrs.axis, len(shapes[0])),), len(shapes[0])
     index = rows[1] if len(shapes[1]) < ndim and not attrs.keepdims else _index_rows(rows[1], axes[0], shapes, attrs)
     return [common_rows([drop_axes(rows[0], axes, attrs.keepdims), index])]
 
@@ -103,7 +99,7 @@ def pick(ctx, attrs, data, index):
     """y[i] = data[i, index[i]] for the last axis, or for `axis`; axis=None indexes the flattened data."""
     if attrs.axis is None:
         return jnp.take(data.reshape(-1), _within(index, data.size, attrs.mode), mode="clip")
-    axis = _pick_axis(attrs, data.ndim)
+    axis = normalize_axis(attrs.axis, data.ndim)
     size_1 = (*data.shape[:axis], 1, *data.shape[axis + 1 :])  # keepdims
     picked = jnp.take_along_axis(data, _within(index, data.shape[axis], attrs.mode).reshape(size_1), axis)
     return picked if attrs.keepdims else jnp.squeeze(picked, axis)
@@ -137,17 +133,9 @@ def _length_shapes(attrs, ins, outs):
     data = unify([ins[0], outs[0]]) if outs[0] is not None and ins[0] is not None and len(outs[0]) == len(ins[0]) else ins[0]
     if len(ins) == 1 or data is None:
         return [data, *ins[1:]]
-    if len(data) < 2:
-        raise ValueError(f"data has shape {data}, expected a time and a batch axis as the first two; add the missing axis")
     lengths = unify([(data[1 - attrs.axis],), ins[1]], "each sequence of the batch has one length")
     assert lengths is not None
     return [tuple(lengths[0] if a == 1 - attrs.axis else d for a, d in enumerate(data)), lengths]
-
-
-def _sequence_axis(attrs) -> int:
-    if attrs.axis not in (0, 1):
-        raise ValueError(f"axis is {attrs.axis}, expected the time axis to be 0 or 1; change axis")
-    return attrs.axis
 
 
 _not_time_rows = unmixed(lambda attrs, ndim: (attrs.axis,))
@@ -177,8 +165,7 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[t, n] where t < length[n], else value."""
     if sequence_length is None:
         return data
-    axis = _sequence_axis(attrs)
-    inside = _times(data, axis) < _lengths_as(sequence_length, data, axis)
+    inside = _times(data, attrs.axis) < _lengths_as(sequence_length, data, attrs.axis)
     return jnp.where(inside, data, jnp.asarray(attrs.value, data.dtype))
 
 
@@ -190,7 +177,7 @@ def sequence_mask(ctx, attrs, data, sequence_length=None):
 )
 def sequence_last(ctx, attrs, data, sequence_length=None):
     """y[n] = x[length[n] - 1, n], the last entry of each sequence."""
-    axis = _sequence_axis(attrs)
+    axis = attrs.axis
     if sequence_length is None:
         return jnp.take(data, data.shape[axis] - 1, axis)
     last = jnp.clip(_lengths_as(sequence_length, data, axis) - 1, 0, data.shape[axis] - 1)
@@ -200,7 +187,7 @@ def sequence_last(ctx, attrs, data, sequence_length=None):
 @operator("SequenceReverse", attrs=_SEQUENCE_ATTRS, rows=_not_time_rows, **_SEQUENCE)
 def sequence_reverse(ctx, attrs, data, sequence_length=None):
     """y[t, n] = x[length[n] - 1 - t, n] where t < length[n], else x[t, n]."""
-    axis = _sequence_axis(attrs)
+    axis = attrs.axis
     if sequence_length is None:
         return jnp.flip(data, axis)
     times, lengths = _times(data, axis), _lengths_as(sequence_length, data, axis)
@@ -215,10 +202,8 @@ def sequence_reverse(ctx, attrs, data, sequence_length=None):
 
 def _places(indices: Array, shape_: tuple[int, ...]) -> tuple[Array, ...]:
     """Return one int32 index array for each leading axis of `shape_`, all within bounds."""
-    if len(indices) > len(shape_):
-        raise ValueError(f"indices of shape {indices.shape} index {len(indices)} axes, but the data has shape {shape_}")
     ids = indices.astype(jnp.int32)
-    return tuple(jnp.clip(jnp.where(i < 0, i + d, i), 0, d - 1) for i, d in zip(ids, shape_, strict=False))
+    return tuple(jnp.clip(jnp.where(i < 0, i + d, i), 0, d - 1) for i, d in zip(ids, shape_[: len(ids)], strict=True))
 
 
 def _gather_rows(attrs, rows, shapes, outs):
@@ -263,9 +248,6 @@ _scattered.defvjp(lambda data, indices, size: (_scattered(data, indices, size), 
 @operator("scatter_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_nd(ctx, attrs, data, indices):
     """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; the last of equal indices wins."""
-    expected = (*indices.shape[1:], *attrs.shape[indices.shape[0] :])
-    if data.shape != expected:
-        raise ValueError(f"data has shape {data.shape}, expected {expected} for these indices and shape {attrs.shape}")
     return _scattered(data, indices, attrs.shape)
 
 
@@ -331,7 +313,7 @@ def _slice_assign_rows(attrs, rows, shapes, outs):
     for r in rows:
         if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
             size = shapes[0][r.axis]
-            if slices(attrs, len(shapes[0]))[r.axis].indices(size) != (0, size, 1):
+            if slices(attrs)[r.axis].indices(size) != (0, size, 1):
                 return [LOST]
     return [common_rows(rows)]
 
@@ -342,7 +324,7 @@ SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
 @operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=_slice_assign_rows)
 def slice_assign(ctx, attrs, lhs, rhs):
     """y = a copy of lhs with y[begin:end:step] = rhs."""
-    return lhs.at[slices(attrs, lhs.ndim)].set(rhs.astype(lhs.dtype))
+    return lhs.at[slices(attrs)].set(rhs.astype(lhs.dtype))
 
 
 @operator(
@@ -354,7 +336,7 @@ def slice_assign(ctx, attrs, lhs, rhs):
 )
 def slice_assign_scalar(ctx, attrs, data):
     """y = a copy of x with y[begin:end:step] = scalar."""
-    return data.at[slices(attrs, data.ndim)].set(jnp.asarray(attrs.scalar, data.dtype))
+    return data.at[slices(attrs)].set(jnp.asarray(attrs.scalar, data.dtype))
 
 
 def _strides(size: tuple[int, ...]) -> list[int]:
@@ -369,10 +351,8 @@ def _dropped(attrs, rows, shapes, outs):
 @operator("_ravel_multi_index", attrs={"shape": shape()}, aliases=("ravel_multi_index",), rows=_dropped)
 def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
-    if len(attrs.shape) != data.shape[0]:
-        raise ValueError(f"shape has {len(attrs.shape)} axes, but the first axis of data {data.shape} has size {len(data)}")
-    ids = data.astype(jnp.int32)
-    total: Any = sum((ids[k] * s for k, s in enumerate(_strides(attrs.shape))), start=jnp.zeros(data.shape[1:], jnp.int32))
+    pairs = zip(data.astype(jnp.int32), _strides(attrs.shape), strict=True)
+    total: Any = sum((ids * stride for ids, stride in pairs), start=jnp.zeros(data.shape[1:], jnp.int32))
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)
 
 

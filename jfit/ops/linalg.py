@@ -23,11 +23,8 @@ def _contracted(attrs, ndim_a, ndim_b):
     return 0 if attrs.transpose_a else ndim_a - 1, ndim_b - 1 if attrs.transpose_b else 0
 
 
-def _unify_contracted(attrs, lhs, rhs, a, b):
+def _unify_contracted(lhs, rhs, a, b):
     """Return [lhs, rhs], the shapes, with an unknown contracted size (0) from the other one; a, b are the contracted axes."""
-    if 0 not in (lhs[a], rhs[b]) and lhs[a] != rhs[b]:
-        flags = f"transpose_a={attrs.transpose_a}, transpose_b={attrs.transpose_b}"
-        raise ValueError(f"sizes {lhs[a]} and {rhs[b]} must be equal because they are summed over ({flags})")
     size = lhs[a] or rhs[b]
     return [(*lhs[:a], size, *lhs[a + 1 :]), (*rhs[:b], size, *rhs[b + 1 :])]
 
@@ -36,7 +33,7 @@ def _dot_shapes(attrs, ins, outs):
     lhs, rhs = ins
     if lhs is None or rhs is None or not lhs or not rhs:
         return ins
-    return _unify_contracted(attrs, lhs, rhs, *_contracted(attrs, len(lhs), len(rhs)))
+    return _unify_contracted(lhs, rhs, *_contracted(attrs, len(lhs), len(rhs)))
 
 
 def _dot_rows(attrs, rows, shapes, outs):
@@ -71,10 +68,8 @@ def _batch_dot_shapes(attrs, ins, outs):
     lhs, rhs = ins
     if lhs is None or rhs is None:
         return ins
-    if len(lhs) != len(rhs) or len(lhs) < 3:
-        raise ValueError("batch_dot needs two stacks of matrices with equal numbers of axes (at least 3); use dot for others")
     lead = tuple(a or b for a, b in zip(lhs[:-2], rhs[:-2], strict=True))
-    return _unify_contracted(attrs, lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
+    return _unify_contracted(lead + lhs[-2:], lead + rhs[-2:], *_batch_axes(attrs, len(lhs)))
 
 
 @operator("batch_dot", attrs=ATTRS, aliases=("_npx_batch_dot",), fill=_batch_dot_shapes, rows=stack_rows)
@@ -91,14 +86,10 @@ def wide(array: Array) -> Array:
     return array.astype(accumulating(array.dtype))
 
 
-def need_matrices(name: str, shape: tuple[int, ...], square: bool = True) -> None:
-    """Raise ValueError unless `shape` has two or more axes, and with `square` equal sizes (0: unknown) on the last two.
-
-    name: what has this shape, for the error message.
-    """
-    if len(shape) < 2 or (square and 0 not in shape[-2:] and shape[-1] != shape[-2]):
-        kind = "square matrices" if square else "matrices"
-        raise ValueError(f"{name} has shape {shape}, expected {kind} in its last two axes; reshape or slice it")
+def need_square(matrix: Array) -> None:
+    """Raise a ValueError unless the last two axes have equal sizes, for operators that would read other entries than these."""
+    if matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"A has shape {matrix.shape}, expected square matrices in its last two axes; reshape or slice it")
 
 
 def _transposed(matrix: Array, transpose: bool = True) -> Array:
@@ -108,19 +99,12 @@ def _transposed(matrix: Array, transpose: bool = True) -> Array:
 GEMM_ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"alpha": number(1.0), "axis": integer(-2)}
 
 
-def _matrix_axis(attrs, ndim: int) -> int:
-    axis = normalize_axis(attrs.axis, ndim)
-    if axis == ndim - 1:
-        raise ValueError(f"axis is {attrs.axis}, which holds the matrix columns; set it to the axis of the matrix rows")
-    return axis
-
-
-_gemm_rows = unmixed(lambda attrs, ndim: (_matrix_axis(attrs, ndim), ndim - 1), shared=True)
+_gemm_rows = unmixed(lambda attrs, ndim: (normalize_axis(attrs.axis, ndim), ndim - 1), shared=True)
 
 
 def _product(attrs, left: Array, right: Array) -> Array:
     """Return alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision becomes float32."""
-    axis = _matrix_axis(attrs, left.ndim)
+    axis = normalize_axis(attrs.axis, left.ndim)
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
     product = jnp.matmul(_transposed(a, attrs.transpose_a), _transposed(b, attrs.transpose_b))
     return jnp.moveaxis(attrs.alpha * product, -2, axis)
@@ -130,19 +114,11 @@ def _gemm_shapes(attrs, ins, outs):
     """Infer the shapes of A, B and C: unknown (0) sizes of A and B that must be equal; C has the shape of the product."""
     if ins[0] is None or ins[1] is None:
         return ins
-    if len(ins[0]) != len(ins[1]) or len(ins[0]) < 2:
-        raise ValueError("expected matrices with the same number of axes; reshape one of them")
-    axis = _matrix_axis(attrs, len(ins[0]))
+    axis = normalize_axis(attrs.axis, len(ins[0]))
     left, right = (list(s) for s in ins[:2])
-    summed = [(left, axis if attrs.transpose_a else -1), (right, -1 if attrs.transpose_b else axis)]
-    sizes = {shape[at] for shape, at in summed if shape[at]}
-    if len(sizes) > 1:
-        raise ValueError(f"the sizes summed over are {sorted(sizes)}, they must be equal; transpose or reshape one")
-    for shape, at in summed:
-        shape[at] = next(iter(sizes), 0)
+    a, b = axis if attrs.transpose_a else -1, -1 if attrs.transpose_b else axis
+    left[a] = right[b] = left[a] or right[b]
     for at in set(range(len(left) - 1)) - {axis}:
-        if left[at] and right[at] and left[at] != right[at]:
-            raise ValueError(f"the sizes along axis {at} must be equal; reshape one of the arrays")
         left[at] = right[at] = left[at] or right[at]
     product = list(left)
     product[axis] = left[-1 if attrs.transpose_a else axis]
@@ -181,7 +157,6 @@ def gemm2(ctx, attrs, left, right):
 )
 def syrk(ctx, attrs, matrix):
     """y = alpha A Aᵀ, or alpha Aᵀ A with transpose."""
-    need_matrices("A", matrix.shape, square=False)
     a = _transposed(wide(matrix), attrs.transpose)
     return (attrs.alpha * jnp.matmul(a, _transposed(a))).astype(matrix.dtype)
 
@@ -228,9 +203,6 @@ def trsm(ctx, attrs, matrix, other):
 @operator("khatri_rao", inputs=argument_names, variadic="num_args", attrs={"num_args": integer()}, rows=lost_rows)
 def khatri_rao(ctx, attrs, *args):
     """Column-wise Kronecker product of matrices: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
-    columns = {a.shape[1:] for a in args}
-    if len(columns) > 1 or args[0].ndim != 2:
-        raise ValueError("expected matrices with equal numbers of columns; reshape them")
     product = args[0]
     for a in args[1:]:
         product = (product[:, None, :] * a[None, :, :]).reshape((-1, a.shape[1]))
@@ -256,14 +228,12 @@ def _from_lower(matrix: Array) -> Array:
 @operator("_linalg_potrf", aliases=("linalg_potrf",), **SQUARE)
 def potrf(ctx, attrs, matrix):
     """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
-    need_matrices("A", matrix.shape)
     return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
 
 
 @operator("_linalg_potri", aliases=("linalg_potri",), **SQUARE)
 def potri(ctx, attrs, matrix):
     """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix whose Cholesky factor is A."""
-    need_matrices("A", matrix.shape)
     factor = wide(matrix)
     one = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     inverse = lax.linalg.triangular_solve(factor, one, left_side=True, lower=True)
@@ -315,16 +285,13 @@ def det(ctx, attrs, matrix):
 @operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
 def sumlogdiag(ctx, attrs, matrix):
     """y = Σᵢ ln A[i, i] of each matrix."""
-    need_matrices("A", matrix.shape)
+    need_square(matrix)
     return jnp.atleast_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1)).astype(matrix.dtype)
 
 
 @operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
 def gelqf(ctx, attrs, matrix):
     """LQ factorization A = L Q: y₀ = Q with orthonormal rows, y₁ = L lower triangular; A (m, n) must have m ≤ n."""
-    need_matrices("A", matrix.shape, square=False)
-    if matrix.shape[-2] > matrix.shape[-1]:
-        raise ValueError(f"A has shape {matrix.shape}, it must not have more rows than columns; transpose it")
     columns, upper = jnp.linalg.qr(_transposed(wide(matrix)))
     return _transposed(columns).astype(matrix.dtype), _transposed(upper).astype(matrix.dtype)
 
@@ -360,7 +327,6 @@ _eigen.defvjp(_eigen_forward, _eigen_backward)
 @operator("_linalg_syevd", inputs=("A",), outputs=("output0", "output1"), rows=stack_rows)
 def syevd(ctx, attrs, matrix):
     """Eigenvectors y₀ = U (as rows) and eigenvalues y₁ = λ of a symmetric A = Uᵀ diag(λ) U; reads the lower triangle of A."""
-    need_matrices("A", matrix.shape)
     rows, values = _eigen(wide(matrix))
     return rows.astype(matrix.dtype), values.astype(matrix.dtype)
 
@@ -373,8 +339,6 @@ Indices = tuple[np.ndarray, np.ndarray]
 
 def _diagonal(size: int, offset: int) -> Indices:
     """Return (row indices, column indices) of a diagonal of a (size, size) matrix; offset > 0 is above the main diagonal."""
-    if abs(offset) >= size:
-        raise ValueError(f"offset is {offset}, a matrix of side {size} has diagonals {1 - size} to {size - 1}; change offset")
     at = np.arange(size - abs(offset))
     return at + max(-offset, 0), at + max(offset, 0)
 
@@ -386,7 +350,6 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
 
     The entries of a lower triangle are listed row by row, those of an upper one column by column.
     """
-    _diagonal(size, offset)
     row, column = np.tril_indices(size, -abs(offset))
     return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
 
@@ -394,7 +357,7 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
 @operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
 def extractdiag(ctx, attrs, matrix):
     """y[i] = A[i, i + offset]: one diagonal of each matrix."""
-    need_matrices("A", matrix.shape)
+    need_square(matrix)
     row, column = _diagonal(matrix.shape[-1], attrs.offset)
     return matrix[..., row, column]
 
@@ -415,7 +378,7 @@ TRIANGLE = {"offset": integer(0), "lower": flag(True)}
 @operator("_linalg_extracttrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_extracttrian",), rows=stack_rows)
 def extracttrian(ctx, attrs, matrix):
     """y = a triangle of each matrix as a vector: the lower one by rows (offset < 0), the upper one by columns (offset > 0)."""
-    need_matrices("A", matrix.shape)
+    need_square(matrix)
     row, column = _triangle(matrix.shape[-1], attrs.offset, attrs.lower)
     return matrix[..., row, column]
 
@@ -425,8 +388,6 @@ def maketrian(ctx, attrs, vector):
     """y = square matrices with the vectors in one triangle, 0 elsewhere; the inverse of extracttrian."""
     count = vector.shape[-1]
     side = (math.isqrt(8 * count + 1) - 1) // 2
-    if side * (side + 1) // 2 != count:
-        raise ValueError(f"{count} entries do not fill a triangle (1, 3, 6, 10, ... do); change the last axis")
     size = side + abs(attrs.offset)
     row, column = _triangle(size, attrs.offset, attrs.lower)
     return jnp.zeros((*vector.shape[:-1], size, size), vector.dtype).at[..., row, column].set(vector, unique_indices=True)
@@ -445,8 +406,4 @@ def diag(ctx, attrs, data):
     if data.ndim == 1:
         return jnp.diag(data, attrs.k)
     first, second = normalize_axis(attrs.axis1, data.ndim, "axis1"), normalize_axis(attrs.axis2, data.ndim, "axis2")
-    if first == second:
-        raise ValueError(f"axis1 and axis2 are both axis {first}, a diagonal needs two different axes; change one of them")
-    if not -data.shape[first] < attrs.k < data.shape[second]:
-        raise ValueError(f"k is {attrs.k}, data of shape {data.shape} has no such diagonal of axes {first}, {second}; change k")
     return jnp.diagonal(data, attrs.k, first, second)

@@ -19,7 +19,7 @@ from jfit.ops.attributes import Attrs, choice, flag, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
 from jfit.ops.rows import elementwise_rows
-from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, need_axes, size_of, unmixed
+from jfit.ops.rules import accumulating, at_least_one, batch_rows, label_of_rows, label_types, size_of, unmixed
 
 TINY = 1e-30  # lower bound of probabilities before log, so that log(0) stays finite
 
@@ -50,6 +50,12 @@ def head(forward: Callable[[Attrs, Array], Array], gradient: Callable[..., Array
     return cast(Callable[..., Array], call)
 
 
+def need_entries(label: Array | None, count: int, what: str) -> None:
+    """Raise a ValueError unless a label, if there is one, has `count` entries; `what` says which."""
+    if label is not None and label.size != count:
+        raise ValueError(f"label has shape {label.shape}, expected {what}; reshape the label")
+
+
 def _row_means(values: Array) -> Array:
     """Return the mean over all axes but the first, (rows,), float32 or wider."""
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
@@ -73,22 +79,12 @@ def _softmax_output_fill(attrs: Attrs, ins: list[MaybeShape], outs: list[MaybeSh
     data, label = ins
     if data is None:
         return ins
-    if attrs.multi_output and len(data) < 2:
-        raise ValueError(f"SoftmaxOutput: data has shape {data}, expected classes on axis 1 because multi_output is True")
     if label is None:
         return [data, _label_shape(attrs, data)]
-    expected = _label_shape(attrs, data)
-    for shape in (expected, data):
+    for shape in (_label_shape(attrs, data), data):
         if len(shape) == len(label) and all(a == b or 0 in (a, b) for a, b in zip(shape, label, strict=True)):
             return [data, tuple(a or b for a, b in zip(label, shape, strict=True))]
-    if 0 in label or 0 in data or size_of(label) == size_of(expected):
-        return ins
-    raise _wrong_label(label, expected, data)
-
-
-def _wrong_label(label: Any, classes: Any, data: Any) -> ValueError:
-    remedy = "reshape the label, or set multi_output or preserve_shape"
-    return ValueError(f"label has shape {label}, expected {classes} (class ids) or {data} (probabilities); {remedy}")
+    return ins  # a label with as many entries, or a wrong one: see `softmax_output`
 
 
 def _probabilities(attrs: Attrs, data: Array) -> Array:
@@ -203,8 +199,9 @@ def _softmax_rows(attrs, rows, shapes, outs):
 )
 def softmax_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = softmax(x); its gradient is (y - onehot(label)) * grad_scale / (1, number of rows, or number of valid labels)."""
-    if label is not None and label.shape != data.shape and label.size != size_of(_label_shape(attrs, data.shape)):
-        raise _wrong_label(label.shape, _label_shape(attrs, data.shape), data.shape)
+    if label is not None and label.shape != data.shape:
+        classes, soft = _label_shape(attrs, data.shape), f"{data.shape} (probabilities)"
+        need_entries(label, size_of(classes), f"{classes} (class ids) or {soft}, by multi_output and preserve_shape")
     return _softmax_output(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
 
@@ -217,8 +214,6 @@ def _regression_fill(attrs: Attrs, ins: list, outs: list) -> list:
         return [data, data[:1] if len(data) == 2 and data[1] == 1 else data]
     if len(label) == len(data):
         return [data, tuple(a or b for a, b in zip(label, data, strict=True))]
-    if 0 not in data and 0 not in label and size_of(label) != size_of(data):
-        raise ValueError("expected a label with as many entries as the data; reshape it")
     return [data, tuple(n or (data[0] if i == 0 else 0) for i, n in enumerate(label))]
 
 
@@ -247,8 +242,7 @@ def _add_regression(
         return means, jnp.ones(means.shape, jnp.float32)
 
     def fn(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
-        if label is not None and label.size != data.size:
-            raise ValueError("expected a label with as many entries as the data; reshape it")
+        need_entries(label, data.size, "as many entries as the data")
         return call(attrs, data, label, None if label is None else ctx.row_weight(data.ndim))
 
     fn.__doc__ = f"{formula} * grad_scale / (entries per row)."
@@ -342,8 +336,6 @@ def _smooth_l1(data: Array, sigma: float) -> Array:
 @operator("smooth_l1", attrs={"scalar": number()}, aliases=("_npx_smooth_l1",))
 def smooth_l1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = σ²x²/2 where |x| < 1/σ², else |x| - 1/(2σ²); scalar = σ."""
-    if not math.isfinite(attrs.scalar) or attrs.scalar == 0:
-        raise ValueError(f"smooth_l1: scalar is {attrs.scalar}, expected a finite number other than 0")
     return _smooth_l1(data, attrs.scalar)
 
 
@@ -389,8 +381,8 @@ def _svm_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
 )
 def svm_output(ctx: Ctx, attrs: Attrs, data: Array, label: Array | None = None) -> Array:
     """y = x; its gradient is that of c Σ max(0, margin ∓ x)ᵖ, - at the label's class, + elsewhere; p = 2, 1 with use_linear."""
-    if data.ndim != 2 or (label is not None and label.size != data.shape[0]):
-        raise ValueError("expected data (rows, classes) and one class id per row")
+    rows, _ = data.shape
+    need_entries(label, rows, "one class id per row")
     return _svm(attrs, data, label, ctx.row_weight(data.ndim))
 
 
@@ -431,7 +423,6 @@ def sparse_identity(ctx: Ctx, attrs: Attrs, data: Array, moving_avg: Array):
 
     In training, a ← m * a + (1 - m) * (mean over the rows with weight > 0), before the gradient uses it; m = momentum.
     """
-    need_axes("IdentityAttachKLSparseReg", data.shape, "rows, units")
     if not ctx.train:
         return data, (moving_avg,)
     mask, wide = ctx.row_mask(data.ndim), lax.stop_gradient(data.astype(accumulating(data.dtype)))

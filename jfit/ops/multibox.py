@@ -13,16 +13,10 @@ from jfit.ops.boxes import Corners, corners, gathered, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
-from jfit.ops.rules import accumulating, need_axes, shared_batch_rows
+from jfit.ops.rules import accumulating, shared_batch_rows
 
 VARIANCES = numbers((0.1, 0.1, 0.2, 0.2))
 NEARLY_NOTHING = 1e-6  # an object is matched to its best anchor only if their IoU exceeds this
-
-
-def _variances(op: str, attrs: Attrs) -> tuple[float, ...]:
-    if len(attrs.variances) != 4:
-        raise ValueError(f"{op}: variances is {attrs.variances}, expected four numbers (x, y, width, height); change variances")
-    return attrs.variances
 
 
 # ------------------------------------------------------------------------------------------ MultiBoxPrior
@@ -39,9 +33,6 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     The boxes of a pixel are all sizes s with the first ratio r, then the first size with the other ratios. The output is
     (1, height * width * boxes, 4): left, top, right, bottom.
     """
-    need_axes("MultiBoxPrior", data.shape)
-    if not attrs.sizes or len(attrs.steps) != 2 or len(attrs.offsets) != 2:
-        raise ValueError(f"expected at least one size, and two numbers for steps {attrs.steps} and offsets {attrs.offsets}")
     height, width = data.shape[2:]
     wide = accumulating(data.dtype)
     ratios = attrs.ratios or (1.0,)
@@ -88,13 +79,10 @@ def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -
 
 
 def _check_target(anchor: Array, label: Array, cls_pred: Array) -> None:
-    shapes = f"anchor has shape {anchor.shape}, label {label.shape}, cls_pred {cls_pred.shape}"
-    if anchor.ndim != 3 or anchor.shape[0] != 1 or anchor.shape[2] != 4:
-        raise ValueError(f"MultiBoxTarget: {shapes}; expected an anchor of shape (1, anchors, 4), shared by the batch")
-    if label.ndim != 3 or label.shape[1] < 1 or label.shape[2] < 5:
-        raise ValueError(f"MultiBoxTarget: {shapes}; expected a label (batch, objects, 5 or more): class and four corners")
-    if cls_pred.ndim != 3 or cls_pred.shape[2] != anchor.shape[1]:
-        raise ValueError(f"MultiBoxTarget: {shapes}; expected a cls_pred (batch, classes, anchors), one column per anchor")
+    (one, count, sides), (_, objects, entries), (_, _, columns) = anchor.shape, label.shape, cls_pred.shape
+    if (one, sides, columns) != (1, 4, count) or objects < 1 or entries < 5:
+        shapes = "anchor (1, anchors, 4), label (batch, objects, 5 or more) and cls_pred (batch, classes, anchors)"
+        raise ValueError(f"expected {shapes}; reshape them")
 
 
 def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> Array:
@@ -144,7 +132,7 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     partner = jnp.where(matches >= 0, matches, jnp.argmax(overlap, axis=2).astype(jnp.int32))
     goal = jnp.take_along_axis(label[:, :, :5], partner[:, :, None], axis=1)  # (batch, anchors, 5)
     mask = jnp.broadcast_to(positive[:, :, None], (batch, count, 4))
-    offsets = _offsets(prior, corners(goal[:, :, 1:]), _variances("MultiBoxTarget", attrs))
+    offsets = _offsets(prior, corners(goal[:, :, 1:]), attrs.variances)
     location = jnp.where(mask, offsets, 0).reshape(batch, -1)
     classes = jnp.where(positive, goal[:, :, 0] + 1, jnp.where(negative, 0.0, attrs.ignore_label))
     return location.astype(dtype), mask.reshape(batch, -1).astype(dtype), classes.astype(dtype)
@@ -155,7 +143,7 @@ def _decode_boxes(attrs: Attrs, loc_pred: Array, anchor: Array) -> Array:
     """Return the predicted boxes (batch, anchors, 4): the anchors shifted and scaled by loc_pred."""
     prior = corners(anchor)
     width, height = prior.right - prior.left, prior.bottom - prior.top
-    v = _variances("MultiBoxDetection", attrs)
+    v = attrs.variances
     moves = loc_pred.reshape(loc_pred.shape[0], -1, 4)
     x = moves[:, :, 0] * v[0] * width + (prior.left + prior.right) / 2
     y = moves[:, :, 1] * v[1] * height + (prior.top + prior.bottom) / 2
@@ -180,14 +168,6 @@ def _non_maximum_suppression(attrs: Attrs, ids: Array, boxes: Array, alive: Arra
     return survivors(suppresses, alive, ids.shape[1])
 
 
-def _check_detection(cls_prob: Array, loc_pred: Array, anchor: Array) -> None:
-    shapes = f"cls_prob has shape {cls_prob.shape}, loc_pred {loc_pred.shape}, anchor {anchor.shape}"
-    if cls_prob.ndim != 3 or anchor.ndim != 3 or anchor.shape != (1, cls_prob.shape[2], 4):
-        raise ValueError(f"{shapes}; expected a cls_prob (batch, classes, anchors) and an anchor (1, anchors, 4)")
-    if loc_pred.shape != (cls_prob.shape[0], 4 * cls_prob.shape[2]):
-        raise ValueError(f"MultiBoxDetection: {shapes}; expected a loc_pred (batch, 4 * anchors), four offsets per anchor")
-
-
 @operator(
     "_contrib_MultiBoxDetection",
     attrs={
@@ -206,10 +186,13 @@ def multibox_detection(ctx: Ctx, attrs: Attrs, cls_prob: Array, loc_pred: Array,
 
     The background is class 0 whatever background_id is, as in MXNet. Unused entries at the end are filled with -1.
     """
-    _check_detection(cls_prob, loc_pred, anchor)
+    batch, classes, count = cls_prob.shape
+    if (loc_pred.shape, anchor.shape) != ((batch, 4 * count), (1, count, 4)):
+        raise ValueError(
+            "expected cls_prob (batch, classes, anchors), loc_pred (batch, 4 * anchors) and anchor (1, anchors, 4)"
+        )
     dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
     cls_prob, loc_pred, anchor = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, loc_pred, anchor))
-    batch, classes, count = cls_prob.shape
     if classes < 2:
         return jnp.full((batch, count, 6), -1, dtype)
     score = jnp.max(cls_prob[:, 1:], axis=1)

@@ -93,7 +93,6 @@ def _vectors(size: Callable[[Attrs, Shape], int]) -> ShapeRule:
 
 
 def _channels(attrs: Attrs, data: Shape) -> int:
-    need_rank("BatchNorm", data, 1, "one of them the channel axis")
     return data[normalize_axis(attrs.get("axis", 1), len(data))]
 
 
@@ -147,10 +146,7 @@ _AXIS = {"axis": integer(1), "cudnn_off": flag(False)} | several(maybe_number, m
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; in training with the batch's μ, σ² (biased), and moving ← m * moving + (1 - m) * batch."""
     axis = data.ndim - 1 if ctx.channels_last else normalize_axis(attrs.get("axis", 1), data.ndim)
-    wide, shapes = accumulating(data.dtype), {a.shape for a in (gamma, beta, moving_mean, moving_var)}
-    if shapes != {(data.shape[axis],)}:
-        actual = ", ".join(map(str, sorted(shapes)))
-        raise ValueError(f"parameters, states have shapes {actual}, expected ({data.shape[axis]},): a number for each channel")
+    wide = accumulating(data.dtype)
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
     if not ctx.train or attrs.use_global_stats:
@@ -304,10 +300,6 @@ def l2_normalization(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 )
 def lrn(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array]:
     """y = x / (k + α/n Σ x²)^β, summed over a window of n = nsize channels (axis 1) centred at each channel; n is odd."""
-    if data.ndim != 4:
-        raise ValueError(f"LRN: data has shape {data.shape}, expected 4 axes (rows, channels, height, width); reshape the data")
-    if attrs.nsize > data.shape[3 if ctx.channels_last else 1] or attrs.nsize % 2 != 1:
-        raise ValueError(f"nsize is {attrs.nsize}, expected an odd number not larger than the number of channels")
     channel, half = (3 if ctx.channels_last else 1), attrs.nsize // 2
     wide = data.astype(accumulating(data.dtype))
     window = [attrs.nsize if k == channel else 1 for k in range(4)]

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, maybe_choice, maybe_flag, maybe_integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, need_axes
+from jfit.ops.rules import CHANNELS_FIRST, accumulating, along, batch_rows, per_axis
 
 MOST_TAPS = 16  # max pooling over larger windows is faster with lax.reduce_window
 Pads = tuple[tuple[int, int], ...]
@@ -35,21 +35,20 @@ def windows_of(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], t
 
     pads (before, after) include the padding that pooling_convention=full adds after.  sizes: of the spatial axes.
     """
-    dims = len(sizes)
-    windows = {"kernel": attrs.kernel, "stride": attrs.stride or (1,) * dims, "pad": attrs.pad or (0,) * dims}
-    for key, value in windows.items():
-        if len(value) != dims:
-            raise ValueError(f"Pooling: {key} is {value}, expected {dims} entries because data has {dims} spatial axes")
-    if attrs.pooling_convention == "same":
-        raise ValueError("pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad")
+    kernel, stride, pad = _options(attrs, len(sizes))
     pads = []
-    for n, k, s, p in zip(sizes, *windows.values(), strict=True):
+    for n, k, s, p in zip(sizes, kernel, stride, pad, strict=True):
         span = n + 2 * p - k  # how far a window can move
         if span < 0 or (p >= k > 0 and p > 0):
             raise ValueError(f"kernel {k} with pad {p} does not fit {n} entries; expected pad < kernel <= entries + 2 pad")
         steps = -(-span // s) if attrs.pooling_convention == "full" else span // s
         pads.append((p, max(steps * s + k - n - p, 0) if attrs.pooling_convention == "full" else p))
-    return windows["kernel"], windows["stride"], tuple(pads)
+    return kernel, stride, tuple(pads)
+
+
+def _options(attrs: Attrs, dims: int) -> tuple[tuple[int, ...], ...]:
+    """Return (kernel, stride, pad), each with one entry per spatial axis."""
+    return per_axis(attrs, "kernel", dims), per_axis(attrs, "stride", dims, 1), per_axis(attrs, "pad", dims, 0)
 
 
 def window_counts(attrs: Attrs, sizes: tuple[int, ...], kernel, stride, pads: Pads) -> list[np.ndarray]:
@@ -146,7 +145,7 @@ def _root(total: Array, p: int) -> Array:
         "pool_type": choice("avg", "lp", "max", "sum", default="max"),
         "global_pool": flag(False),
         "cudnn_off": flag(False),
-        "pooling_convention": choice("full", "same", "valid", default="valid"),
+        "pooling_convention": choice("full", "valid", default="valid"),  # MXNet 1.9.1 cannot run its third one, "same"
         "stride": shape(()),
         "pad": shape(()),
         "p_value": maybe_integer(),
@@ -209,23 +208,14 @@ def _largest_derivative(primals, tangents):
     return out, jnp.sum(jnp.where(hit, moved, jnp.zeros((), moved.dtype)), axis=-1)
 
 
-def _pair(key: str, sizes: tuple[int, ...], default: int) -> tuple[int, int]:
-    sizes = sizes or (default, default)
-    if len(sizes) != 2 or min(sizes) < (key != "pad"):
-        raise ValueError(f"Pooling_v1: {key} is {sizes}, expected two entries (height, width); use Pooling for 1-D or 3-D data")
-    return sizes[0], sizes[1]
-
-
 def _windows_v1(attrs: Attrs, data: Array) -> Array:
     """Return all windows, (rows, channels, height, width, kernel entries).
 
     `pad` adds zeros.  The additional padding of pooling_convention=full adds zeros too, or -inf if pool_type is max.
     """
-    kernel, stride, pad = _pair("kernel", attrs.kernel, 0), _pair("stride", attrs.stride, 1), _pair("pad", attrs.pad, 0)
+    kernel, stride, pad = _options(attrs, 2)
     counts, ends = [], []
     for n, k, s, p in zip(data.shape[2:], kernel, stride, pad, strict=True):
-        if n + 2 * p < k:
-            raise ValueError(f"Pooling_v1: kernel {k} does not fit {n} entries with pad {p}; use a smaller kernel")
         full = attrs.pooling_convention == "full"
         counts.append((min(n + 2 * p - k + s - 1, n + 2 * p - 1) if full else n + 2 * p - k) // s + 1)
         ends.append(max((counts[-1] - 1) * s + k - n - 2 * p, 0))
@@ -257,7 +247,6 @@ def pooling_v1(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 
     The gradient of max goes to every entry equal to the maximum, not only to the first one as in Pooling.
     """
-    need_axes("Pooling_v1", data.shape)
     wide = data.astype(accumulating(data.dtype))
     windows = wide.reshape(*data.shape[:2], 1, 1, -1) if attrs.global_pool else _windows_v1(attrs, wide)
     if attrs.pool_type == "max":

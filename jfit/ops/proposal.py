@@ -132,9 +132,6 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     scores = ins[0]
     if scores is None:
         return ins
-    if len(scores) != 4 or scores[1] not in (0, 2 * len(attrs.scales) * len(attrs.ratios)):
-        channels = f"2 channels for each of {len(attrs.ratios)} ratios x {len(attrs.scales)} scales"
-        raise ValueError(f"scores have shape {scores}, expected 4 axes and {channels}; change scales or ratios")
     expected = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
     return [scores, *(fill_unknown(known, shape) for known, shape in zip(ins[1:], expected, strict=True))]
 
@@ -173,7 +170,6 @@ RECORD: dict[str, Any] = {
 
 def _run(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
     dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
-    _fill(attrs, [cls_prob.shape, bbox_pred.shape, im_info.shape], [None, None])
     values = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, bbox_pred, im_info))
     rois, score = _proposals(attrs, *values)
     return rois.astype(dtype), score.astype(dtype)

@@ -38,13 +38,6 @@ def magnitude(low: Array, high: Array) -> Array:
     return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
 
 
-def steps_of(op: str, data: Array, steps: dict[str, float]) -> float:
-    """Return the number of quantization steps for the dtype of `data`, from the table `steps`; `op` is for the message."""
-    if data.dtype.name not in steps:
-        raise ValueError(f"{op}: data has dtype {data.dtype}, expected {' or '.join(steps)}; quantize it first")
-    return steps[data.dtype.name]
-
-
 def as_integers(values: Array, name: str) -> Array:
     """Round to the nearest integer (ties to even), clip to the range of the dtype `name` and cast to it."""
     ends = np.iinfo(DTYPES[name])
@@ -158,7 +151,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
     """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""
-    scale = magnitude(min_range, max_range) / steps_of("_contrib_dequantize", data, FINE_STEPS)
+    scale = magnitude(min_range, max_range) / FINE_STEPS[data.dtype.name]
     return data.astype(jnp.float32) * scale
 
 
@@ -172,7 +165,7 @@ def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 )
 def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
     """q = round(x · 127 / range) as int8 (· 255 as uint8) for x = p · old range / (2³¹ - 1), p int32; and the new range."""
-    step = magnitude(min_range, max_range) / steps_of("_contrib_requantize", data, {"int32": STEPS["int32"]})
+    step = magnitude(min_range, max_range) / STEPS[data.dtype.name]
     if _is_calibrated(attrs):
         low, high = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)
     else:
@@ -188,7 +181,6 @@ def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 
 QUANTIZED_OUTPUTS = ("output", "min_output", "max_output")
 FLOAT = DTYPES["float32"]
-INTEGERS = ("int8", "uint8")
 
 
 # ------------------------------------------------------------------------------------------ rules
@@ -229,10 +221,10 @@ def _layer(name: str, float_name: str):
     return operator(name, inputs=inputs, outputs=QUANTIZED_OUTPUTS, **record)
 
 
-def _wide(op: str, data: Array) -> Array:
-    """Cast int8 or uint8 to int32; raise for any other dtype (`op` is the name for the message)."""
-    if data.dtype.name not in INTEGERS:
-        raise ValueError(f"{op}: data has dtype {data.dtype}, expected int8 or uint8; quantize it first")
+def _wide(data: Array) -> Array:
+    """Cast int8 or uint8 to int32; raise for any other dtype."""
+    if data.dtype.name not in FINE_STEPS:
+        raise ValueError(f"data has dtype {data.dtype}, expected int8 or uint8; quantize it first")
     return data.astype(jnp.int32)
 
 
@@ -242,9 +234,9 @@ def fully_connected(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: A
     """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
     d, w = magnitude(*ends[:2]), magnitude(*ends[2:4])
-    sums = nn.fully_connected(ctx, attrs, _wide("_contrib_quantized_fully_connected", data), weight.astype(jnp.int32))
+    sums = nn.fully_connected(ctx, attrs, _wide(data), weight.astype(jnp.int32))
     if bias is not None:
-        fine = (steps_of("bias", data, FINE_STEPS) / d) * (FINE_STEPS["int8"] / w)
+        fine = (FINE_STEPS[data.dtype.name] / d) * (FINE_STEPS["int8"] / w)
         ratio = fine * magnitude(*ends[4:6]) / FINE_STEPS["int8"]
         sums = sums + along(jnp.trunc(bias.astype(jnp.float32) * ratio).astype(jnp.int32), sums.ndim - 1, sums.ndim)
     size = (d / STEPS[data.dtype.name]) * (w / STEPS["int8"]) * STEPS["int32"]
@@ -282,7 +274,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, *rest: Array
     """
     bias, ends = (None, rest) if attrs.no_bias else (rest[0], rest[1:])
     d, w = magnitude(*ends[:2]), magnitude(*ends[2:4])
-    sums = int_convolution(ctx, attrs, _wide("_contrib_quantized_conv", data), weight)
+    sums = int_convolution(ctx, attrs, _wide(data), weight)
     unit = (d / STEPS["int8"]) * (w / STEPS["int8"])
     if bias is not None:
         offset = bias.astype(jnp.int32)
@@ -300,12 +292,12 @@ def _same_range_operator(name: str, **record: Any):
     return operator(name, inputs=_ranged("data"), outputs=QUANTIZED_OUTPUTS, **fields)
 
 
-@_same_range_operator("_contrib_quantized_pooling", attrs=lookup("Pooling").attrs)
+@_same_range_operator(
+    "_contrib_quantized_pooling", attrs={**lookup("Pooling").attrs, "pool_type": choice("avg", "max", default="max")}
+)
 def pool(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = maximum or rounded mean of each window; the range is unchanged."""
-    if attrs.pool_type not in ("max", "avg"):
-        raise ValueError(f"pool_type is {attrs.pool_type!r}, expected 'max' or 'avg'; dequantize before it")
-    wide = _wide("_contrib_quantized_pooling", data).astype(jnp.float32)
+    wide = _wide(data).astype(jnp.float32)
     if attrs.pool_type == "max" or attrs.global_pool or attrs.count_include_pad is False:
         values = pooling.pooling(ctx, attrs, wide)
     else:  # the divisor is always the kernel size, even where a window extends beyond the padding (unlike float Pooling)
@@ -320,14 +312,12 @@ def flatten(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tup
     return data.reshape(data.shape[0], size_of(data.shape[1:])), range_end(low), range_end(high)
 
 
-@_same_range_operator("_contrib_quantized_act", attrs={"act_type": choice("relu", "sigmoid", "softrelu", "softsign", "tanh")})
+@_same_range_operator("_contrib_quantized_act", attrs={"act_type": choice("relu")})
 def activation(ctx: Ctx, attrs: Attrs, data: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """q = max(x, 0); the range is unchanged.
 
     MXNet reinterprets uint8 data as int8 of the same bits; here it stays uint8.
     """
-    if attrs.act_type != "relu":
-        raise ValueError(f"_contrib_quantized_act: act_type is {attrs.act_type!r}, expected 'relu'; dequantize before it")
     return jnp.maximum(data, jnp.zeros((), data.dtype)), range_end(low), range_end(high)
 
 
@@ -386,7 +376,7 @@ def concat(ctx: Ctx, attrs: Attrs, *arrays: Array) -> tuple[Array, Array, Array]
     low, high = jnp.min(jnp.stack(ends[::2])), jnp.max(jnp.stack(ends[1::2]))
     size, parts = magnitude(low, high), []
     for x, a, b in zip(data, ends[::2], ends[1::2], strict=True):
-        ratio = (magnitude(a, b) / steps_of("_contrib_quantized_concat", x, STEPS)) / (size / STEPS[kind])
+        ratio = (magnitude(a, b) / STEPS[x.dtype.name]) / (size / STEPS[kind])
         parts.append(as_integers(x.astype(jnp.float32) * ratio, kind))
     return jnp.concatenate(parts, axis=attrs.dim), range_end(low), range_end(high)
 
@@ -410,9 +400,9 @@ def _pair_rows(attrs, rows, shapes, outs):
     return [common_rows(rows[:2]), *[common_rows(rows[2:])] * (len(outs) - 1)]
 
 
-def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
+def _fine(x: Array, low: Array, high: Array) -> Array:
     """Return the size of one quantization step of x, whose range is (low, high)."""
-    return magnitude(low, high) / steps_of(op, x, FINE_STEPS)
+    return magnitude(low, high) / FINE_STEPS[x.dtype.name]
 
 
 @operator(
@@ -426,7 +416,6 @@ def _fine(op: str, x: Array, low: Array, high: Array) -> Array:
 )
 def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[Array, Array, Array]:
     """q = lhs + rhs, in 8 bits of the calibrated range; without one, in int32 with the sum of both ranges."""
-    op = "_contrib_quantized_elemwise_add"
     kind = _pair_kind(attrs, [lhs.dtype, rhs.dtype])
     if kind == "int32":
         size = magnitude(*ends[:2]) + magnitude(*ends[2:])
@@ -436,7 +425,7 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
     scale = steps / magnitude(low, high)
     if lhs.dtype != rhs.dtype:  # convert uint8 to int8 of the same range first
         lhs, rhs = (x if x.dtype == jnp.int8 else (x // 2).astype(jnp.int8) for x in (lhs, rhs))
-    left, right = (_fine(op, x, *r) * scale for x, r in ((lhs, ends[:2]), (rhs, ends[2:])))
+    left, right = (_fine(x, *r) * scale for x, r in ((lhs, ends[:2]), (rhs, ends[2:])))
     return as_integers(lhs.astype(jnp.float32) * left + rhs.astype(jnp.float32) * right, kind), low, high
 
 
@@ -454,13 +443,12 @@ def add(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> tuple[A
 )
 def multiply(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array, *ends: Array) -> Array | tuple[Array, Array, Array]:
     """q = lhs · rhs, truncated to 8 bits of the calibrated range; without one, in int32; floats with enable_float_output."""
-    op = "_contrib_quantized_elemwise_mul"
-    products, step = _wide(op, lhs) * _wide(op, rhs), _fine(op, lhs, *ends[:2]) * _fine(op, rhs, *ends[2:])
+    products, step = _wide(lhs) * _wide(rhs), _fine(lhs, *ends[:2]) * _fine(rhs, *ends[2:])
     if attrs.enable_float_output:
         return products.astype(jnp.float32) * step
     kind = _pair_kind(attrs, [lhs.dtype, rhs.dtype])
     if kind == "int32":
-        exact = [magnitude(*r) / steps_of(op, x, STEPS) for x, r in ((lhs, ends[:2]), (rhs, ends[2:]))]
+        exact = [magnitude(*r) / STEPS[x.dtype.name] for x, r in ((lhs, ends[:2]), (rhs, ends[2:]))]
         size = exact[0] * exact[1] * STEPS["int32"]
         return products, range_end(-size), range_end(size)
     low, high = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)
@@ -492,11 +480,9 @@ def batch_norm(
     ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, low: Array, high: Array, mean: Array, var: Array
 ):
     """q = gamma (x - mean) / √(var + eps) + beta in int8 of the calibrated range; fix_gamma is ignored, as in MXNet."""
-    if not _is_calibrated(attrs):
-        raise ValueError("min_calib_range and max_calib_range are required; calibrate the quantized model")
     size = magnitude(jnp.asarray(attrs.min_calib_range), jnp.asarray(attrs.max_calib_range))
     data = (data // 2).astype(jnp.int8) if data.dtype == jnp.uint8 else data  # uint8 -> int8 of the same range
-    step = magnitude(low, high) / steps_of("_contrib_quantized_batch_norm", data, FINE_STEPS)
+    step = _fine(data, low, high)
     scale = gamma / jnp.sqrt(var + attrs.eps)
     shift = beta - mean * scale
     x = data.astype(jnp.float32)

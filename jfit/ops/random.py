@@ -29,7 +29,7 @@ from jfit.ops.attributes import (
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, need_rank, size_of, unify, unmixed
+from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -158,8 +158,6 @@ def _add(law: Distribution) -> None:
         return cast_samples(drawn, dtype_of(attrs.dtype or "float32"))
 
     def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
-        if not jnp.issubdtype(data.dtype, jnp.floating):
-            raise ValueError(f"data has dtype {data.dtype}, expected a float dtype, which the output has too; cast the data")
         parameters = _parameters(f"{name}_like", law, attrs)
         return cast_samples(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
 
@@ -215,8 +213,6 @@ def _add_sample(law: Distribution) -> None:
 
     def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
         lead = parameters[0].shape
-        if any(p.shape != lead for p in parameters):
-            raise ValueError("parameters have different shapes; entry i of each belongs to distribution i: broadcast them")
         # one key per entry, split from the key of its row
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
@@ -256,7 +252,6 @@ for _law in TABLE:
 )
 def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Array]:
     """y = k with probability x[..., k]; with get_prob also log x[..., y], whose gradient is 1 / x[..., y] (for REINFORCE)."""
-    need_rank("_sample_multinomial", data.shape, 1, "probabilities along the last one")
     lead, classes = data.shape[:-1], data.shape[-1]
     number = size_of(attrs.shape)
     wide = data.astype(accumulating(data.dtype))
@@ -291,8 +286,6 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     trick, which has the same distribution, and the number of tries for each id is geometric in the remaining probability.
     """
     size: Shape = shape_of("_sample_unique_zipfian", attrs)
-    if len(size) != 2 or size[1] > attrs.range_max:
-        raise ValueError(f"shape is {size}, expected (rows, ids per row) with at most range_max ids because they are distinct")
     edges = jnp.clip(jnp.arange(attrs.range_max + 1) - 0.5, 0, None) + 1.0
     edges = edges.at[-1].set(float(attrs.range_max))
     chance = jnp.log(edges[1:] / edges[:-1]) / jnp.log(float(max(attrs.range_max, 2)))
@@ -317,7 +310,6 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
 )
 def shuffle(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i] = x[π(i)] along the first axis, π a random permutation; it has the true gradient (MXNet has none here)."""
-    need_rank("_shuffle", data.shape, 1, "it is shuffled along the first")
     order = ctx.random(lambda key, size: jax.random.permutation(key, data.shape[0]), (data.shape[0],), which=None)
     return jnp.take(data, order, axis=0)
 
@@ -366,11 +358,6 @@ def _generalized_negative_binomial(x: Array, mu: Array, alpha: Array) -> Array:
     return _negative_binomial(x, 1 / alpha, 1 / (1 + mu * alpha))
 
 
-def _leading(name: str, shape: Shape, sample: Shape) -> None:
-    if sample[: len(shape)] != shape:
-        raise ValueError(f"{name} has shape {shape} and sample has {sample}, expected the leading axes of the sample")
-
-
 def _same_rows(attrs, rows, shapes, outs):
     """Return where the batch rows are in the output (`RowLayout`).
 
@@ -389,10 +376,7 @@ def _add_density(law: Distribution, density: LogDensity) -> None:
 
     def pdf(ctx: Ctx, attrs: Attrs, sample: Array, *parameters: Array) -> Array:
         wide = sample.astype(accumulating(sample.dtype))
-        aligned = []
-        for name, p in zip(law.arrays, parameters, strict=True):
-            _leading(name, p.shape, sample.shape)
-            aligned.append(p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)))
+        aligned = [p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)) for p in parameters]
         return _density(density(wide, *aligned), attrs, sample.dtype)
 
     pdf.__doc__ = density.__doc__
@@ -416,9 +400,6 @@ for _law, _law_density in zip(TABLE, _DENSITIES, strict=True):
 )
 def dirichlet(ctx: Ctx, attrs: Attrs, sample: Array, alpha: Array) -> Array:
     """p(x) = Γ(Σ alpha) Πᵢ xᵢ^(alphaᵢ - 1) / Πᵢ Γ(alphaᵢ), i along the last axis."""
-    if alpha.ndim == 0 or sample.ndim == 0 or alpha.shape[-1] != sample.shape[-1]:
-        raise ValueError("expected the same last axis of alpha and sample, the components of one distribution; reshape alpha")
-    _leading("alpha without its last axis", alpha.shape[:-1], sample.shape[:-1])
     wide = sample.astype(accumulating(sample.dtype))
     spread = (*alpha.shape[:-1], *(1,) * (sample.ndim - alpha.ndim), alpha.shape[-1])
     a = alpha.astype(wide.dtype).reshape(spread)

@@ -39,8 +39,6 @@ BothRule = Callable[[Attrs, list[MaybeShape], list[MaybeShape]], tuple[list[Mayb
 # ignored); both (rows,), float32 or wider
 LossRule = Callable[..., Any]
 
-HEAD_KINDS = ("plain", "head", "loss")
-
 
 class UnknownOperator(ValueError):
     """No operator with the requested name is registered; the message lists similar names."""
@@ -199,20 +197,19 @@ def register(op: Op) -> Op:
         The same record.
 
     Raises:
-        ValueError: another module registered this operator, another operator has one of the names, or `kind` is unknown.
+        ValueError: another operator, or one of another module, has one of the names.
 
     Example:
         >>> from jfit.ops import lookup, register
         >>> register(lookup("relu")).name
         'relu'
     """
-    if op.name in REGISTRY and REGISTRY[op.name].family != op.family:
-        raise ValueError(f"{op.name!r} is already registered by {REGISTRY[op.name].family} and again by {op.family}; rename it")
     for name in (op.name, *op.aliases):
-        if ALIASES.get(name, op.name) != op.name:
-            raise ValueError(f"operator name {name!r} is already taken by {ALIASES[name]!r}; choose another name or alias")
-    if op.kind not in HEAD_KINDS:
-        raise ValueError(f"operator {op.name}: kind is {op.kind!r}, expected one of {HEAD_KINDS}")
+        taken = REGISTRY.get(ALIASES.get(name, ""))
+        if taken is not None and (taken.name, taken.family) != (op.name, op.family):
+            raise ValueError(
+                f"operator name {name!r} is already taken by {taken.name!r} of {taken.family}; choose another name"
+            )
     REGISTRY[op.name] = op
     ALIASES.update(dict.fromkeys((op.name, *op.aliases), op.name))
     return op

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,54 +14,37 @@ from jfit.ops.attributes import REQUIRED, Attrs, choice, flag, integer, maybe_nu
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, need_axes, shared_batch_rows, unify
+from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, shared_batch_rows
 
 
-def _image(op: str, data: tuple[int, ...]) -> tuple[int, int]:
-    """Return (height, width) of a shape (rows, channels, height, width); raise for another number of axes."""
-    need_axes(op, data)
-    return data[2], data[3]
+def _sizes(image: Array) -> tuple[int, int]:
+    """Return (height, width) of an array (rows, channels, height, width)."""
+    _, _, high, wide = image.shape
+    return high, wide
 
 
 # ------------------------------------------------------------------------------------------ Crop
-def _crop_names(attrs: Attrs) -> tuple[str, ...]:
-    if attrs.num_args not in (1, 2):
-        raise ValueError(f"Crop: num_args is {attrs.num_args}, expected 1 (size from h_w) or 2 (size from the second input)")
-    return argument_names(attrs)
-
-
-def _pair(op: str, key: str, value: tuple[int, ...]) -> tuple[int, int]:
-    if len(value) != 2:
-        raise ValueError(f"{op}: {key} is {value}, expected two entries (height, width)")
-    return value[0], value[1]
-
-
 @operator(
     "Crop",
-    inputs=_crop_names,
+    inputs=argument_names,
     variadic="num_args",
     attrs={"num_args": integer(), "offset": shape((0, 0)), "h_w": shape((0, 0)), "center_crop": flag(False)},
     rows=data_rows,
 )
 def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) -> Array:
     """y = x[:, :, top : top + h, left : left + w]; (h, w) = h_w or the second input's; (top, left) = offset, or centred."""
-    size = _image("Crop", data.shape)
-    target = _pair("Crop", "h_w", attrs.h_w) if crop_like is None else _image("Crop", crop_like.shape)
-    start = _pair("Crop", "offset", attrs.offset)
+    target, start = attrs.h_w if crop_like is None else _sizes(crop_like), attrs.offset
     if attrs.center_crop:
-        start = ((size[0] - target[0]) // 2, (size[1] - target[1]) // 2)
-    for n, first, count in zip(size, start, target, strict=True):
-        if count < 1 or first < 0 or first + count > n:
-            raise ValueError(f"size {target} at offset {start} exceeds the data of size {size}; change the size or offset")
-    (top, left), (high, wide) = start, target
-    return data[:, :, top : top + high, left : left + wide]
+        start = [(n - size) // 2 for n, size in zip(_sizes(data), target, strict=True)]
+    for axis, first, size in zip((2, 3), start, target, strict=True):
+        data = lax.slice_in_dim(data, first, first + size, axis=axis)
+    return data
 
 
 # ------------------------------------------------------------------------------------------ UpSampling
 def _upsampling_fill(attrs: Attrs, ins: list, outs: list) -> list:
     if attrs.sample_type != "bilinear" or ins[0] is None:
         return ins
-    _image("UpSampling", ins[0])
     side = 2 * attrs.scale - attrs.scale % 2
     return [ins[0], (ins[0][1], 1, side, side)]
 
@@ -89,39 +73,32 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
     along the channels or summed (multi_input_mode). bilinear reads its kernels from the second input, `weight`.
     """
     data, scale = arrays[0], attrs.scale
-    high, wide = _image("UpSampling", data.shape)
-    if scale < 1:
-        raise ValueError(f"UpSampling: scale is {scale}, expected at least 1")
+    high, wide = _sizes(data)
     if attrs.sample_type == "bilinear":
         pads = ((scale // 2, 0),) * 2
         return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1], plain=ctx.plain)
     resized_inputs = []
     for array in arrays:
-        size = _image("UpSampling", array.shape)
-        if high * scale % size[0] or wide * scale % size[1]:
-            raise ValueError(f"an input of size {size} cannot be repeated to {(high * scale, wide * scale)}: no divisor")
+        size = _sizes(array)
         times = (high * scale // size[0], wide * scale // size[1])
         split = array.reshape(*array.shape[:2], size[0], 1, size[1], 1)
         spread = jnp.broadcast_to(split, (*array.shape[:2], size[0], times[0], size[1], times[1]))
         resized_inputs.append(spread.reshape(*array.shape[:2], high * scale, wide * scale))
     if attrs.multi_input_mode == "concat":
         return jnp.concatenate(resized_inputs, axis=1)
-    unify([g.shape for g in resized_inputs], "multi_input_mode is 'sum'")
     return sum(resized_inputs[1:], resized_inputs[0])
 
 
 # ------------------------------------------------------------------------------------------ BilinearResize2D
-def _new_size(attrs: Attrs, n: int, size: int, scale: float | None, like: int | None) -> int:
+def _new_size(attrs: Attrs, n: int, size: int, scale: Any, like: Any) -> int:
     """Return the resized number of pixels of an axis of `n` pixels, by `attrs.mode`.
 
     `size` and `scale` are the attributes for this axis, `like` is the size of this axis in the second input.
     """
     mode = attrs.mode
     if mode == "like":
-        assert like is not None
         return like
     if mode == "odd_scale":
-        assert scale is not None
         return int(n * scale) if n % 2 == 0 else int((n - 1) * scale) + 1
     if mode != "size":
         odd, step = mode.startswith("to_odd"), -1 if mode.endswith("down") else 1
@@ -176,17 +153,11 @@ def _interpolated(wide: Array, axis: int, size: int, align: bool) -> Array:
 )
 def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = None) -> Array:
     """y = x resized by bilinear interpolation; `mode` selects how the new height and width are computed."""
-    sizes = _image("BilinearResize2D", data.shape)
-    if attrs.mode == "odd_scale" and None in (attrs.scale_height, attrs.scale_width):
-        raise ValueError("BilinearResize2D: mode is 'odd_scale', which requires scale_height and scale_width; pass both")
-    likes = (None, None) if like is None else _image("BilinearResize2D", like.shape)
+    likes = (None, None) if like is None else _sizes(like)
     out = data.astype(accumulating(data.dtype))
     requested = zip((attrs.height, attrs.width), (attrs.scale_height, attrs.scale_width), likes, strict=True)
-    for axis, (n, (size, scale, same)) in enumerate(zip(sizes, requested, strict=True), 2):
-        new = _new_size(attrs, n, size, scale, same)
-        if new < 1:
-            raise ValueError(f"BilinearResize2D: {n} pixels would become {new}, expected at least 1; change size or scale")
-        out = _interpolated(out, axis, new, attrs.align_corners)
+    for axis, (n, (size, scale, same)) in enumerate(zip(_sizes(data), requested, strict=True), 2):
+        out = _interpolated(out, axis, _new_size(attrs, n, size, scale, same), attrs.align_corners)
     return out.astype(data.dtype)
 
 
@@ -201,11 +172,9 @@ def averages(n: int, count: int) -> np.ndarray:
 @operator("_contrib_AdaptiveAvgPooling2D", attrs={"output_size": shape(())}, rows=batch_rows)
 def adaptive_average_pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i, j] = mean of x over window (i, j) of output_size (height, width) windows that cover the image; default 1 x 1."""
-    sizes, target = _image("AdaptiveAvgPooling2D", data.shape), attrs.output_size or (1,)
-    if len(target) > 2 or min(target) < 1:
-        raise ValueError(f"AdaptiveAvgPooling2D: output_size is {target}, expected one or two positive numbers (height, width)")
-    wide = data.astype(accumulating(data.dtype))
-    rows, columns = (jnp.asarray(averages(n, k), wide.dtype) for n, k in zip(sizes, (target[0], target[-1]), strict=True))
+    wide, target = data.astype(accumulating(data.dtype)), attrs.output_size or (1,)
+    sizes = zip(_sizes(data), (target[0], target[-1]), strict=True)
+    rows, columns = (jnp.asarray(averages(n, k), wide.dtype) for n, k in sizes)
     out = jnp.einsum("nchw,ih,jw->ncij", wide, rows, columns, precision=lax.Precision.HIGHEST)
     return out.astype(data.dtype)
 
@@ -218,11 +187,10 @@ NEAREST, LINEAR, CUBIC, AREA, LANCZOS = range(5)
 ONE = 2048  # the integer weight that represents 1 for uint8 images
 
 
-def resized(op: str, data: Array, size: tuple[int, int], interp: int) -> Array:
+def resized(data: Array, size: tuple[int, int], interp: int) -> Array:
     """Resize images as OpenCV does.
 
     Args:
-        op: name of the operator, for error messages.
         data: images (..., height, width, channels), uint8 or floating; any dtype if interp is 0.
         size: the new (height, width).
         interp: OpenCV's interpolation: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos.
@@ -234,10 +202,10 @@ def resized(op: str, data: Array, size: tuple[int, int], interp: int) -> Array:
         ValueError: `interp` is not 0 to 4, or interpolation of integers other than uint8.
     """
     if interp not in range(5):
-        raise ValueError(f"{op}: interp is {interp}, expected 0 to 4 (nearest, linear, cubic, area, Lanczos)")
+        raise ValueError(f"interp is {interp}, expected 0 to 4 (nearest, linear, cubic, area, Lanczos)")
     floating = jnp.issubdtype(data.dtype, jnp.floating)
     if interp != NEAREST and not floating and data.dtype != jnp.uint8:
-        raise ValueError(f"{op}: data is {data.dtype}, expected uint8 or floats because interp={interp} averages; cast data")
+        raise ValueError(f"data is {data.dtype}, expected uint8 or floats because interp={interp} averages; cast data")
     old = data.shape[-3:-1]
     if interp == NEAREST:
         rows, columns = (np.minimum(np.arange(n) * o // n, o - 1) for n, o in zip(size, old, strict=True))

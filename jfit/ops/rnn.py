@@ -19,7 +19,7 @@ from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_numb
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import common_rows, need_axes, unify
+from jfit.ops.rules import common_rows, unify
 
 # mode -> suffix of each gate, in the order of the flat vector
 GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
@@ -180,16 +180,14 @@ def _outputs(attrs: Any) -> tuple[str, ...]:
 def _shapes(attrs: Any, ins: list[Any], outs: list[Any]) -> list[Any]:
     data, parameters, state, *rest = ins
     layers, out = attrs.num_layers * (2 if attrs.bidirectional else 1), attrs.projection_size or attrs.state_size
-    if data is not None:
-        need_axes("RNN", data, "time, batch, inputs")
-    batch = data[1] if data is not None else 0
+    steps, batch, inputs = data or (0, 0, 0)
     state = unify([(layers, batch, out), state], "the state is (layers * directions, batch, size)")
     assert state is not None
     if data is not None:
-        data = (data[0], data[1] or state[1], data[2])
-        if data[2]:
-            why = f"data of input size {data[2]} requires that many weights"
-            parameters = unify([(parameter_count(attrs, data[2]),), parameters], why)
+        data = (steps, batch or state[1], inputs)
+        if inputs:
+            why = f"data of input size {inputs} requires that many weights"
+            parameters = unify([(parameter_count(attrs, inputs),), parameters], why)
     filled = [data, parameters, state]
     if attrs.mode == "lstm":
         cell = unify([(layers, state[1], attrs.state_size), rest[0]], "the cell state is (layers * directions, batch, size)")
@@ -245,8 +243,6 @@ def _dropped(ctx: Any, attrs: Any, data: Array, layer: int) -> Array:
 )
 def rnn(ctx, attrs, data, parameters, state, *rest):
     """h(t) = cell(x(t), h(t-1)) for every layer and direction; x (time, batch, inputs), y (time, batch, directions * size)."""
-    if attrs.projection_size and attrs.mode != "lstm":
-        raise ValueError(f"projection_size is {attrs.projection_size}, but only mode lstm has a projection; remove it")
     lengths = rest[-1].astype(jnp.int32) if attrs.use_sequence_length else None
     states = (state, rest[0]) if attrs.mode == "lstm" else (state,)
     weights = unpack(attrs, parameters, data.shape[2])

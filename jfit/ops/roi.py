@@ -38,9 +38,9 @@ def region_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
     return [regions if on_axis_0 else LOST] * len(outs)
 
 
-def _check(op: str, data: Array, rois: Array, columns: int = 5) -> None:
-    if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != columns:
-        raise ValueError(f"{op}: data has shape {data.shape} and rois {rois.shape}, expected 4 axes and (regions, {columns})")
+def _check(rois: Array, columns: int = 5) -> None:
+    if rois.ndim != 2 or rois.shape[1] != columns:
+        raise ValueError(f"rois have shape {rois.shape}, expected (regions, {columns}); reshape them")
 
 
 def _image(rois: Array, data: Array) -> tuple[Array, Array]:
@@ -109,12 +109,10 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     A bin has sample_ratio² samples, or about one per pixel if sample_ratio is not positive. aligned shifts the regions by half
     a pixel. position_sensitive reads every bin from a separate channel.
     """
-    _check("ROIAlign", data, rois)
-    bins_y, bins_x = _pooled_size("ROIAlign", attrs)
+    _check(rois)
+    bins_y, bins_x = attrs.pooled_size
     wide = accumulating(data.dtype)
-    channels, height, width = data.shape[1:]
-    if attrs.position_sensitive and channels % (bins_y * bins_x):
-        raise ValueError(f"ROIAlign: data has {channels} channels, expected a multiple of {bins_y} * {bins_x} bins")
+    _, height, width = data.shape[1:]
     regions = lax.stop_gradient(rois).astype(wide)
     image, valid = _image(regions, data)
     left, top, right, bottom = (regions[:, k] * attrs.spatial_scale - 0.5 * attrs.aligned for k in range(1, 5))
@@ -127,12 +125,6 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
         return maps.reshape(-1, bins_y, bins_x, height, width) if attrs.position_sensitive else maps
 
     return _pooled(data, image, rows, columns, maps_of).astype(data.dtype)
-
-
-def _pooled_size(op: str, attrs: Attrs) -> tuple[int, int]:
-    if len(attrs.pooled_size) != 2 or min(attrs.pooled_size) < 1:
-        raise ValueError(f"{op}: pooled_size is {attrs.pooled_size}, expected two positive numbers (height, width)")
-    return attrs.pooled_size
 
 
 # ------------------------------------------------------------------------------------------ RROIAlign
@@ -213,8 +205,7 @@ def rotated_roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array
 
     data has a gradient (in MXNet it has none); rois have gradient 0.
     """
-    _check("RROIAlign", data, rois, 6)
-    _pooled_size("RROIAlign", attrs)
+    _check(rois, 6)
     wide = accumulating(data.dtype)
     out = cast(Array, _rotated(attrs, data.astype(wide), lax.stop_gradient(rois).astype(wide)))
     return jnp.transpose(out, (0, 3, 1, 2)).astype(data.dtype)
@@ -238,11 +229,6 @@ def _groups(bins: int, groups: int) -> np.ndarray:
     return np.clip(np.arange(bins) * groups // bins, 0, groups - 1)
 
 
-def _check_channels(channels: int, dim: int, group: int) -> None:
-    if channels != dim * group * group:
-        raise ValueError(f"data has {channels} channels, expected output_dim {dim} * group_size² = {dim * group * group}")
-
-
 def _covered(start: Array, length: Array, bins: int, size: int) -> Array:
     """Return averaging weights (regions, bins, size): 1 / (pixels in the bin) for each pixel that the bin touches, else 0."""
     step = (length / bins)[:, None]
@@ -264,10 +250,9 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 
     The image is the one that region r names, G is `group_size`, and g(p) = floor(p G / pooled_size).
     """
-    _check("PSROIPooling", data, rois)
+    _check(rois)
     bins, group = attrs.pooled_size, attrs.group_size or attrs.pooled_size
-    channels, height, width = data.shape[1:]
-    _check_channels(channels, attrs.output_dim, group)
+    _, height, width = data.shape[1:]
     regions = lax.stop_gradient(rois).astype(accumulating(data.dtype))
     image, valid = _image(regions, data)
     left, top, across, down = _edges(regions, attrs.spatial_scale, 0.0)
@@ -293,20 +278,17 @@ def psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
 def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, trans: Array | None = None) -> Array:
     """y = PSROIPooling with sample_per_part² bilinear samples per bin, each bin shifted by trans · trans_std · region size."""
     bins, group, dim = attrs.pooled_size, attrs.group_size, attrs.output_dim
-    _check("DeformablePSROIPooling", data, rois)
-    batch, channels, height, width = data.shape
-    _check_channels(channels, dim, group)
+    _check(rois)
+    batch, _, height, width = data.shape
     part = attrs.part_size or bins
     wide = accumulating(data.dtype)
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
-    if offsets.ndim != 4 or offsets.shape[2:] != (part, part) or offsets.shape[1] % 2 or dim % (offsets.shape[1] // 2):
-        needed = f"(regions, 2 * divisor of {dim}, {part}, {part})"
-        raise ValueError(f"trans has shape {offsets.shape}, not {needed}; change part_size")
     classes = offsets.shape[1] // 2
+    offsets = offsets.astype(wide).reshape(rois.shape[0], classes, 2, part, part)
     regions = lax.stop_gradient(rois).astype(wide)
     image, valid = _image(regions, data)
     parts = np.arange(bins) * part // bins
-    moves = offsets.astype(wide)[:, :, parts[:, None], parts[None, :]].reshape(-1, classes, 2, bins, bins) * attrs.trans_std
+    moves = offsets[:, :, :, parts[:, None], parts[None, :]] * attrs.trans_std  # (regions, classes, 2, bins, bins)
     # (batch, classes, groups, groups, height, width, channels of a class)
     maps = jnp.moveaxis(data.reshape(batch, classes, -1, group, group, height, width), 2, -1)
     groups = _groups(bins, group)
@@ -376,8 +358,7 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
 
     Corners are rounded to integers, ties away from zero; an empty bin is 0. The gradient goes to the first maximum.
     """
-    if data.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5 or len(attrs.pooled_size) != 2:
-        raise ValueError(f"expected 4 axes of data, rois (regions, 5) and two numbers in pooled_size {attrs.pooled_size}")
+    _check(rois)
     rows, channels, height, width = data.shape
     scaled = rois[:, 1:].astype(jnp.float32) * attrs.spatial_scale
     corners = (jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)).astype(jnp.int32)  # (regions, 4)

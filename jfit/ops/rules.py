@@ -48,10 +48,12 @@ def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
         raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
 
 
-def need_axes(op: str, shape: Shape, axes: str = "rows, channels, height, width") -> None:
-    """Raise a ValueError if data does not have the axes with these names."""
-    if len(shape) != axes.count(",") + 1:
-        raise ValueError(f"{op}: data has shape {shape}, expected ({axes}); reshape the data")
+def per_axis(attrs: Attrs, key: str, dims: int, default: int | None = None) -> tuple[int, ...]:
+    """Return an attribute with one entry for each of `dims` spatial axes; an empty one means `default` for every axis."""
+    value = attrs[key] or (() if default is None else (default,) * dims)
+    if len(value) != dims:
+        raise ValueError(f"{key} is {value}, expected {dims} entries, one for each spatial axis")
+    return value
 
 
 def batch_rows(attrs: Any, rows: Sequence[MaybeLayout], shapes: Any, outs: Sequence[Shape]) -> list[MaybeLayout]:

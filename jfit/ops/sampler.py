@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -9,7 +11,7 @@ from jax import Array
 from jfit.ops.attributes import Attrs, choice, maybe_flag, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, batch_rows, need_axes, shared_batch_rows
+from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
@@ -23,21 +25,16 @@ def _even_by_steps(count: int) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------ GridGenerator
-def _target(op: str, attrs: Attrs) -> tuple[int, int]:
-    if len(attrs.target_shape) != 2 or min(attrs.target_shape) < 1:
-        raise ValueError(f"{op}: target_shape is {attrs.target_shape}, expected the height and width of the output; set it")
-    return attrs.target_shape
-
-
-def _affine_grid(op: str, theta: Array, y_target: np.ndarray, x_target: np.ndarray) -> Array:
+def _affine_grid(attrs: Attrs, theta: Array, coordinates: Callable[[int], np.ndarray]) -> Array:
     """Return the sampling grid (rows, 2, height, width): theta (rows, 6) as 2 x 3 matrices times (x, y, 1) of each target.
 
     Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
     exactly on a pixel or next to it decides which neighbours enter the gradient.
     """
-    if theta.ndim != 2 or theta.shape[1] != 6:
-        raise ValueError(f"{op}: the affine matrices have shape {theta.shape}, expected (rows, 6); reshape them")
-    x, y = jnp.asarray(x_target, theta.dtype).reshape(1, 1, -1), jnp.asarray(y_target, theta.dtype).reshape(1, -1, 1)
+    if 0 in attrs.target_shape:
+        raise ValueError(f"target_shape is {attrs.target_shape}, expected the height and width of the output; set it")
+    y, x = (jnp.asarray(coordinates(n), theta.dtype) for n in attrs.target_shape)
+    x, y = x.reshape(1, 1, -1), y.reshape(1, -1, 1)
     parts = theta.reshape(-1, 2, 3, 1, 1)
     return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
 
@@ -51,10 +48,7 @@ def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = θ (x, y, 1)ᵀ on an even grid in [-1, 1] (affine); or pixel coordinates plus the flow x, scaled to [-1, 1] (warp)."""
     wide = data.astype(accumulating(data.dtype))
     if attrs.transform_type == "affine":
-        coordinates = map(_even_by_steps, _target("GridGenerator", attrs))
-        return _affine_grid("GridGenerator", wide, *coordinates).astype(data.dtype)
-    if data.ndim != 4 or data.shape[1] != 2:
-        raise ValueError(f"GridGenerator: the flow has shape {data.shape}, expected (rows, 2, height, width); reshape data")
+        return _affine_grid(attrs, wide, _even_by_steps).astype(data.dtype)
     height, width = data.shape[2:]
     x = jnp.arange(width, dtype=wide.dtype).reshape(1, 1, 1, width)
     y = jnp.arange(height, dtype=wide.dtype).reshape(1, 1, height, 1)
@@ -82,16 +76,9 @@ def _sampled(data: Array, grid: Array) -> Array:
     return total
 
 
-def _check_sampled(op: str, data: Array, grid_shape: tuple[int, ...]) -> None:
-    need_axes(op, data.shape)
-    if len(grid_shape) != 4 or grid_shape[1] != 2 or grid_shape[0] != data.shape[0]:
-        raise ValueError(f"{op}: grid has shape {grid_shape}, expected ({data.shape[0]}, 2, height, width); reshape the grid")
-
-
 @operator("BilinearSampler", attrs={"cudnn_off": maybe_flag()}, rows=shared_batch_rows)
 def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
     """y[n, c, i, j] = data[n, c] interpolated bilinearly at (x, y) = grid[n, :, i, j] in [-1, 1]; 0 outside the image."""
-    _check_sampled("BilinearSampler", data, grid.shape)
     wide = accumulating(data.dtype)
     return _sampled(data.astype(wide), grid.astype(wide)).astype(data.dtype)
 
@@ -111,7 +98,4 @@ def bilinear_sampler(ctx: Ctx, attrs: Attrs, data: Array, grid: Array) -> Array:
 def spatial_transformer(ctx: Ctx, attrs: Attrs, data: Array, loc: Array) -> Array:
     """y = BilinearSampler(x, affine grid of `loc` (rows, 6)), of height and width `target_shape`."""
     wide = accumulating(data.dtype)
-    coordinates = map(_even, _target("SpatialTransformer", attrs))
-    grid = _affine_grid("SpatialTransformer", loc.astype(wide), *coordinates)
-    _check_sampled("SpatialTransformer", data, grid.shape)
-    return _sampled(data.astype(wide), grid).astype(data.dtype)
+    return _sampled(data.astype(wide), _affine_grid(attrs, loc.astype(wide), _even)).astype(data.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from jfit.ops.attributes import flag, integer, maybe_integer, shape
 from jfit.ops.registry import operator
@@ -122,28 +123,20 @@ def _parts_back(attrs, ins, outs):
 def slice_channel(ctx, attrs, data):
     """yᵢ = the i-th of num_outputs equal parts along the axis."""
     axis = normalize_axis(attrs.axis, data.ndim)
-    size, count = data.shape[axis], attrs.num_outputs
-    if count < 1 or size % count:
-        raise ValueError(f"axis {axis} has size {size}, which is not divisible into {count} equal parts; change num_outputs")
-    if attrs.squeeze_axis and size != count:
-        raise ValueError(f"squeeze_axis requires parts of size 1, but axis {axis} has size {size} for {count} parts")
-    parts = jnp.split(data, count, axis)
+    parts = jnp.split(data, attrs.num_outputs, axis)
     return tuple(jnp.squeeze(p, axis) for p in parts) if attrs.squeeze_axis else tuple(parts)
 
 
-def slices(attrs: Any, ndim: int) -> tuple[slice, ...]:
+def slices(attrs: Any) -> tuple[slice, ...]:
     """Convert the attributes begin, end and step to Python slices, one for each of the leading axes."""
-    begin, end = attrs.begin, attrs.end
-    if len(begin) != len(end) or len(begin) > ndim:
-        raise ValueError(f"begin {begin} and end {end} must have equal lengths, at most {ndim}, the data's number of axes")
-    step = (*attrs.step, *(None,) * (len(begin) - len(attrs.step)))
-    return tuple(slice(b, e, s or None) for b, e, s in zip(begin, end, step, strict=True))
+    step = (*attrs.step, *(None,) * (len(attrs.begin) - len(attrs.step)))
+    return tuple(slice(b, e, s or None) for b, e, s in zip(attrs.begin, attrs.end, step, strict=True))
 
 
 def _slice_rows(attrs, rows, shapes, outs):
     r = rows[0]
     if isinstance(r, RowLayout):
-        cuts = slices(attrs, len(shapes[0]))
+        cuts = slices(attrs)
         size = shapes[0][r.axis]
         if r.axis < len(cuts) and cuts[r.axis].indices(size) != (0, size, 1):
             return [LOST]
@@ -158,7 +151,7 @@ def _slice_rows(attrs, rows, shapes, outs):
 )
 def slice_(ctx, attrs, data):
     """y = x[begin:end:step] along each of the leading axes; None is the start or end of the axis."""
-    return data[slices(attrs, data.ndim)]
+    return data[slices(attrs)]
 
 
 @operator(
@@ -177,9 +170,8 @@ def slice_like(ctx, attrs, data, shape_like):
     """y = x truncated to the sizes of shape_like along all axes, or along `axes`."""
     axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))
     for a in axes:
-        if shape_like.shape[a] > data.shape[a]:
-            raise ValueError(f"shape_like is larger than the data along axis {a}; slice_like truncates only, choose other axes")
-    return data[tuple(slice(shape_like.shape[a]) if a in axes else slice(None) for a in range(data.ndim))]
+        data = lax.slice_in_dim(data, 0, shape_like.shape[a], axis=a)
+    return data
 
 
 @operator(
@@ -194,10 +186,6 @@ def slice_like(ctx, attrs, data, shape_like):
 def split_v2(ctx, attrs, data):
     """yᵢ = the i-th of `sections` equal parts, or the part that begins at indices[i], along the axis."""
     axis = normalize_axis(attrs.axis, data.ndim)
-    size = data.shape[axis]
-    if attrs.sections and size % attrs.sections:
-        raise ValueError(f"axis {axis} has size {size}, which is not divisible into {attrs.sections} sections; change sections")
-    starts = [i * (size // attrs.sections) for i in range(attrs.sections)] if attrs.sections else list(attrs.indices)
-    bounds = zip(starts, [*starts[1:], size], strict=True)
-    parts = [data[(slice(None),) * axis + (slice(b, e),)] for b, e in bounds]
-    return tuple(p.reshape([d for a, d in enumerate(p.shape) if a != axis]) if attrs.squeeze_axis else p for p in parts)
+    # what is before the first index is no part
+    parts = jnp.split(data, attrs.sections, axis) if attrs.sections else jnp.split(data, attrs.indices, axis)[1:]
+    return tuple(jnp.squeeze(p, axis) if attrs.squeeze_axis else p for p in parts)

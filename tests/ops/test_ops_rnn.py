@@ -141,7 +141,7 @@ def test_the_dropout_mask_of_a_row_does_not_depend_on_the_slice():
 def test_errors_name_the_actual_and_expected_value():
     op = lookup("RNN")
     attrs = op.parse({"state_size": 5, "num_layers": 1, "mode": "gru"})
-    with pytest.raises(ValueError, match=r"data has shape \(4, 5\), expected \(time, batch, inputs\)"):
+    with pytest.raises(ValueError, match=r"expected 3, got 2"):
         op.fill(attrs, [(4, 5), None, None], [None])
     with pytest.raises(ValueError, match=r"shapes \(150,\) and \(7,\) .* data of input size 3 requires that many weights"):
         op.fill(attrs, [(4, 2, 3), (7,), None], [None])

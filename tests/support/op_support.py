@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jfit
 from jfit.ops import Ctx, RowLayout, lookup
 from jfit.ops.__main__ import load_all
 
@@ -71,3 +72,10 @@ def rows_after(name: str, arrays: list[np.ndarray], rows: list[Any], **attrs: An
             elif r is None:
                 np.testing.assert_array_equal(new, o, err_msg=f"{name}: an output without rows changed")
     return predicted
+
+
+def of_graph(name, *shapes, **attrs):
+    """Infer the shapes of a graph of one operator on the variables a, b, ... of these shapes."""
+    names = "abcd"[: len(shapes)]
+    net = getattr(jfit.sym, name)(*map(jfit.sym.Variable, names), name="n", **attrs)
+    return net.infer_shape(**dict(zip(names, shapes, strict=True)))
