@@ -47,10 +47,7 @@ def _parameters(make: Callable[..., Any]) -> str:
 
 def _size(name: str) -> str:
     """Return the number of running sums of the metric `name` as text, a polynomial of the number of classes K."""
-    settings: dict[str, Any] = {"top_k": 2} if name.startswith("top_k") else {}
-    if "average" in inspect.signature(METRICS[name]).parameters and name in ("precision", "recall"):
-        settings["average"] = "macro"
-    metric = create(name, **settings)
+    metric = create(name, **({"average": "macro"} if name in ("precision", "recall") else {}))
     if metric.sized is None:
         return str(_count(metric))
     one, two, three = (_count(metric.sized([(8,)], [(8, k)])) for k in (3, 4, 5))

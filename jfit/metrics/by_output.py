@@ -85,8 +85,7 @@ class OutputMetric(NamedTuple):
         return {f"{self.output}_{name}": value for name, value in self.metric.compute(sums).items()}
 
     def _one(self, values: Sequence[Any]) -> Sequence[Any]:
-        if self.at is None or self.at >= len(values):
-            raise ValueError(f"metric {self.name}: the batch has no label for the output {self.output!r}")
+        assert self.at is not None
         return values[self.at : self.at + 1]
 
 

@@ -77,15 +77,12 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
     """Fraction of rows whose label is among the `top_k` largest outputs of shape (rows, classes).
 
     Args:
-        top_k: k, at least 2.
+        top_k: k.
         name: name of the value in logs and results; `_<top_k>` is appended.
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
 
     Returns:
         A `Metric`.
-
-    Raises:
-        ValueError: top_k is below 2.
 
     Example:
         >>> top_k_accuracy(5).name
@@ -93,8 +90,6 @@ def top_k_accuracy(top_k: int = 1, name: str = "top_k_accuracy", weighted: bool 
 
     Source: Apache MXNet 1.9.1, `TopKAccuracy`.
     """
-    if top_k <= 1:
-        raise ValueError(f"metric top_k_accuracy: top_k is {top_k}; it must be at least 2. Use 'acc' for top-1 accuracy.")
     name = f"{name}_{top_k}"
 
     def pair(label: Array, output: Array, rows: Array | None) -> tuple[Array, Array]:

@@ -164,7 +164,7 @@ def confusion_matrix(
         A `Metric` whose sums have the shape of C.
 
     Raises:
-        ValueError: unknown normalize, or num_classes below 2.
+        ValueError: unknown normalize.
 
     Example:
         >>> confusion_matrix(3).init().shape
@@ -243,10 +243,8 @@ def _sized(name: str, num_classes: int | None, from_logits: bool | None, make: C
     """Return `make(number of classes, from_logits)`, for as many classes as the outputs have if `num_classes` is None."""
     if num_classes is None:
         metric = needs_size(name, lambda classes: _sized(name, classes, from_logits, make), classes_of)
-    elif isinstance(num_classes, bool) or int(num_classes) != num_classes or num_classes < 2:
-        raise ValueError(f"metric {name}: num_classes is {num_classes!r}; it must be a whole number, at least 2.")
     else:
-        metric = make(int(num_classes), from_logits)
+        metric = make(num_classes, from_logits)
     return metric._replace(fitted=lambda targets: for_classes(_sized(name, num_classes, None, make), targets, from_logits))
 
 

@@ -174,8 +174,6 @@ def each_row(values: Array, output: Array, rows: Array | None) -> Array:
     if not output.ndim:
         return jnp.broadcast_to(rows.reshape(-1)[:1].squeeze(), values.shape)
     if rows.ndim > 1:
-        if values.shape[: rows.ndim] != rows.shape:
-            raise ValueError(f"weights of positions have shape {rows.shape}, but the metric has values of shape {values.shape}")
         return jnp.broadcast_to(rows.reshape(*rows.shape, *(1,) * (values.ndim - rows.ndim)), values.shape)
     per_row = values.size // max(output.shape[0], 1)
     return jnp.broadcast_to(rows[:, None], (rows.shape[0], per_row)).reshape(values.shape)
@@ -221,8 +219,6 @@ def label_probability(name: str, label: Array, output: Array, axis: int) -> Arra
         output: probabilities or scores of the classes.
         axis: class axis of the output.
     """
-    if output.ndim < 2:
-        raise ValueError(f"metric {name}: the output has shape {output.shape}, expected (rows, classes, ...).")
     axis %= output.ndim
     index = like(name, label, output.shape[:axis] + output.shape[axis + 1 :]).astype(jnp.int32)
     return wide(jnp.take_along_axis(output, jnp.expand_dims(index, axis), axis).squeeze(axis))

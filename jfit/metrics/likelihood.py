@@ -95,13 +95,10 @@ def perplexity(
         weighted: weight rows by their row weights; otherwise all rows with a weight above 0 count equally.
         from_logits: whether the outputs are logits or probabilities; None: probabilities, and for a model of a function what
             its loss says.
-        ignore_index: `ignore_label` under the name that other metrics use.
+        ignore_index: `ignore_label` under the name that other metrics use, which takes precedence.
 
     Returns:
         A `Metric`.
-
-    Raises:
-        ValueError: `ignore_label` and `ignore_index` are different labels.
 
     Example:
         >>> perplexity(ignore_label=0).name
@@ -109,8 +106,6 @@ def perplexity(
 
     Source: Apache MXNet 1.9.1, `Perplexity`.
     """
-    if ignore_label is not None and ignore_index is not None and ignore_label != ignore_index:
-        raise ValueError(f"metric {name}: ignore_label and ignore_index are two names of one parameter; pass one of them")
     ignored = ignore_label if ignore_index is None else ignore_index
     return _likelihood(name, lambda p: -jnp.log(jnp.maximum(p, 1e-10)), axis, "exp", weighted, from_logits, ignored)
 

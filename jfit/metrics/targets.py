@@ -7,6 +7,7 @@ its classes on the last axis, and take one-hot, binary or multi-label labels.  `
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -277,21 +278,15 @@ def for_likelihood(
     Raises:
         ValueError: the labels are not classes, or it is unknown whether the outputs are logits.
     """
-    for target in targets:
-        if target.form == "values" and target.looks is not None and from_logits is None:
+    checked = [_with_scores(check_classes(metric.name, _with_scores(t, from_logits)), from_logits) for t in targets]
+    for target, seen in zip(targets, checked, strict=True):
+        guessed = target.form == "values" and from_logits is None  # labels of 0 and 1 in a loss of real numbers
+        if guessed or seen.scores is None or seen.form == "same":
             raise ValueError(unknown_scores(metric.name, target))
-    targets = [_with_scores(check_classes(metric.name, _with_scores(t, from_logits)), from_logits) for t in targets]
-    for target in targets:
-        if target.scores is None or target.form == "same":
-            raise ValueError(unknown_scores(metric.name, target))
-
-    def arrays(target: Target, label: Any, output: Any, weight: Any) -> tuple[Any, Any, Any]:
-        return _losses(target, penalty, label, output, weight)
-
-    return canonical(metric, with_ignored(targets, ignore_index), arrays)
+    return canonical(metric, with_ignored(checked, ignore_index), functools.partial(_losses, penalty))
 
 
-def _losses(target: Target, penalty: Callable[[Any], Any], label: Any, output: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _losses(penalty: Callable[[Any], Any], target: Target, label: Any, output: Any, weight: Any) -> tuple[Any, Any, Any]:
     """Class indices (n,), losses (n,) and weights (n,) or None."""
     output, logits = wide(output), target.scores == "logits"
     if target.form == "binary":

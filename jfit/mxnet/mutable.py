@@ -163,16 +163,12 @@ def as_array(value: Any) -> Any:
     return value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
 
 
-def write_into(out: Any, value: Any, what: str = "out") -> None:
+def write_into(out: Any, value: Any) -> None:
     """Write `value` into an `out=` argument.
 
     Args:
         out: the destination, a MutableArray or a numpy array.
         value: array that broadcasts to the shape of `out`.
-        what: name of the argument, for the error message.
-
-    Raises:
-        TypeError: `out` is a jax.Array, which cannot be written in place.
 
     Example:
         >>> out = np.zeros(2)
@@ -180,8 +176,6 @@ def write_into(out: Any, value: Any, what: str = "out") -> None:
         >>> out.tolist()
         [1.0, 1.0]
     """
-    if isinstance(out, jax.Array):
-        raise TypeError(f"{what} is a jax.Array, which cannot be written in place; pass a numpy array or an NDArray of jfit.mx")
     if isinstance(out, MutableArray):
         out[:] = value
     else:
@@ -203,15 +197,12 @@ def mutable_class(weight: Any) -> Callable[[Any], Any]:
     return next((base for base in type(weight).__mro__ if base.__init__ is MutableArray.__init__), MutableArray)
 
 
-def replace(out: Any, value: jax.Array, what: str) -> None:
-    """Write `value` into `out` in place; without a copy if `out` is a MutableArray of the same shape and dtype (the usual).
-
-    what: name of the argument `out`, for error messages.
-    """
+def replace(out: Any, value: jax.Array) -> None:
+    """Write `value` into `out` in place; without a copy if `out` is a MutableArray of the same shape and dtype (the usual)."""
     if isinstance(out, MutableArray) and out.value.dtype == value.dtype and out.value.shape == value.shape:
         out.value = value
     else:
-        write_into(out, value, what)
+        write_into(out, value)
 
 
 def _key(key: Any) -> Any:

@@ -58,7 +58,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         float32 or wider.  Those of embedding tables with row-sparse gradients are updated in all rows, in every step.
 
     Raises:
-        ValueError: `decay` is out of range, or the optimizer is a result of `ema`.
+        ValueError: `decay` is out of range.
 
     Example:
         >>> import optax
@@ -76,15 +76,11 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     if not callable(decay):
         below_1(**{"ema: decay": decay})
     inner = get(optimizer)
-    if inner.name.startswith("ema("):
-        raise ValueError("ema: the optimizer is the result of jfit.optim.ema already; wrap it once, or leave ema= of fit out")
 
     def init(params: Any) -> EmaState:
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(copied, params), inner.init(params))
 
     def update(grads: Any, state: EmaState, params: Any = None, **extra: Any) -> tuple[Any, EmaState]:
-        if params is None:
-            raise ValueError("ema needs the parameters to average them; call update(grads, state, params)")
         updates, inner_state = inner.update(grads, state.inner, params, **extra)
         count = state.count + 1
         d = jnp.asarray(_decay_of(decay, debias, count), float)

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from jfit.checks import at_least_0, below_1, name_hint
+from jfit.checks import at_least_0, below_1
 from jfit.optim.rows import SparseRows, add_rows, in_rows
 from jfit.optim.schedules import Schedule
 from jfit.programs import Constants, collected, depends_on_more, is_argument, keyed
@@ -149,8 +149,6 @@ class Optimizer(optax.GradientTransformationExtraArgs):
 
     def __new__(cls, init: Callable[..., Any], update: Callable[..., Any], **fields: Any) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
-        if unknown := fields.keys() - Optimizer.__annotations__.keys():
-            raise TypeError(f"Optimizer has no field {min(unknown)!r}; {name_hint(min(unknown), Optimizer.__annotations__)}")
         vars(self).update(fields)
         return self
 
@@ -219,10 +217,7 @@ def optimizer(**defaults: Any) -> Callable[[F], F]:
         floats = {name for name, p in signature.parameters.items() if "float" in str(p.annotation)}
 
         def arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{make.__name__}() {error}") from None
+            bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             return bound.arguments
 
@@ -347,19 +342,9 @@ def transformation(
         return tree.unflatten(updates), state._replace(count=t, slots=columns, shared=scalars if state.shared else state.shared)
 
     def for_graph(names: Sequence[str], fixed_names: Sequence[str]) -> Optimizer:
-        return transformation(
-            rule,
-            slots,
-            base,
-            common,
-            counted=counted,
-            shared=shared,
-            advance=advance,
-            order=names if order is None else order,
-            fixed=fixed_names if fixed is None else fixed,
-            lazy=lazy,
-            numbers=numbers,
-        )
+        graph = {"order": names if order is None else order, "fixed": fixed_names if fixed is None else fixed}
+        others = {"counted": counted, "shared": shared, "advance": advance, "lazy": lazy, "numbers": numbers}
+        return transformation(rule, slots, base, common, **graph, **others)
 
     return Optimizer(
         init,
@@ -481,8 +466,6 @@ def _log(beta: Any) -> Any:
     """Return log(beta); None for 0."""
     if isinstance(beta, jax.Array):
         return jnp.log(beta)
-    if beta < 0:
-        raise ValueError(f"a decay rate is {beta}; expected at least 0: the bias correction needs its logarithm")
     return math.log(beta) if beta else None
 
 

@@ -335,12 +335,7 @@ def in_structure(optimizer: Optimizer, structure: Structure) -> Optimizer:
 
     def init(params: Mapping[str, Array]) -> Any:
         tree = structure.known("params")
-        try:
-            state = optimizer.init(tree.unflatten(params, missing=optax.MaskedNode()))
-        except Exception as error:
-            error.add_note(f"jfit: the optimizer was initialized with parameters of the structure {str(tree.treedef)[:400]}")
-            raise
-        return _named_state(state, tree)
+        return _named_state(optimizer.init(tree.unflatten(params, missing=optax.MaskedNode())), tree)
 
     def update(grads: Mapping[str, Array], state: Any, params: Any = None, **extra: Any) -> tuple[dict[str, Array], Any]:
         tree = structure.known("params")

@@ -129,13 +129,11 @@ def signum(
         learning_rate: number, or a schedule: function of the number of updates done.
         momentum: momentum coefficient; with 0 the optimizer has no momentum slot.
         wd_lh: decoupled weight decay, not part of the momentum; it applies to every parameter, independent of `wd_mult`.
+            Unused without momentum, as in MXNet.
         wd, clip_gradient, lr_mult, wd_mult, multi_precision: see `jfit.optim`.
 
     Returns:
         Optimizer with the state slot `momentum`.
-
-    Raises:
-        ValueError: wd_lh without momentum.
 
     Example:
         >>> opt = signum(0.1)
@@ -146,8 +144,6 @@ def signum(
 
     Source: Bernstein et al. 2018, https://arxiv.org/abs/1802.04434; Apache MXNet 1.9.1, `signum_update`, `signsgd_update`.
     """
-    if wd_lh and not momentum:
-        raise ValueError(f"signum: wd_lh is {wd_lh} and momentum is 0, but signSGD has no wd_lh; pass wd, or a momentum")
     clip, numbers = clipper(common.get("clip_gradient")), Constants(momentum=momentum, rest=1 - momentum, growth=-wd_lh)
 
     def rule(g: Array, w: Array, slots: Slots, ctx: RuleContext) -> tuple[Array, Slots]:
@@ -968,9 +964,6 @@ def lbsgd(
         Optimizer with the state slots `momentum` (unless it is 0) and `sum` (of gradients, if batch_scale > 1) and one
         update count for all parameters.
 
-    Raises:
-        ValueError: batch_scale is not a whole number from 1.
-
     Example:
         >>> opt = lbsgd(0.1, batch_scale=2, warmup_epochs=0)
         >>> w = {"fc_weight": jnp.ones(())}
@@ -981,8 +974,6 @@ def lbsgd(
 
     Source: Goyal et al. 2017 (warm-up), https://arxiv.org/abs/1706.02677; Apache MXNet 1.9.1, `LBSGD`.
     """
-    if batch_scale < 1 or batch_scale != int(batch_scale):
-        raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
     clip = clipper(common.get("clip_gradient"))
     has_momentum, numbers = bool(momentum), Constants(momentum=momentum, scale=grad_scale**2)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
@@ -1026,13 +1017,7 @@ def _adapts(adapt: Adapt, name: str) -> bool:
     by_rule = not name.endswith(_FIXED)
     if isinstance(adapt, Mapping):
         return bool(adapt.get(name, by_rule))
-    if isinstance(adapt, str):
-        if adapt != "mxnet":
-            raise ValueError(f"lars: adapt is {adapt!r}; expected 'mxnet', a dict by name, a function of it, or a list of bool")
-        return by_rule
-    if not name.isdecimal() or int(name) >= len(adapt):
-        raise ValueError(f"lars: adapt is a sequence of {len(adapt)} booleans, but a parameter is called {name!r}; pass a dict")
-    return bool(adapt[int(name)])
+    return by_rule if isinstance(adapt, str) else bool(adapt[int(name)])
 
 
 def _no_rate_yet() -> dict[str, Array]:

@@ -64,7 +64,7 @@ def stream():
 
 
 def test_an_endless_stream_requires_a_schedule_length():
-    with pytest.raises(ValueError, match="needs the number of updates"):
+    with pytest.raises(ValueError, match="the number of updates of the run is unknown"):
         rates(schedule="cosine", data=stream)
     with pytest.raises(
         ValueError, match=r"epochs\(1\): the number of updates of an epoch is unknown, because the training data"

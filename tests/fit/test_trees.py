@@ -271,9 +271,8 @@ def test_a_tree_in_place_of_names_and_a_mask_of_another_tree_raise():
     with pytest.raises(ValueError, match=r"'0/w' is missing; found a list, .* pass model.structure.params.flatten\(tree\)"):
         model.apply(params, {}, {"x": X})
     model.apply(model.structure.params.flatten(params), {}, {"x": X})
-    with pytest.raises(ValueError, match="pytree structure") as error:
+    with pytest.raises(ValueError, match="pytree structure"):
         fit(apply, params, optax.masked(optax.sgd(0.1), {"w": True}))
-    assert "was initialized with parameters of the structure PyTreeDef([" in error.value.__notes__[0]
 
 
 # ------------------------------------------------------------------------------------------------ typed PRNG keys

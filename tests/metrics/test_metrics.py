@@ -90,7 +90,6 @@ def test_a_function_becomes_a_host_metric():
 test_errors_describe_the_problem = refused(
     (lambda: metrics.get("acuracy"), ValueError, "unknown metric 'acuracy'; did you mean 'accuracy'"),
     (lambda: metrics.get("ce", epz=1), ValueError, "no parameter 'epz'; did you mean 'eps'"),
-    (lambda: metrics.get("top_k_accuracy"), ValueError, "top_k is 1; it must be at least 2"),
     (lambda: metrics.get(3), TypeError, "a metric must be a name"),
     (lambda: metrics.get([metrics.accuracy]), TypeError, "accuracy is a factory, not a metric: pass 'accuracy'"),
     (lambda: single("acc", LABEL[:3], PROB), ValueError, r"metric accuracy: the label has shape \(3,\)"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from jfit.mxnet.optimizer import lr_scheduler
 
@@ -45,16 +44,6 @@ def test_errors_have_mxnets_classes_and_name_the_expected_value(name):
     assert GOLDEN["errors"][name][0] == "ValueError"
     with pytest.raises(ValueError, match=r"need|expected"):
         ERRORS[name]()
-
-
-test_arguments_of_the_wrong_type_raise = refused(
-    (lambda: lr_scheduler.MultiFactorScheduler((1, 2)), AssertionError, r"step is \(1, 2\), expected a non-empty list"),
-    (lambda: lr_scheduler.PolyScheduler(1.5), AssertionError, r"max_update is 1\.5"),
-    (lambda: lr_scheduler.FactorScheduler(2, warmup_steps=1.5), AssertionError, r"warmup_steps is 1\.5"),
-    (lambda: lr_scheduler.FactorScheduler(2, warmup_steps=-1), "warmup_steps is -1"),
-    (lambda: lr_scheduler.CosineScheduler(0), "max_update is 0"),
-    (lambda: lr_scheduler.LRScheduler()(1), NotImplementedError, "LRScheduler has no learning rate"),
-)
 
 
 def test_a_smaller_update_count_does_not_restore_the_old_learning_rate():

@@ -90,7 +90,7 @@ def test_test_adds_gradients_and_counts_its_updates():
 
 def test_groupadagrad_raises_for_vectors_and_weight_decay():
     updater = get_updater(opt.GroupAdaGrad())
-    with pytest.raises(AssertionError, match=r"shape \(2,\); GroupAdaGrad needs matrices"):
+    with pytest.raises(ValueError, match=r"shape \(2,\), but it must be a matrix"):
         updater(0, jnp.ones(2), MutableArray(jnp.ones(2)))
     with pytest.raises(AssertionError, match=r"weight decay is 0\.1"):
         get_updater(opt.GroupAdaGrad(wd=0.1))(0, jnp.ones((2, 2)), MutableArray(jnp.ones((2, 2))))

@@ -114,10 +114,6 @@ def test_invalid_arguments_raise():
     optimizer = svrg(optax.sgd(0.1))
     with pytest.raises(ValueError, match="needs the gradient of the same batch at its snapshot"):
         optimizer.update(params, optimizer.init(params), params)
-    with pytest.raises(TypeError, match="wraps an optax transformation"):
-        svrg("sgd")
-    with pytest.raises(TypeError, match="needs the state of an svrg"):
-        svrg_snapshot(optax.sgd(0.1).init(params), params, params)
     with pytest.raises(ValueError, match="no batch"):
         EVERYTHING(params, {}, iter(()))
     with pytest.raises(ValueError, match=r"jfit\.fit and jfit\.train_step compute one gradient per step"):

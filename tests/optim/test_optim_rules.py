@@ -155,12 +155,8 @@ def test_an_lbsgd_warm_up_of_more_than_32_bits_never_ends():
 
 
 test_errors_describe_the_problem = refused(
-    (lambda: optim.signum(0.1, momentum=0.0, wd_lh=0.1), "signum: wd_lh is 0.1 and momentum is 0"),
     (lambda: optim.group_adagrad(0.1, wd=0.1), "group_adagrad: wd is 0.1, but it must be 0"),
     (lambda: optim.group_adagrad(0.1).init({"b": jnp.ones(3)}), r"has shape \(3,\), but it must be a matrix"),
-    (lambda: optim.lbsgd(0.1, batch_scale=0), "lbsgd: batch_scale is 0; it must be a whole number"),
-    (lambda: run(optim.lars(0.1, adapt="all"), [tree(1)], tree(0)), "lars: adapt is 'all'"),
-    (lambda: run(optim.lars(0.1, adapt=[True]), [tree(1)], tree(0)), "a sequence of 1 booleans.*called 'fc_bias'"),
     (
         lambda: optim.get("sgd", rescale_grad=1.0),
         "no parameter 'rescale_grad'.*train step rescales gradients \\(rescale=\\)",

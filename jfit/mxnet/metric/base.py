@@ -188,16 +188,11 @@ class EvalMetric:
                 `leaves()`.
             global_sums: global sums in the same form; None: the same as `sums`.  The arrays are stored without a copy, so
                 the caller must not donate them.
-
-        Raises:
-            TypeError: a metric has a Python `update`, so it has no sums on the device.
         """
-        leaves = self.leaves()
+        leaves: list[Any] = self.leaves()
         single = len(leaves) == 1 and leaves[0] is self
         local, everything = ([s] if single else list(s) for s in (sums, global_sums or sums))
         for leaf, local_sums, total in zip(leaves, local, everything, strict=True):
-            if leaf.pure is None:
-                raise TypeError(f"metric {leaf.name} accumulates in Python, so it has no sums on the device to replace.")
             leaf._store((local_sums, total))
 
     def leaves(self) -> list[EvalMetric]:
@@ -214,14 +209,6 @@ class EvalMetric:
 
     def prepare(self, labels: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Hook called before each batch: resize running sums whose shape depends on the batch."""
-
-    def running(self) -> tuple[Any, Any]:
-        """Return the (local, global) running sums, in the structure of `pure.init()`; None for each before the first batch."""
-        raise NotImplementedError
-
-    def _store(self, sums: tuple[Any, Any]) -> None:
-        """Replace the (local, global) running sums by `sums`."""
-        raise NotImplementedError
 
     def _wrap(self, array: Any) -> Any:
         """Return an array as an object with a method `.asnumpy()`, as user-defined `update` methods expect."""
@@ -253,12 +240,13 @@ def _fold(
 ) -> None:
     for metric, pick in picks:
         metric.prepare([labels[i] for i in pick.labels], [outputs[i] for i in pick.outputs])
-    device = [(m, m.pure, p if m.needs_labels else p._replace(labels=())) for m, p in picks if m.pure is not None]
+    device: list[Any] = [metric for metric, _ in picks if metric.pure is not None]
     if device:
-        rules, device_picks = tuple(rule for _, rule, _ in device if rule is not None), tuple(p for _, _, p in device)
+        rules = tuple(metric.pure for metric in device)
+        device_picks = tuple(p if m.needs_labels else p._replace(labels=()) for m, p in picks if m.pure is not None)
         plain, plain_outputs = [as_array(a) for a in labels], [as_array(a) for a in outputs]
-        new = fold_batch(rules, device_picks, [m.running() for m, _, _ in device], plain, plain_outputs, weights)
-        for (metric, _, _), sums in zip(device, new, strict=True):
+        new = fold_batch(rules, device_picks, [metric.running() for metric in device], plain, plain_outputs, weights)
+        for metric, sums in zip(device, new, strict=True):
             metric._store(sums)
     for metric, pick in picks:
         if metric.pure is None:

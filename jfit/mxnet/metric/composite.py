@@ -56,13 +56,7 @@ class CompositeEvalMetric(EvalMetric):
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """Return the metric at position `index`.
-
-        Raises:
-            ValueError: the index is out of range (MXNet returns the exception instead of raising it).
-        """
-        if not 0 <= index < len(self.metrics):
-            raise ValueError(f"Metric index {index} is out of range 0 and {len(self.metrics)}.")
+        """Return the metric at position `index`."""
         return self.metrics[index]
 
     def leaves(self) -> list[EvalMetric]:
@@ -160,10 +154,6 @@ class CustomMetric(EvalMetric):
             self.sum_metric, self.num_inst = self.sum_metric + total, self.num_inst + count
             self.global_sum_metric, self.global_num_inst = self.global_sum_metric + total, self.global_num_inst + count
 
-    def get_config(self) -> dict[str, Any]:
-        """Raise NotImplementedError: a function cannot be saved as a configuration."""
-        raise NotImplementedError(f"metric {self.name} wraps a Python function, which cannot be saved as a configuration.")
-
 
 class _PureMetric(DeviceMetric):
     """EvalMetric around a user-defined pure metric (`jfit.metrics.Metric`), with running sums on the device."""
@@ -197,37 +187,14 @@ class _HostMetric(EvalMetric):
         local, everything = (self._rule.update(sums, *arrays) for sums in self._sums)
         self._sums = (local, everything)
 
-    def get(self) -> tuple[Any, Any]:
-        """Return (name, value) since the last `reset_local`."""
-        return self._named(0)
+    def get(self, sums: int = 0) -> tuple[Any, Any]:
+        """Return (name, value) since the last `reset_local`.  sums: 0 for the local sums, 1 for the global ones."""
+        (value,) = self._rule.compute(self._sums[sums]).values()
+        return self.name, float(value) if not getattr(value, "ndim", 0) else value
 
     def get_global(self) -> tuple[Any, Any]:
         """Return (name, value) since the last `reset`."""
-        return self._named(1)
-
-    def _named(self, which: int) -> tuple[Any, Any]:
-        (value,) = self._rule.compute(self._sums[which]).values()
-        return self.name, float(value) if not getattr(value, "ndim", 0) else value
-
-
-def _configured(config: Mapping[str, Any]) -> EvalMetric:
-    """Create a metric from the result of `get_config`."""
-    if "metric" not in config:
-        raise ValueError(f"the configuration of a metric needs an entry 'metric', its name; found the entries {list(config)}.")
-    return create(config["metric"], **{k: v for k, v in config.items() if k != "metric"})
-
-
-def _from_text(text: str) -> EvalMetric:
-    """Create a metric from the JSON text of a configuration, or of [name, settings]."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the metric {text[:80]!r} is neither a name nor JSON: {error}") from error
-    if isinstance(config, dict):
-        return _configured(config)
-    if isinstance(config, list) and len(config) == 2 and isinstance(config[0], str) and isinstance(config[1], dict):
-        return create(config[0], **config[1])
-    raise ValueError(f"the metric {text[:80]!r} is JSON, but neither a configuration nor [name, settings].")
+        return self.get(1)
 
 
 def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_extra_outputs: bool = False) -> CustomMetric:
@@ -268,7 +235,7 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     Raises:
         AssertionError: the name is not registered (MXNet's exception type).
         TypeError: `metric` has none of these forms.
-        ValueError: the configuration or JSON text is invalid.
+        ValueError: the JSON text is invalid.
 
     Example:
         >>> create("acc").name, create(["acc", "ce"]).get()[0], create(lambda label, pred: 0.0).name
@@ -284,12 +251,16 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
         return CustomMetric(metric.feval, metric.name)
     if isinstance(metric, ExactRocAuc):
         return _HostMetric(metric)
+    if isinstance(metric, str) and metric[:1] in ("[", "{"):
+        config = json.loads(metric)
+        metric, kwargs = config if isinstance(config, list) else (config, {})
     if isinstance(metric, Mapping):
-        return _configured(metric)
+        settings = dict(metric)
+        return create(settings.pop("metric"), **settings)
     if isinstance(metric, (list, tuple)):
         return CompositeEvalMetric([create(m, *args, **kwargs) for m in metric])
     if isinstance(metric, str):
-        return _from_text(metric) if metric[:1] in ("[", "{") else lookup(metric)(*args, **kwargs)
+        return lookup(metric)(*args, **kwargs)
     if callable(metric):
         return CustomMetric(metric, *args, **kwargs)
     raise TypeError(f"a metric is a name, an EvalMetric, a function (label, output) or a list of these; found {metric!r}.")

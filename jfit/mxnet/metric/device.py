@@ -206,9 +206,7 @@ def _form(rule: Metric, sums: Any, cast: bool) -> Any:
     """
     if not isinstance(sums, _Assigned):
         return sums
-    zero = jax.eval_shape(rule.init)
-    if not isinstance(zero, tuple):
-        raise TypeError(f"metric {rule.name} is not a ratio of sums, so its sums cannot be assigned; use reset().")
+    zero: Any = jax.eval_shape(rule.init)
     parts = (sums.total, 0.0, sums.count) if len(zero) == 3 else sums
     return tuple(np.asarray(p, z.dtype if cast else None) for p, z in zip(parts, zero, strict=True))
 

@@ -169,8 +169,6 @@ class Parameters:
 
     def _init_state(self, params: Mapping[str, Array]) -> OptState:
         """Return the initial optimizer state, with one update count for all parameters (see `count_per_parameter`)."""
-        for weight in params.values():
-            self.optimizer.check_weight(weight)
         state = self.optimizer.transform(self.turns(self.fixed_gammas)).init(dict(params))
         # as in MXNet, an optimizer object that was used before continues its counts
         done, begin = self.optimizer.counts(), self.optimizer.begin_num_update

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,6 @@ def new_state(optimizer: Any, weight: Any) -> Slots:
 
     The master slot is None for weights of 32 or more bits.
     """
-    optimizer.check_weight(weight)
     return tuple(
         None if name == MASTER and not is_small(weight) else put_like(start(weight), weight)
         for name, start in rule_of(optimizer.hyper_key()).state_spec.slots.items()
@@ -97,10 +96,6 @@ def apply_update(
     Returns:
         (new weights, new states), in the order of the indices.
 
-    Raises:
-        TypeError: the optimizer is a subclass that updates in Python.
-        ValueError: the sequences have different lengths.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from jfit.mxnet.optimizer.named import SGD
@@ -108,8 +103,6 @@ def apply_update(
         >>> new[0].tolist(), states
         ([0.5, 0.5], [()])
     """
-    if len({*(lengths := [len(indices), len(weights), len(grads), len(states)])}) > 1:
-        raise ValueError(f"apply_update got {lengths} indices, weights, gradients and states; pass one of each per parameter.")
     key = optimizer.hyper_key(optimizer.hyper_for_indices(indices, one_by_one))
     slots = tuple(new_state(optimizer, w) if s is None else tuple(s) for w, s in zip(weights, states, strict=True))
     data = optimizer.rows(indices, one_by_one)
@@ -245,31 +238,24 @@ def existing_states(optimizer: Any, indices: Sequence[Any], nested: Sequence[Any
     Raises:
         ValueError: a state is None although the rule has slots.
     """
-    states = [state_from_mxnet(optimizer, state, is_small(w)) for state, w in zip(nested, weights, strict=True)]
-    for index, slots in zip(indices, states, strict=True):
+    names, states = slot_names(optimizer), []
+    hides = not optimizer.hidden_slots.isdisjoint(names)
+    for index, state, weight in zip(indices, nested, weights, strict=True):
+        slots = state_from_mxnet(optimizer, state, is_small(weight))
         if slots is None:
             raise ValueError(f"the optimizer state of parameter {index!r} is None; create it with create_state(index, weight).")
-    if optimizer.hidden_slots:
-        return [_with_hidden(optimizer, i, cast(Any, s), w) for i, s, w in zip(indices, states, weights, strict=True)]
-    return cast(Any, states)
-
-
-def _with_hidden(optimizer: Any, index: Any, slots: Slots, weight: Any) -> Slots:
-    names = slot_names(optimizer)
-    if not any(name in optimizer.hidden_slots for name in names):
-        return slots
-    hidden = optimizer.hidden.get(index)
-    hidden = dict(zip(names, new_state(optimizer, weight), strict=True)) if hidden is None else hidden
-    return tuple(hidden[n] if n in optimizer.hidden_slots else s for n, s in zip(names, slots, strict=True))
+        if hides:
+            hidden = optimizer.hidden.get(index) or dict(zip(names, new_state(optimizer, weight), strict=True))
+            slots = tuple(hidden[n] if n in optimizer.hidden_slots else s for n, s in zip(names, slots, strict=True))
+        states.append(slots)
+    return states
 
 
 def store_hidden(optimizer: Any, indices: Sequence[Any], states: Sequence[Slots]) -> None:
     """Store the hidden slots (those that MXNet does not keep in states) in `optimizer.hidden`."""
-    names = slot_names(optimizer)
-    if any(name in optimizer.hidden_slots for name in names):
-        for index, slots in zip(indices, states, strict=True):
-            by_name = zip(names, slots, strict=True)
-            optimizer.hidden[index] = {name: value for name, value in by_name if name in optimizer.hidden_slots}
+    hidden = optimizer.hidden_slots.intersection(names := slot_names(optimizer))
+    for index, slots in zip(indices, states if hidden else (), strict=False):
+        optimizer.hidden[index] = {name: value for name, value in zip(names, slots, strict=True) if name in hidden}
 
 
 def check_shapes(optimizer: Any, index: Any, slots: Slots, weight: Any) -> None:
@@ -296,33 +282,24 @@ def warn_of_precision(optimizer: Any, weight: Any) -> None:
 
 def nested_leaves(nested: Any) -> tuple[Any, ...]:
     """Return the arrays of a nested state as a tuple, depth first; a sparse array is one leaf, None has no leaves."""
-    if nested is None:
-        return ()
-    if is_nest(nested):
-        return tuple(part for each in nested for part in nested_leaves(each))
-    return (nested,)
+    return tuple(jax.tree.leaves(nested, is_leaf=_is_leaf))
 
 
 def check_arrays(path: saved.Path, states: Mapping[Any, Any]) -> None:
     """Raise FormatError unless all leaves of the optimizer states read from the file `path` are arrays or None."""
     for index, state in states.items():
         for part in nested_leaves(state):
-            if part is not None and not hasattr(part, "dtype"):
+            if not hasattr(part, "dtype"):
                 saved.reject(path, f"state {shown(index)}", part, "an array")
-
-
-def is_nest(nested: Any) -> bool:
-    """Return whether `nested` is a tuple or list of states (a sparse array is a tuple too, but one leaf)."""
-    return isinstance(nested, (tuple, list)) and not hasattr(nested, "todense")
 
 
 def map_state(function: Callable[[Any], Any], nested: Any) -> Any:
     """Apply a function to every array of a nested state, as `jax.tree.map` does, with sparse arrays as leaves."""
-    if nested is None:
-        return None
-    if is_nest(nested):
-        return tuple(map_state(function, each) for each in nested)
-    return function(nested)
+    return jax.tree.map(function, nested, is_leaf=_is_leaf)
+
+
+def _is_leaf(part: Any) -> bool:
+    return hasattr(part, "todense") or isinstance(part, dict)  # a dict is not a state: it comes from a damaged file
 
 
 def upcast(value: Any) -> Any:

@@ -94,7 +94,7 @@ class Optimizer:
         "beta2": saved.FROM_0,
     }
     # slots that MXNet stores as attributes of the optimizer, not in the states
-    hidden_slots: ClassVar[tuple[str, ...]] = ()
+    hidden_slots: ClassVar[frozenset[str]] = frozenset()
     # number of parameters that MXNet updates in one call; 0: one
     aggregate_num: int = 0
     # within such a call, count and evaluate the learning rate per parameter, not once for all
@@ -391,12 +391,8 @@ class Optimizer:
 
         Args:
             extra: result of `hyper_for_indices` or `hyper_for_names`, for rules that depend on the parameters' order.
-
-        Raises:
-            TypeError: the class has no `rule` of `jfit.optim`; it updates in Python.
         """
-        if self.rule is None:
-            raise TypeError(f"{type(self).__name__} updates in Python, so it has no `rule` of jfit.optim; call its update().")
+        assert self.rule is not None  # a class that updates in Python has no hyperparameters of a rule
         clip = self.clip_gradient
         hyper = {"wd": self.wd, "clip_gradient": clip if clip and clip > 0 else None}
         hyper |= {self.rule_names.get(name, name): getattr(self, name) for name in self.parameters}
@@ -426,9 +422,6 @@ class Optimizer:
     def transform(self, extra: Hyper = ()) -> Any:
         """Return the `jfit.optim` transformation with these hyperparameters, without multipliers; cached by `hyper_key`."""
         return rule_of(self.hyper_key(extra))
-
-    def check_weight(self, weight: Any) -> None:
-        """Raise AssertionError if the rule cannot update this weight; all weights are accepted in this class."""
 
     def nested(self, slots: tuple[Any, ...]) -> Any:
         """Arrange the slots of one float32 parameter as MXNet's `create_state` does: None, an array, or a tuple."""
@@ -534,10 +527,10 @@ class Optimizer:
         slots = existing_states(self, index, state, weights)
         new, after = apply_update(self, index, weights, [gradient_of(g) for g in grad], slots, one_by_one)
         store_hidden(self, index, after)
-        for i, box, value, old, columns in zip(index, weight, new, state, after, strict=True):
-            replace(box, value, f"the weight of {i!r}")
+        for box, value, old, columns in zip(weight, new, state, after, strict=True):
+            replace(box, value)
             for part, column in zip(nested_leaves(old), nested_leaves(state_to_mxnet(self, columns)), strict=False):
-                replace(part, column, f"the state of {i!r}")
+                replace(part, column)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update parameters in place, as `update`, with states of `create_state_multi_precision`.
@@ -550,7 +543,7 @@ class Optimizer:
             return
         master, state = state[::-1] if self.master_last else state
         self.update(index, master, type(master)(wide(jnp.asarray(as_array(grad)))), state)
-        replace(weight, master.value.astype(as_array(weight).dtype), f"the weight of {index!r}")
+        replace(weight, master.value.astype(as_array(weight).dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "param_dict"}
@@ -570,10 +563,7 @@ def _constructor(klass: type[Optimizer], arguments: Mapping[str, Any]) -> Any:
     signature = inspect.Signature(parameters)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{klass.__name__}: {error}") from None
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
         self, others, base = values.pop("self"), values.pop("kwargs"), _base_arguments()

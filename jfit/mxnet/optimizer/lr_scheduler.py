@@ -35,8 +35,7 @@ class LRScheduler:
         warmup_mode: "linear" or "constant".
 
     Raises:
-        AssertionError: warmup_steps is not an int.
-        ValueError: base_lr is below warmup_begin_lr, warmup_steps is negative, or the mode is unknown.
+        ValueError: base_lr is below warmup_begin_lr, or the mode is unknown.
 
     Example:
         >>> class Inverse(LRScheduler):
@@ -51,12 +50,7 @@ class LRScheduler:
     def __init__(
         self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear"
     ) -> None:
-        _whole(self, "warmup_steps", warmup_steps)
-        if base_lr < warmup_begin_lr:
-            rates = f"base_lr is {base_lr} and warmup_begin_lr is {warmup_begin_lr}"
-            raise ValueError(f"{_of(self)}: {rates}; base_lr needs to be the larger one, at the end of the warm-up.")
-        if warmup_steps < 0:
-            raise ValueError(f"{_of(self)}: warmup_steps is {warmup_steps}, it needs to be at least 0.")
+        _require(self, base_lr >= warmup_begin_lr, f"a base_lr ({base_lr}) of at least warmup_begin_lr ({warmup_begin_lr})")
         checks.one_of(("linear", "constant"), warmup_mode=warmup_mode)
         self.base_lr = base_lr
         self.warmup_steps = warmup_steps
@@ -74,11 +68,17 @@ class LRScheduler:
 
     def __call__(self, num_update: int) -> float:
         """Return the learning rate of update `num_update`; the first update has number 1."""
-        raise NotImplementedError(f"{_of(self)} has no learning rate; define __call__(self, num_update) in the subclass.")
+        raise NotImplementedError(f"{type(self).__name__} has no learning rate; define __call__(self, num_update) in it.")
 
     @property
     def schedule(self) -> Schedule | None:
-        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
+        """Return the pure schedule with the same rates from the current state on; None if a script defines `__call__`.
+
+        The schedule of PolyScheduler and CosineScheduler is `final_lr` after `max_update`.
+        """
+        return self._pure() if getattr(type(self).__call__, "__module__", "") == __name__ else None
+
+    def _pure(self) -> Schedule | None:
         return None
 
     def _warmup(self) -> dict[str, Any]:
@@ -115,9 +115,8 @@ class FactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        if step < 1:
-            raise ValueError(f"{_of(self)}: step is {step}, it needs to be at least 1 update between decays.")
-        _at_most_one(self, factor)
+        _require(self, step >= 1, f"a step ({step}) of at least 1 update between decays")
+        _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
         self.step = step
         self.factor = factor
         self.stop_factor_lr = stop_factor_lr
@@ -138,11 +137,7 @@ class FactorScheduler(LRScheduler):
             logging.info(f"Update[%d]: {change}", num_update, self.base_lr)
         return self.base_lr
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
-        if type(self).__call__ is not FactorScheduler.__call__:
-            return None
+    def _pure(self) -> Schedule:
         pure = schedules.factor(self.step, self.factor, self.stop_factor_lr, self.base_lr)
         rule, done = pure.rule, self.count
         return _with_warmup(self, replace(pure, rule=lambda count, base: rule(count - done, base)), done)
@@ -157,7 +152,6 @@ class MultiFactorScheduler(LRScheduler):
         base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
-        AssertionError: step is not a list, or is empty.
         ValueError: steps below 1 or not increasing, factor above 1.
 
     Example:
@@ -178,11 +172,9 @@ class MultiFactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        if not isinstance(step, list) or not step:
-            raise AssertionError(f"{_of(self)}: step is {step!r}, expected a non-empty list of update numbers.")
-        if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
-            raise ValueError(f"{_of(self)}: step is {step}, it needs to be an increasing list of numbers of at least 1.")
-        _at_most_one(self, factor)
+        increases = all(earlier < later for earlier, later in itertools.pairwise([0, *step]))
+        _require(self, increases, f"an increasing list of update numbers from 1 as step, found {step}")
+        _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
         self.step = step
         self.cur_step_ind = 0
         self.factor = factor
@@ -199,11 +191,7 @@ class MultiFactorScheduler(LRScheduler):
             logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
         return self.base_lr
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """Return the pure schedule with the same rates from the current state on; None if a subclass overrides `__call__`."""
-        if type(self).__call__ is not MultiFactorScheduler.__call__:
-            return None
+    def _pure(self) -> Schedule:
         left = self.step[self.cur_step_ind :]
         pure = schedules.multifactor(left, self.factor, self.base_lr) if left else schedules.constant(self.base_lr)
         return _with_warmup(self, pure, self.count)
@@ -213,7 +201,6 @@ class _ToTheEnd(LRScheduler):
     """Base of schedulers that decay from the constructor's `base_lr` to `final_lr` at `max_update`, then stay constant."""
 
     _left: Callable[[float], float]  # fraction of the decay that is done -> fraction of the learning rate that is left
-    _pure: Callable[[], Schedule]
 
     def __init__(
         self,
@@ -225,22 +212,11 @@ class _ToTheEnd(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        _whole(self, "max_update", max_update)
-        if max_update < 1:
-            raise ValueError(f"{_of(self)}: max_update is {max_update}, it needs to be at least 1.")
         # an optimizer's learning_rate replaces base_lr but not base_lr_orig, so it has no effect, as in MXNet
         self.base_lr_orig = base_lr
         self.max_update = max_update
         self.final_lr = final_lr
         self.max_steps = max_update - warmup_steps
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """Return the pure schedule with the same rates up to `max_update`, and `final_lr` after it.
-
-        None if a subclass overrides `__call__`.
-        """
-        return self._pure() if type(self).__call__ is _ToTheEnd.__call__ and self.max_steps >= 1 else None
 
     def __call__(self, num_update: int) -> float:
         """Return the learning rate of update `num_update`; after `max_update` the last returned rate."""
@@ -265,10 +241,6 @@ class PolyScheduler(_ToTheEnd):
         final_lr: learning rate from `max_update` on.
         warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
-    Raises:
-        AssertionError: max_update is not an int.
-        ValueError: max_update below 1.
-
     Example:
         >>> PolyScheduler(max_update=20, base_lr=0.4)(10)
         0.1
@@ -292,8 +264,9 @@ class PolyScheduler(_ToTheEnd):
     def _left(self, done: float) -> float:
         return pow(1 - done, self.power)
 
-    def _pure(self) -> Schedule:
-        return schedules.poly(self.max_update, self.base_lr_orig, self.power, self.final_lr, **self._warmup())
+    def _pure(self) -> Schedule | None:
+        arguments = (self.max_update, self.base_lr_orig, self.power, self.final_lr)
+        return schedules.poly(*arguments, **self._warmup()) if self.max_steps >= 1 else None
 
 
 class CosineScheduler(_ToTheEnd):
@@ -308,10 +281,6 @@ class CosineScheduler(_ToTheEnd):
         final_lr: learning rate from `max_update` on.
         warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
-    Raises:
-        AssertionError: max_update is not an int.
-        ValueError: max_update below 1.
-
     Example:
         >>> CosineScheduler(max_update=20, base_lr=0.4)(10)
         0.2
@@ -322,8 +291,9 @@ class CosineScheduler(_ToTheEnd):
     def _left(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
 
-    def _pure(self) -> Schedule:
-        return schedules.cosine(self.max_update, self.base_lr_orig, self.final_lr, **self._warmup())
+    def _pure(self) -> Schedule | None:
+        arguments = (self.max_update, self.base_lr_orig, self.final_lr)
+        return schedules.cosine(*arguments, **self._warmup()) if self.max_steps >= 1 else None
 
 
 def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule:
@@ -332,15 +302,6 @@ def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedu
     return replace(pure, warmup_final_lr=scheduler.warmup_final_lr, **scheduler._warmup())
 
 
-def _of(scheduler: LRScheduler) -> str:
-    return type(scheduler).__name__
-
-
-def _whole(scheduler: LRScheduler, name: str, value: Any) -> None:
-    if not isinstance(value, int):
-        raise AssertionError(f"{_of(scheduler)}: {name} is {value!r}, expected an int.")
-
-
-def _at_most_one(scheduler: LRScheduler, factor: float) -> None:
-    if factor > 1.0:
-        raise ValueError(f"{_of(scheduler)}: factor is {factor}, it needs to be at most 1 so that the rate never increases.")
+def _require(scheduler: LRScheduler, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{type(scheduler).__name__}: expected {expected}.")

@@ -385,8 +385,8 @@ class AdaGrad(Optimizer):
 class GroupAdaGrad(AdaGrad):
     """AdaGrad per matrix row: h <- h + mean(c(g)^2, axis=1);  w <- w - lr * c(g) / sqrt(h + eps).
 
-    c rescales and clips the gradient.  Updates raise AssertionError for parameters that are not matrices or have weight
-    decay.
+    c rescales and clips the gradient.  Updates raise a ValueError for parameters that are not matrices, and an AssertionError
+    for those that have weight decay.
 
     Args:
         eps: added inside the square root; stored as `float_stable_eps`.
@@ -419,11 +419,6 @@ class GroupAdaGrad(AdaGrad):
         if self.wd and wd.any():
             raise AssertionError(f"weight decay is {self.wd}, which GroupAdaGrad does not support: set wd=0, or wd_mult 0.")
         return lr, wd
-
-    def check_weight(self, weight: Any) -> None:
-        """Raise AssertionError if the weight is not a matrix."""
-        if len(weight.shape) != 2:
-            raise AssertionError(f"a weight has shape {tuple(weight.shape)}; GroupAdaGrad needs matrices.")
 
 
 @Optimizer.register
@@ -636,7 +631,7 @@ class LBSGD(
     rule = "lbsgd"
     parameters = ("momentum", "warmup_strategy", "warmup_epochs", "batch_scale", "updates_per_epoch", "begin_epoch")
     unwrap_single_slot = True
-    hidden_slots = ("sum",)
+    hidden_slots = frozenset({"sum"})
     rate_before_count = True
     saved_needs: ClassVar = {
         **Optimizer.saved_needs,

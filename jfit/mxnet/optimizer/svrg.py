@@ -66,14 +66,8 @@ class _SVRGOptimizer(Optimizer):
         self.aux_opt: Any = create(_AssignmentOptimizer.__name__)
 
     def is_full(self, index: Any) -> bool:
-        """Return whether an index or name belongs to a full-batch gradient.
-
-        Raises:
-            KeyError: it is not in `param_idx2name`.
-        """
+        """Return whether an index or name belongs to a full-batch gradient."""
         names = set(self.idx2name.values())
-        if index not in names and index not in self.idx2name:
-            raise KeyError(f"_SVRGOptimizer has no parameter {index!r}; its param_idx2name is {self.idx2name}")
         name = index if index in names else self.idx2name[index]
         return name.endswith(FULL) and name.removesuffix(FULL) in names
 
