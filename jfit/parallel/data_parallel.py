@@ -66,8 +66,6 @@ class DataParallel:
         check_entry("jfit.data_parallel", several=True)
         self.devices = job_devices(devices)
         check_same_devices(self.devices, "jfit.data_parallel")
-        if reduce is not None and not isinstance(step, TrainStep):
-            raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
         step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
         self.devices = split_devices(self.devices, step)
         self._step, self._model = step, cast(Model | None, getattr(step, "model", None))

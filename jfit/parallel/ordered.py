@@ -17,12 +17,12 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.devices import own_part, sharding, spans_processes
+from jfit.parallel.devices import own_part, sharding, spans_processes, split_batch
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
 from jfit.step import StepOut
-from jfit.step.ordered import finish_slices, slice_sums, tree_sum
+from jfit.step.ordered import reduced, slice_sums, tree_sum
 from jfit.step.state import TrainState
 
 
@@ -65,37 +65,6 @@ def process_slices(devices: Sequence[Any], count: int, *, equal: bool = False) -
 def _owners(devices: Sequence[Any], count: int) -> list[Any]:
     """The device of each of `count` slices; those of a device are consecutive."""
     return [devices[j * len(devices) // count] for j in range(count)]
-
-
-def cut_slices(
-    batch: Batch, count: int, axes: Mapping[str, int] | None = None, numbers: Sequence[int] | None = None
-) -> tuple[Batch, ...]:
-    """Cut a batch into equal consecutive slices.
-
-    Args:
-        batch: the batch; `count` divides the number of its rows.
-        count: number of slices.
-        axes: input name -> batch axis, for inputs whose batch axis is not 0.
-        numbers: numbers of the slices that are returned; None: all.
-
-    Returns:
-        One `Batch` per slice.
-
-    Example:
-        >>> import numpy as np
-        >>> [part.inputs["x"].tolist() for part in cut_slices(Batch({"x": np.arange(4)}), 2)]
-        [[0, 1], [2, 3]]
-    """
-
-    numbers = range(count) if numbers is None else numbers
-
-    def cut(x: Any, axis: int = 0) -> list[Any]:
-        size = x.shape[axis] // count
-        return [x[(*(slice(None),) * axis, slice(j * size, (j + 1) * size))] for j in numbers]
-
-    inputs = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
-    weights = [[None] * len(numbers) if w is None else cut(w) for w in (batch.weight, batch.metric_weight)]
-    return tuple(Batch({k: v[i] for k, v in inputs.items()}, weights[0][i], weights[1][i]) for i in range(len(numbers)))
 
 
 def _unchanged(out: StepOut) -> StepOut:
@@ -149,15 +118,19 @@ class OrderedSteps:
         gathered: bool = True,
     ) -> None:
         count, stages = step.reduce.slices, step.stages
-        _check(step, len(devices))
+        if step.sync_batch_stats or step.gradients or len(devices) > count:
+            raise ValueError(
+                f"reduce='ordered' computes each of the {count} slices of a batch alone, and adds their gradients: leave out "
+                f"sync_batch_stats=True and gradients=True, and pass at most {count} devices (there are {len(devices)})"
+            )
         self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
         self._axes = step.model.batch_axes if batch_axes is None else batch_axes
         self._everywhere = sharding(devices)
         of_slices, own = _owners(devices, count), process_slices(devices, count)
-        self._own = range(count)[own or slice(None)]  # slices of this process
+        self._own = own or slice(None)  # slices of this process
         self._split = split and own is not None
-        self._owners = [of_slices[j] for j in self._own]
-        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
+        self._owners, numbers = of_slices[self._own], range(count)[self._own]
+        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
             sums, outputs = slice_sums(stages, state, batch, number, count)
@@ -166,7 +139,8 @@ class OrderedSteps:
         def finish(weighted: bool) -> Program:
             def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
                 update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
-                return finish_slices(update, state, sums, weighted, result)
+                state, out = update.finish(state, reduced(sums, state), state.local, weighted)
+                return state, result(out)
 
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
@@ -199,11 +173,9 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        if self._split:
-            slices = [jax.tree.map(lambda x, at=at: x[at], batch) for at in range(len(self._own))]
-        else:
-            slices = cut_slices(batch, self.slices, self._axes, self._own)
-        for owner, number, rows in zip(self._owners, self._numbers, slices, strict=True):
+        slices = batch if self._split else split_batch(batch, self.slices, self._axes, own=self._own)
+        for at, (owner, number) in enumerate(zip(self._owners, self._numbers, strict=True)):
+            rows = jax.tree.map(lambda x, at=at: x[at], slices)
             part = self._one(read[owner], jax.device_put(rows, owner), number)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
@@ -229,12 +201,3 @@ class OrderedSteps:
 @jax.jit
 def _stacked(values: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *values)
-
-
-def _check(step: Any, devices: int) -> None:
-    if step.sync_batch_stats:
-        raise ValueError("reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True")
-    if step.gradients:
-        raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
-    if devices > step.reduce.slices:
-        raise ValueError(f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices")
