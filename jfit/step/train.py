@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jfit.checks import positive, positive_integer
+from jfit.checks import one_of, positive
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
@@ -161,10 +161,10 @@ class TrainStep:
             these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
 
     Raises:
-        ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, the policy "float16",
-            a schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
-            without rows, a state of another model, and if `frozen` leaves nothing to train.
-        TypeError: by the step, when it is traced: the batch or the state has another type.
+        ValueError: an invalid argument (a limit of gradients that is not above 0, the policy "float16", a schedule for an
+            optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch without rows, and if
+            `frozen` leaves nothing to train.
+        TypeError: by the step, when it is traced: the batch has another type.
 
     Example:
         >>> import dataclasses, jax, jfit, numpy as np
@@ -202,7 +202,13 @@ class TrainStep:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
         if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
             raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
-        _check_micro_batches(self.model, self.micro_batches)
+        reasons = {
+            "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
+            "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
+        }
+        for trait, reason in reasons.items():
+            if trait in self.model.traits and self.micro_batches != 1:
+                raise ValueError(f"micro_batches is {self.micro_batches}, but {reason}; set micro_batches=1")
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
         self.rule  # noqa: B018, checks the settings of the update
 
@@ -241,7 +247,6 @@ class TrainStep:
 
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         """Compute one update: (new state, results)."""
-        _check_state(self.model, state)
         reduce = cast(Reduce, self.reduce)
         count = mesh_size(axis_name) if reduce.sharded else 1
         layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
@@ -347,7 +352,8 @@ def update_step(
     θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`.
 
     Args:
-        optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
+        optimizer, schedule, clip_norm, clip_value: as for `train_step`.
+        reduce: as for `train_step`; the sharded rules split a state only in a whole training step, here they sum gradients.
         rescale: r, a number.
         model: the model, if it is made of a function: an optax transformation then sees its tree of parameters.
 
@@ -364,10 +370,6 @@ def update_step(
     """
     rule = UpdateRule.of(optimizer_of(optimizer, model), schedule, rescale, clip_norm, clip_value)
     reduce = get_reduce(reduce)
-    if reduce.sharded:
-        raise ValueError(
-            "reduce='sharded' needs a whole training step: use train_step or fit, or update_step with reduce='psum'"
-        )
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
@@ -397,10 +399,8 @@ class UpdateRule(NamedTuple):
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> UpdateRule:
         if schedule is not None and not optimizer.takes_rate:
             raise ValueError("schedule= needs an optimizer by name; an optax instance takes a schedule in its constructor")
-        if isinstance(rescale, str) and rescale != "mean":
-            raise ValueError(
-                f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
-            )
+        if isinstance(rescale, str):
+            one_of(("mean",), rescale=rescale)
         if norm is not None or value is not None:
             check_limits(clip_norm=norm, clip_value=value)
         rate_of = schedule if schedule is None or isinstance(schedule, Schedule) else as_schedule(schedule)
@@ -476,30 +476,6 @@ def _in_graph(optimizer: Optimizer, model: Model, frozen: Sequence[str]) -> Opti
 def check_limits(**limits: Any) -> None:
     """Raise a ValueError unless the limits of gradients, `clip_norm` and `clip_value`, are numbers above 0 or None."""
     positive(none="no limit", **limits)
-
-
-def _check_state(model: Model, state: Any) -> None:
-    """Check that a state has the type of a state and no parameter of another model; missing ones raise where they are read."""
-    if not isinstance(state, TrainState):
-        raise TypeError(f"the state is {type(state).__name__}; expected a TrainState, as jfit.init_state returns it")
-    known = () if model.symbol is None else model.symbol.list_inputs()
-    if known and (other := [name for name in (*state.params, *state.aux) if name not in known]):
-        raise ValueError(
-            f"the state has {other[0]!r}, which the model of this step does not have; make one with jfit.init_state(model, ...)"
-        )
-
-
-def _check_micro_batches(model: Model, micro_batches: int) -> None:
-    if micro_batches == 1:
-        return
-    positive_integer(micro_batches=micro_batches)
-    reasons = {
-        "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
-        "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
-    }
-    for trait, reason in reasons.items():
-        if trait in model.traits:
-            raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
 
 
 def _mean_loss(sums: Sums) -> Array:
