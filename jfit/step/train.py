@@ -496,40 +496,36 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
         axis_name: name of the device axis.
     """
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
-    rest = {k: v for k, v in aux.items() if k not in means}
+    # integers, bools and keys differ between devices if they depend on the rows or on the key, which is folded with the device
+    rest, has = {k: v for k, v in aux.items() if k not in means}, jnp.bool_(True) if weight is None else jnp.any(weight > 0)
+    rest = of_first_device(rest, {k: old[k] for k in rest}, has, axis_name) if rest else {}
     if weight is None:
-        return {**lax.pmean(means, axis_name), **_of_first_device(rest, old, jnp.bool_(True), axis_name)}
-    has = jnp.any(weight > 0)
+        return {**lax.pmean(means, axis_name), **rest}
     devices = lax.psum(has.astype(jnp.float32), axis_name)
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     means = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
-    return {**means, **_of_first_device(rest, old, has, axis_name)}
+    return {**means, **rest}
 
 
-def _of_first_device(aux: Aux, old: Aux, has: Array, axis_name: str) -> Aux:
-    """Integer states, boolean states and keys of the first device that has rows; devices without rows did not update theirs.
-
-    They differ between devices if they depend on the rows (a counter of them) or on the key, which is folded with the device.
+def of_first_device(values: Any, otherwise: Any, has: Array, axis_name: str) -> Any:
+    """Return the values of the first device for which `has` is true, on all devices; `otherwise` if there is none.
 
     Args:
-        aux: the states of this device, by name.
-        old: the states before the step, returned if no device has rows.
-        has: whether this device has rows with a weight above 0, bool scalar.
+        values: pytree of integers, bools and keys of this device.
+        otherwise: the same pytree, equal on all devices.
+        has: bool scalar of this device.
         axis_name: name of the device axis.
     """
-    if not aux:
-        return {}
     number, count = lax.axis_index(axis_name), lax.psum(1, axis_name)
     first = lax.pmin(jnp.where(has, number, count), axis_name)
-    is_first = number == first
 
     def broadcast(x: Array) -> Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(broadcast(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         values = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
-        return lax.psum(jnp.where(is_first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
+        return lax.psum(jnp.where(number == first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
 
-    return {k: jnp.where(first < count, broadcast(v), old[k]) for k, v in aux.items()}
+    return jax.tree.map(lambda x, other: jnp.where(first < count, broadcast(x), other), values, otherwise)
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
