@@ -200,11 +200,8 @@ def _split_keys(seed: Any) -> tuple[Array, Array]:
 
 def _key_of(seed: Any) -> Array:
     """Convert an integer, a typed key or key data to a typed key."""
-    if not isinstance(seed, jax.Array):
-        value, seed = seed, np.asarray(seed)
-        if not (jnp.issubdtype(seed.dtype, jnp.integer) and (seed.ndim == 0 or seed.dtype == np.uint32)):
-            raise ValueError(f"seed is {value!r}; expected an integer or a PRNG key, such as 0 or jax.random.key(0)")
-    return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
+    is_key = np.ndim(seed) or (isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key))
+    return typed_key(jnp.asarray(seed)) if is_key else jax.random.key(seed)
 
 
 def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:
