@@ -117,7 +117,7 @@ class OrderedSteps:
         split: bool = False,
         gathered: bool = True,
     ) -> None:
-        count, stages = step.reduce.slices, step.stages
+        count = step.reduce.slices
         if step.sync_batch_stats or step.gradients or len(devices) > count:
             raise ValueError(
                 f"reduce='ordered' computes each of the {count} slices of a batch alone, and adds their gradients: leave out "
@@ -133,12 +133,12 @@ class OrderedSteps:
         self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
-            sums, outputs = slice_sums(stages, state, batch, number, count)
+            sums, outputs = slice_sums(step, state, batch, number, count)
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
 
         def finish(weighted: bool) -> Program:
             def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
-                update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
+                update = step if rescaled is None else rescaled(rescale=rescale[0])
                 state, out = update.finish(state, reduced(sums, state), state.local, weighted)
                 return state, result(out)
 
@@ -148,7 +148,7 @@ class OrderedSteps:
             keyed = Made(fn, "finish", step if rescaled is None else rescaled, weighted, result)
             return compile_spmd(keyed, self._devices[:1], axes, None, donate=donate, name="train_update")
 
-        self._one = Program(Made(one, "slice", stages, of_slice, count), jax.jit, name="train_slice")
+        self._one = Program(Made(one, "slice", step, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
         if own is not None:

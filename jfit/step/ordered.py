@@ -19,7 +19,7 @@ from jfit.ops.axis import VirtualSlice
 from jfit.optim.rows import SparseRows
 from jfit.step.slices import Sums
 from jfit.step.state import TrainState
-from jfit.step.train import ShardPass, Stages
+from jfit.step.train import ShardPass, TrainStep
 
 
 class SliceSums(NamedTuple):
@@ -42,12 +42,12 @@ class SliceSums(NamedTuple):
 
 
 def slice_sums(
-    stages: Stages, state: TrainState, batch: Any, index: Array, count: int
+    step: TrainStep, state: TrainState, batch: Any, index: Array, count: int
 ) -> tuple[SliceSums, tuple[Array, ...] | None]:
     """Run the forward and backward pass over one slice of a batch.
 
     Args:
-        stages: the halves of the training step.
+        step: the training step.
         state: `TrainState`; not changed.
         batch: `Batch` or dict, the rows of the slice.
         index: number of the slice in the batch, int32 scalar.
@@ -56,7 +56,7 @@ def slice_sums(
     Returns:
         (`SliceSums`, outputs of the model; None unless the step returns outputs).
     """
-    (gradients, aux, sums), weight = stages.shard(state, batch, VirtualSlice(index, count))
+    (gradients, aux, sums), weight = step.shard_pass(state, batch, VirtualSlice(index, count))
     has_rows = jnp.bool_(True) if weight is None else jnp.any(weight > 0)
     means = {k: jnp.where(has_rows, v, jnp.zeros_like(v)) for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     tables = {k: g for k, g in gradients.items() if isinstance(g, SparseRows)}

@@ -35,7 +35,7 @@ from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.skipping import unless_bad
-from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
+from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
 from jfit.step.totals import fold
@@ -84,20 +84,6 @@ class ShardPass(NamedTuple):
     gradients: Params
     aux: Aux
     sums: Sums
-
-
-class Stages(NamedTuple):
-    """The two halves of a training step, between which shards of the batch are reduced.
-
-    Attributes:
-        shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
-        finish: `finish(state, reduced, local, weighted, layout=None) -> (state, StepOut)`: the update.  reduced: `ShardPass` of
-            the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights; layout: how the update
-            is split over devices, None if it is not.
-    """
-
-    shard: Callable[..., tuple[ShardPass, Array | None]]
-    finish: Callable[..., tuple[TrainState, StepOut]]
 
 
 class Step(Protocol):
@@ -238,22 +224,14 @@ class TrainStep:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @property
-    def stages(self) -> Stages:
-        """The two halves of the step."""
-        metrics, policy = cast(tuple[Metric, ...], self.metrics), cast(Policy | None, self.policy)
-        settings = GradientSettings(self.model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
-        return Stages(functools.partial(_shard_pass, settings, self.frozen), functools.partial(_finish, self))
-
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         """Compute one update: (new state, results)."""
         reduce = cast(Reduce, self.reduce)
         count = mesh_size(axis_name) if reduce.sharded else 1
         layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
-        stages = self.stages
 
         def of_batch(split: bool, state: TrainState, batch: Any) -> tuple[ShardPass, Any, Params | None]:
-            (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name)
+            (of_shard, aux, sums), weight = self.shard_pass(state, batch, axis_name)
             if axis_name is not None:
                 aux = mean_aux(aux, state.aux, weight, axis_name)
             if split and layout is not None:
@@ -272,8 +250,51 @@ class TrainStep:
             results = ShardPass(specs, WHOLE, Sums(WHOLE, WHOLE, WHOLE, 0)), 0, 0  # type: ignore[arg-type]
             needed = state._replace(opt_state=(), metrics=(), base_lr=None)
             reduced, local, of_shard = on_each_device(of_batch, layout.axis_name, results)(needed, batch)
-        state, out = stages.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
+        state, out = self.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
         return state, out._replace(gradients=of_shard)
+
+    def shard_pass(self, state: TrainState, batch: Any, axis: Axis) -> tuple[ShardPass, Array | None]:
+        """The first half of the step, forward and backward pass over a shard: (`ShardPass`, row weights or None)."""
+        model, metrics, policy = self.model.bound(parts_of(batch)[0]), cast(Any, self.metrics), cast(Any, self.policy)
+        settings = GradientSettings(model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
+        shard, params = shard_of(model, batch, axis), split_params(self.model, state.params, self.frozen)
+        return ShardPass(*gradients_of(settings, params, state, shard, axis)), shard.weight
+
+    def finish(
+        self, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
+    ) -> tuple[TrainState, StepOut]:
+        """The second half of the step, the update.
+
+        Args:
+            state: state before the step.
+            reduced: `ShardPass` of the whole batch.
+            local: new `TrainState.local`.
+            weighted: whether the batch has row weights.
+            layout: how the update is split over devices; None if it is not.
+        """
+        gradients, aux, sums = reduced
+        trainable, frozen = split_params(self.model, state.params, self.frozen)
+        trainable = trainable if layout is None else layout.cut(trainable)
+        shared, penalties = sums.shared, {}
+        if self.regularizers:
+            extra, penalties = penalty_and_gradients(self.regularizers, trainable, self.model.tables)
+            shared = with_penalty(shared, extra)
+        loss = _mean_loss(sums._replace(shared=shared))
+        trainable, opt_state, lr = self.rule(state, trainable, gradients, sums.rows, loss, penalties)
+        trainable = trainable if layout is None else layout.cut(trainable)
+        params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
+        if weighted:  # a batch whose weights sum to 0 changes nothing
+            by_rows = _tables(gradients) if self.rule.by_rows else ()
+            learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
+            params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
+        totals = None if state.metrics is None else fold(self.metrics, state.metrics, shared, state.step, loss)
+        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
+        if self.skip_nonfinite:
+            after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
+        after = after if layout is None else layout.constrained(after)
+        of_batch = metrics_of(self.metrics, shared.metrics) if self.batch_metrics else None
+        first_bad_step = None if totals is None else after.metrics.first_bad_step
+        return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
 
 
 train_step = TrainStep  # the public name
@@ -290,50 +311,6 @@ def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Lay
     """
     trainable, _ = split_params(step.model, state.params, step.frozen)
     return Layout.of(trainable, step.model.tables, axis_name, count, step.reduce.sharded_parameters)
-
-
-def _shard_pass(
-    settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis
-) -> tuple[ShardPass, Array | None]:
-    """The forward and backward pass of `Stages.shard`."""
-    bound = settings._replace(model=settings.model.bound(parts_of(batch)[0]))
-    shard = shard_of(bound.model, batch, axis)
-    params = split_params(settings.model, state.params, frozen)
-    return ShardPass(*gradients_of(bound, params, state, shard, axis)), shard.weight
-
-
-def _finish(
-    settings: TrainStep, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
-) -> tuple[TrainState, StepOut]:
-    """The update of `Stages.finish`."""
-    gradients, aux, sums = reduced
-    trainable, frozen = split_params(settings.model, state.params, settings.frozen)
-    trainable = trainable if layout is None else layout.cut(trainable)
-    shared, penalties = _with_penalties(settings, sums.shared, trainable)
-    loss = _mean_loss(sums._replace(shared=shared))
-    trainable, opt_state, lr = settings.rule(state, trainable, gradients, sums.rows, loss, penalties)
-    trainable = trainable if layout is None else layout.cut(trainable)
-    params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
-    if weighted:  # a batch whose weights sum to 0 changes nothing
-        by_rows = _tables(gradients) if settings.rule.by_rows else ()
-        learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
-        params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
-    totals = None if state.metrics is None else fold(settings.metrics, state.metrics, shared, state.step, loss)
-    after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
-    if settings.skip_nonfinite:
-        after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
-    after = after if layout is None else layout.constrained(after)
-    of_batch = metrics_of(settings.metrics, shared.metrics) if settings.batch_metrics else None
-    first_bad_step = None if totals is None else after.metrics.first_bad_step
-    return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
-
-
-def _with_penalties(settings: TrainStep, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
-    """Add the penalties of the regularizers to the mean loss; return its sums, and the gradients of the penalties by name."""
-    if not settings.regularizers:
-        return shared, {}
-    extra, gradients = penalty_and_gradients(settings.regularizers, trainable, settings.model.tables)
-    return with_penalty(shared, extra), gradients
 
 
 @made
