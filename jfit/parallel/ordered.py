@@ -7,7 +7,7 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jfit import counters
 from jfit.data.batch import Batch
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.devices import own_part, sharding, spans_processes, split_batch
+from jfit.parallel.devices import own_part, sharding, spans_processes
 from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
@@ -85,11 +85,8 @@ class OrderedSteps:
         result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
         rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
             as an argument of the program.  None: the factor of `step`.
-        split: in a job of several processes, whether batches are the slices of this process, stacked along a leading axis.
-            False: all processes pass the whole batch.
         gathered: in a job, whether the values are those of all slices.  False: those of the slices of this process.
 
     Raises:
@@ -97,10 +94,11 @@ class OrderedSteps:
 
     Example:
         >>> import jax, jfit, numpy as np
+        >>> from jfit.parallel import split_batch
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
         >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
         >>> steps = OrderedSteps(jfit.train_step(model, "sgd", reduce="ordered"), jax.devices()[:1])
-        >>> state, out, _ = steps(jfit.init_state(model, "sgd", batch), jfit.data.Batch(batch))
+        >>> state, out, _ = steps(jfit.init_state(model, "sgd", batch), split_batch(jfit.data.Batch(batch), 8))
         >>> int(state.step)
         1
     """
@@ -112,9 +110,7 @@ class OrderedSteps:
         *,
         result: Callable[[StepOut], Any] = _unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
-        batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
-        split: bool = False,
         gathered: bool = True,
     ) -> None:
         count = step.reduce.slices
@@ -123,13 +119,10 @@ class OrderedSteps:
                 f"reduce='ordered' computes each of the {count} slices of a batch alone, and adds their gradients: leave out "
                 f"sync_batch_stats=True and gradients=True, and pass at most {count} devices (there are {len(devices)})"
             )
-        self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
-        self._axes = step.model.batch_axes if batch_axes is None else batch_axes
+        self._devices, self._is_alone = list(devices)[own_part(devices)], len(devices) == 1
         self._everywhere = sharding(devices)
         of_slices, own = _owners(devices, count), process_slices(devices, count)
-        self._own = own or slice(None)  # slices of this process
-        self._split = split and own is not None
-        self._owners, numbers = of_slices[self._own], range(count)[self._own]
+        self._owners, numbers = of_slices[own or slice(None)], range(count)[own or slice(None)]
         self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
@@ -163,8 +156,7 @@ class OrderedSteps:
 
         Args:
             state: `TrainState`, replicated on the devices; donated if there is one device.
-            batch: the whole batch; the number of slices times micro-batches divides its rows.  With `split`, the slices of
-                this process, (slices, rows, ...).
+            batch: the slices of this process, (slices, rows, ...), from `split_batch`.
             rescale: factor of the summed gradients, only with `rescaled`.
 
         Returns:
@@ -173,9 +165,8 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        slices = batch if self._split else split_batch(batch, self.slices, self._axes, own=self._own)
         for at, (owner, number) in enumerate(zip(self._owners, self._numbers, strict=True)):
-            rows = jax.tree.map(lambda x, at=at: x[at], slices)
+            rows = jax.tree.map(lambda x, at=at: x[at], batch)
             part = self._one(read[owner], jax.device_put(rows, owner), number)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
