@@ -5,12 +5,10 @@ In a job of several processes, all of them call `measure` with the same request,
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,7 +96,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         RuntimeError: the processes of a job have different parameters after the first steps.
     """
     bench = models.load(request["model"], request["shapes"])
-    devices, count = _devices(request["devices"]), request["devices"]
+    count = request["devices"]
+    devices = job_devices(count // distributed.num_processes())
     rows = bench.rows(request["batch"])
     compiled, started = counters.compile_seconds(), time.perf_counter()
     trainer = Trainer(bench, rows, devices, request["reduce"])
@@ -126,15 +125,6 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     if hand is not None:
         result["hand_ratio"] = statistics.median(h / j for h, j in zip(times["hand"], times["jfit"], strict=True))
     return result | {"platform": devices[0].platform, "device": devices[0].device_kind}
-
-
-def _devices(count: int) -> list[Any]:
-    """The devices of this process, or in a job those of all processes, each with the same number."""
-    if distributed.num_processes() > 1:
-        return job_devices(count // distributed.num_processes())
-    if len(jax.devices()) < count:
-        raise SystemExit(f"{count} devices requested, but this machine has {len(jax.devices())}")
-    return jax.devices()[:count]
 
 
 def _slowest(seconds: float) -> float:
@@ -196,13 +186,10 @@ def main(arguments: list[str]) -> int:
     Returns:
         Exit status.
     """
-    parser = argparse.ArgumentParser(prog="python -m jfit.bench measure", description=main.__doc__)
-    parser.add_argument("request", help="JSON")
-    request = json.loads(parser.parse_args(arguments).request)
+    request = json.loads(arguments[0])
     if join := request.pop("join", None):
         distributed.init(**join)
     result = measure(request)
     if distributed.is_main():
-        print(json.dumps(result))
-        sys.stdout.flush()
+        print(json.dumps(result), flush=True)
     return 0

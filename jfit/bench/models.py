@@ -208,12 +208,13 @@ def load(name: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Benc
         >>> load("lstm").batch
         32
     """
-    if name in MODELS:
+    if name in MODELS and not shapes:
         return MODELS[name]()
-    if not Path(name).is_file():
-        raise ValueError(f"--model {name!r} is neither one of {', '.join(MODELS)} nor a file; pass one of these")
-    if not shapes:
-        raise ValueError(f"--model {name} is a file, so it needs the shape of a row of its inputs: --shape data=3,224,224")
+    if name in MODELS or not shapes or not Path(name).is_file():
+        files = "a symbol.json file with the shape of a row of each of its inputs: --shape data=3,224,224"
+        raise ValueError(
+            f"--model is {name!r} with --shape {dict(shapes or {})}; expected one of {', '.join(MODELS)}, or {files}"
+        )
     net = sym.load(name)
     from_heads = [n for n in net.list_arguments() if n.endswith("label") and n not in shapes]
     inputs = {k: Input(tuple(v)) for k, v in shapes.items()} | {n: Input((), 2) for n in from_heads}

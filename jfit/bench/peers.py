@@ -6,7 +6,6 @@ one psum, SGD with momentum.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -135,20 +134,19 @@ def pmap_loop(name: str, rows: Mapping[str, np.ndarray], devices: Sequence[Any])
     params = make()
     # on the devices of this process, in the sharding of the results: arrays that a job of several processes reshards are lost
     state = place((params, jax.tree.map(np.zeros_like, params), make_stats()), devices)
-    split = functools.partial(_split, count=count, own=own_part(devices))
-    holder = [state]
+    own = own_part(devices)
+
+    def split(x: np.ndarray) -> np.ndarray:
+        return x if count == 1 else x.reshape((count, -1, *x.shape[1:]))[own]
 
     def train(steps: int) -> Any:
+        nonlocal state
         queue: list[Any] = []
         for _ in range(steps):
-            holder[0], loss = run(holder[0], (split(rows["data"]), split(rows["softmax_label"])))
+            state, loss = run(state, (split(rows["data"]), split(rows["softmax_label"])))
             queue.append(loss)
             if len(queue) > 8:
                 queue.pop(0).block_until_ready()  # more than 16 queued calls abort emulated devices
         return jax.block_until_ready(queue[-1])
 
     return train
-
-
-def _split(x: np.ndarray, count: int, own: slice) -> np.ndarray:
-    return x if count == 1 else x.reshape((count, -1, *x.shape[1:]))[own]

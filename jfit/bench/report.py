@@ -41,17 +41,16 @@ def with_efficiency(results: Sequence[Row]) -> list[dict[str, Any]]:
     """Add the efficiency, samples per second and device relative to the first row, and the time without communication.
 
     Args:
-        results: rows with "devices" and "samples_per_s", maybe "step_s" and "collective_s".
+        results: at least one row with "devices" and "samples_per_s", maybe "step_s" and "collective_s".
 
     Example:
         >>> rows = [{"devices": 1, "samples_per_s": 100}, {"devices": 4, "samples_per_s": 300}]
         >>> [row["efficiency"] for row in with_efficiency(rows)]
         [1.0, 0.75]
     """
-    base = results[0]["samples_per_s"] / results[0]["devices"] if results else 1.0
-    compute = [{"compute_s": row["step_s"] - row["collective_s"]} if "collective_s" in row else {} for row in results]
-    speeds = [{"efficiency": row["samples_per_s"] / row["devices"] / base} for row in results]
-    return [{**row, **speed, **time} for row, speed, time in zip(results, speeds, compute, strict=True)]
+    base = results[0]["samples_per_s"] / results[0]["devices"]
+    rows = [{**row, "efficiency": row["samples_per_s"] / row["devices"] / base} for row in results]
+    return [row | ({"compute_s": row["step_s"] - row["collective_s"]} if "collective_s" in row else {}) for row in rows]
 
 
 def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> str:
@@ -63,22 +62,17 @@ def markdown(title: str, results: Sequence[Row], machine: Mapping[str, Any]) -> 
         machine: "cores", "python", "emulated", and versions.
     """
     rows = [[make(row) for make in COLUMNS.values()] for row in with_efficiency(results)]
-    shown = [i for i, name in enumerate(COLUMNS) if any(row[i] for row in rows) or (name == "devices" and not rows)]
+    shown = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
     lines = [[list(COLUMNS)[i] for i in shown], ["---:"] * len(shown), *[[row[i] for i in shown] for row in rows]]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    device = results[0]["device"] if results else "no device"
-    hosts = max((row.get("hosts", 1) for row in results), default=1)
+    hosts = max(row.get("hosts", 1) for row in results)
     cores = f"{hosts} hosts with {machine['cores']} cores each" if hosts > 1 else f"{machine['cores']} cores"
-    note = f"{device}, {cores}, Python {machine['python']}, jax {machine['jax']}."
+    note = f"{results[0]['device']}, {cores}, Python {machine['python']}, jax {machine['jax']}."
     # devices share the cores of their host, and other rows may have fewer hosts
-    most, share = 1, 1.0
-    for row in results:
-        here = row.get("hosts", 1) * machine["cores"] / row["devices"]
-        most, share = (row["devices"], here) if here < share else (most, share)
+    share, most = min((row.get("hosts", 1) * machine["cores"] / row["devices"], row["devices"]) for row in results)
     if machine["emulated"] and share < 1:
-        cores = round(share * most)
         note += (
-            f" The devices are emulated: up to {most} devices share {cores} cores, so an efficiency of "
+            f" The devices are emulated: up to {most} devices share {round(share * most)} cores, so an efficiency of "
             f"{share:.2f} is all that {most} devices can have."
         )
     return f"## {title}\n\n{note}\n\n{table}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -66,12 +65,10 @@ def main(arguments: list[str]) -> int:
     Returns:
         Exit status.
     """
-    parser = argparse.ArgumentParser(prog="python -m jfit.bench torch", description=main.__doc__)
-    parser.add_argument("request", help="JSON")
-    request = json.loads(parser.parse_args(arguments).request)
     import torch
     from torch import distributed
 
+    request = json.loads(arguments[0])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group("gloo")

@@ -29,7 +29,7 @@ from jfit.feed.train_data import unshared
 from jfit.loop.step_log import step_values
 from jfit.lowering.model import Model, count_parameters
 from jfit.ops.axis import VirtualSlice
-from jfit.parallel.devices import STATE_AXES, own_slices_of, place
+from jfit.parallel.devices import STATE_AXES, own_slices_of, place, spans_processes, split_batch
 from jfit.parallel.ordered import OrderedSteps, process_slices, slices_of
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.prepare import Problem
@@ -241,9 +241,12 @@ def ordered_steps(spec: DispatchSpec) -> Callable[[Batch, TrainState], tuple[Tra
         return metric_inputs(spec.model, outputs, batch, axis) if spec.return_outputs else None
 
     of_step, of_each = Made(result, "result", spec), Made(of_slice, "of_slice", spec)
-    steps = OrderedSteps(spec.step, spec.devices, result=of_step, of_slice=of_each, split=True)
+    steps = OrderedSteps(spec.step, spec.devices, result=of_step, of_slice=of_each)
+    slices, in_job = slices_of(spec.step) or 1, spans_processes(spec.devices)
 
     def run(batch: Batch, state: TrainState) -> tuple[TrainState, Any]:
+        # in a job, each process reads the rows of its own slices only, already cut
+        batch = batch if in_job else split_batch(batch, slices, spec.model.batch_axes, own=slice(None))
         state, (reported, row), inputs = steps(state, batch)
         reported = (reported, inputs) if spec.return_outputs else reported
         return state, (reported, row) if spec.step_names else reported

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+import jax
+
+# bytes that one of n devices sends per byte of its operands, see `collectives`
+_FACTORS: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)")
 _UNSUPPORTED = ("ragged-all-to-all", "collective-broadcast", "send", "recv")
 
@@ -50,7 +61,7 @@ class Collectives(NamedTuple):
     @property
     def total(self) -> Traffic:
         """`Traffic` of all kinds together."""
-        return _sum(self)
+        return jax.tree.map(lambda *values: sum(values), *self)
 
 
 def collectives(program: Any, *args: Any) -> Collectives:
@@ -70,7 +81,6 @@ def collectives(program: Any, *args: Any) -> Collectives:
         `Collectives`.
 
     Raises:
-        TypeError: `program` cannot be lowered.
         ValueError: a collective in a loop whose number of iterations is not known to the compiler, or in a branch; or a kind of
             collective whose bytes are not known.
 
@@ -84,8 +94,6 @@ def collectives(program: Any, *args: Any) -> Collectives:
     """
     lowered = program.lower(*args) if hasattr(program, "lower") else program
     compiled = lowered.compile() if hasattr(lowered, "compile") else lowered
-    if not hasattr(compiled, "as_text"):
-        raise TypeError(f"the program is a {type(program).__name__}, which cannot be lowered; pass a jitted function")
     return read_hlo(compiled.as_text())
 
 
@@ -122,16 +130,19 @@ def read_hlo(text: str) -> Collectives:
     sizes = [int(n) for n in re.findall(r"(?:replica_count|num_partitions)=(\d+)", text.split("\n", 1)[0])]
     computations, entry = _computations(text)
     shapes = {i.name: i.shape for body in computations.values() for i in body}
-    done: dict[str, Collectives] = {}
 
+    @functools.cache
     def of(computation: str) -> Collectives:
-        if computation not in done:
-            total = Collectives()
-            for instruction in computations.get(computation, ()):
-                total = _plus(total, _own(instruction, shapes, max(sizes, default=1)))
-                total = _plus(total, _called(instruction, of))
-            done[computation] = total
-        return done[computation]
+        total = Collectives()
+        for instruction in computations.get(computation, ()):
+            total = jax.tree.map(operator.add, total, _own(instruction, shapes, max(sizes, default=1)))
+            called, times = [of(name) for name in _callees(instruction)], _times(instruction)
+            if times is None and any(one.total.count for one in called):
+                problem = f"the program has a collective in a branch, or in a loop of unknown length ({instruction.name})"
+                raise ValueError(f"{problem}, so that its bytes depend on the data")
+            for one in called:
+                total = jax.tree.map(lambda x, more, times=times or 0: x + times * more, total, one)
+        return total
 
     return of(entry)
 
@@ -139,52 +150,33 @@ def read_hlo(text: str) -> Collectives:
 def _own(instruction: _Instruction, shapes: dict[str, str], devices: int) -> Collectives:
     """Count and bytes of the collective that an instruction is; zeros if it is none, or the end of an asynchronous one."""
     kind = instruction.opcode.removesuffix("-start")
-    if kind in _UNSUPPORTED and "is_host_transfer=true" not in instruction.rest:
-        raise ValueError(f"the bytes of {instruction.name} cannot be counted: it is a {kind}; supported are {_KINDS}")
-    if kind not in _KINDS:
+    is_unsupported = kind in _UNSUPPORTED and "is_host_transfer=true" not in instruction.rest
+    if kind not in _FACTORS and not is_unsupported:
         return Collectives()
+    n = _group_size(instruction, devices)
+    if is_unsupported or n is None:
+        problem = f"the bytes of {instruction.name} cannot be counted: it is a {kind}({instruction.rest[:200]}"
+        raise ValueError(f"{problem}; supported are {', '.join(_FACTORS)} of known groups")
     operands = re.findall(r"([\w.\-]+)(?:,|$)", instruction.rest.split("), ", 1)[0].rstrip(")"))
     size = sum(_bytes_of(shapes[name]) for name in operands if name in shapes)
-    n = _group_size(instruction, devices)
-    factor = {
-        "all-reduce": 2 * (n - 1) / n,
-        "all-gather": n - 1,
-        "reduce-scatter": (n - 1) / n,
-        "all-to-all": (n - 1) / n,
-        "collective-permute": 1,
-    }[kind]
-    return Collectives(**{kind.replace("-", "_"): Traffic(1, size, float(size * factor))})
+    return Collectives(**{kind.replace("-", "_"): Traffic(1, size, float(size * _FACTORS[kind](n)))})
 
 
-def _called(instruction: _Instruction, of: Callable[[str], Collectives]) -> Collectives:
-    """The collectives of the computations that an instruction calls."""
-    total, attributes = Collectives(), instruction.rest
+def _callees(instruction: _Instruction) -> list[str]:
+    """The names of the computations that an instruction calls."""
     if instruction.opcode in ("async-update", "async-done"):  # the computation was counted at its async-start
-        return total
-    names = re.findall(r"\b(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)", attributes)
-    for several in re.findall(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}", attributes):
-        names += [name.strip().lstrip("%") for name in several.split(",")]
-    for name in names:
-        total = _plus(total, of(name))
-    if instruction.opcode == "conditional" and total.total.count:
-        raise ValueError(f"the program has a collective in a branch ({instruction.name}), so that its bytes depend on the data")
-    if instruction.opcode == "while" and total.total.count:
-        trips = re.search(r'"known_trip_count":\{"n":"?(\d+)', attributes)
-        if trips is None:
-            raise ValueError(
-                f"the program has a collective in a loop ({instruction.name}) whose number of iterations is not known"
-            )
-        n = int(trips[1])
-        total = Collectives(*(Traffic(t.count * n, t.operand_bytes * n, t.wire_bytes * n) for t in total))
-    return total
+        return []
+    names = re.findall(r"\b(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)", instruction.rest)
+    several = re.findall(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}", instruction.rest)
+    return names + [name.strip().lstrip("%") for group in several for name in group.split(",")]
 
 
-def _plus(a: Collectives, b: Collectives) -> Collectives:
-    return Collectives(*(_sum(pair) for pair in zip(a, b, strict=True)))
-
-
-def _sum(parts: Any) -> Traffic:
-    return Traffic(*(sum(values) for values in zip(*parts, strict=True)))
+def _times(instruction: _Instruction) -> int | None:
+    """How often an instruction runs the computations that it calls; None if that depends on the data."""
+    if instruction.opcode == "while":
+        trips = re.search(r'"known_trip_count":\{"n":"?(\d+)', instruction.rest)
+        return int(trips[1]) if trips else None
+    return None if instruction.opcode == "conditional" else 1
 
 
 def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
@@ -207,26 +199,21 @@ def _bytes_of(shape: str) -> int:
     """Bytes of an array or of a tuple of arrays; elements of less than 8 bits are counted with their bits."""
     total = 0
     for dtype, sizes in re.findall(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([^\]]*)\]", shape):
-        count = 1
-        for size in filter(None, sizes.split(",")):
-            count *= int(size.strip().removeprefix("<="))
+        count = math.prod(int(size.strip().removeprefix("<=")) for size in sizes.split(",") if size)
         width = re.match(r"[a-z]+(\d+)", dtype)
-        bits = 8 if width is None else int(width[1])  # pred has 8
-        total += -(-count * bits // 8)
+        total += -(-count * (int(width[1]) if width else 8) // 8)  # pred has 8 bits
     return total
 
 
-def _group_size(instruction: _Instruction, devices: int) -> int:
-    """Number of devices that take part in a collective together."""
+def _group_size(instruction: _Instruction, devices: int) -> int | None:
+    """Number of devices that take part in a collective together; None if it cannot be read."""
     text = instruction.rest
     # newer versions of XLA: the axes of a mesh, mesh['data'=2,'model'=4] {'data'}, also with an order of the devices
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, *device_ids=\(.*?\))?\s*\{([^}]*)\}", text)
     if mesh is not None:
         sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']*)'", mesh[2]))
-    groups = re.search(r"replica_groups=(\{\{([\d,\s]*)\}|\[\d+,(\d+)\]|\{\})", text)
-    if groups is None or groups[1] == "{}":
-        if groups is None and "replica_groups=" in text:
-            raise ValueError(f"the replica groups of {instruction.name} cannot be read: {text[:200]}")
+    if "replica_groups=" not in text or "replica_groups={}" in text:
         return devices
-    return int(groups[3]) if groups[3] else len(groups[2].split(","))
+    groups = re.search(r"replica_groups=(?:\{\{([\d,\s]*)\}|\[\d+,(\d+)\])", text)
+    return groups and (int(groups[2]) if groups[2] else len(groups[1].split(",")))

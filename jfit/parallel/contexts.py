@@ -42,13 +42,11 @@ class Context(NamedTuple):
         Raises:
             ValueError: this machine has no such device; the message explains how to emulate more CPU devices.
         """
-        if self.index < 0:
-            raise ValueError(f"{self!r} is not a device: devices are numbered from 0")
         try:
             local = jax.local_devices(backend=self.kind)
         except RuntimeError:
             local = []
-        if self.index >= len(local):
+        if not 0 <= self.index < len(local):
             raise _not_available(repr(self), self.kind, len(local), self.index + 1)
         return local[self.index]
 
@@ -127,21 +125,15 @@ def resolve(devices: Any = None) -> list[Device]:
         return have[:1]
     if isinstance(devices, str) and devices == "all":
         return have
-    if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        if not 1 <= devices <= len(have):
+    if isinstance(devices, int | np.integer) and devices > 0:
+        if devices > len(have):
             raise _not_available(f"devices={devices}", have[0].platform, len(have), int(devices))
         return have[: int(devices)]
-    if isinstance(devices, (Context, jax.Device)):
-        devices = [devices]
-    if isinstance(devices, str) and devices == "auto":
-        raise ValueError("devices='auto' depends on the model, and is supported by jfit.fit and others that get a model")
-    if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise ValueError(f'devices={devices!r} is not supported; pass None, a number, "all", a device or a list of devices')
-    result = [d.device if isinstance(d, Context) else d for d in devices]
-    if not result or not all(isinstance(d, jax.Device) for d in result):
-        raise ValueError(f"devices={devices!r} must be devices: jfit.cpu(i), jfit.gpu(i), those of jax.devices(), or None")
-    if len(set(result)) != len(result):
-        raise ValueError(f"devices={devices!r} contains a device twice, but every device computes one shard of the batch")
+    listed = devices if isinstance(devices, Sequence) and not isinstance(devices, Context) else [devices]
+    result = [d.device if isinstance(d, Context) else d for d in listed]
+    if not result or not all(isinstance(d, jax.Device) for d in result) or len(set(result)) < len(result):
+        choices = 'None, a number from 1, "all", a device such as jfit.cpu(0), or a list of different devices'
+        raise ValueError(f"devices={devices!r} is not supported here; pass {choices}")
     return result
 
 
@@ -248,11 +240,8 @@ def check_entry(entry: str, several: bool = False) -> None:
 
 
 def _not_available(what: str, kind: str, count: int, needed: int) -> ValueError:
-    if needed < 1:
-        remedy = 'expected at least 1, "all", or None for the default device'
-    elif kind == "cpu":
+    remedy = "pass fewer devices, or install jax with support for that kind of device"
+    if kind == "cpu":
         remedy = f"emulate more before jax starts: XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
-    else:
-        remedy = "pass fewer devices, or install jax with support for that kind of device"
     devices = f"{count or 'no'} {kind} device{'' if count == 1 else 's'}"
     return ValueError(f"{what} is not available: this machine has {devices}; {remedy}")

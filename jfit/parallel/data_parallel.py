@@ -39,19 +39,34 @@ OUT_AXES = (STATE_AXES, StepOut(None, None, None, None, 0, 0))  # type: ignore[a
 
 
 class DataParallel:
-    """A training step on N devices: `parallel(state, batch) -> (state, out)` with the global batch.
+    """Run a training step on N devices: each computes the gradients of its shard of the batch, psum adds them.
 
-    Create it with `jfit.data_parallel`.  Calls return before the devices are done; the host waits if more than
-    16 calls are queued.  In a job of several processes all of them call it alike.
+    `parallel = data_parallel(step, devices)` is called with the global batch, `parallel(state, batch) -> (state, out)`, after
+    its `place(state)`.  It splits the batch into equal shards, pads it with rows of weight 0 if needed, and concatenates the
+    outputs if the step returns them.  Calls return before the devices are done; the host waits if more than 16 calls are
+    queued.  In a job of several processes all of them call it alike.
+
+    Args:
+        step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
+        devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
+        reduce: how the devices reduce their gradients, in place of the rule of a step from `train_step`: "psum", "sharded",
+            "ordered" or another name or `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
+        own_rows: in a job of several processes, whether each passes its own rows of the global batch, by rank: as many as the
+            others, with row weights if the others have them.  The outputs are then those of its own rows.  False: all
+            processes pass the same global batch, of which each reads the rows of its own devices.
 
     Attributes:
         devices: list of `jax.Device`, in a job those of all processes.
 
     Example:
-        >>> import jax.numpy as jnp, jfit
-        >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
-        >>> len(DataParallel(jfit.train_step(model, "sgd"), devices=1).devices)
-        1
+        >>> import jfit, numpy as np
+        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
+        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
+        >>> step = jfit.data_parallel(jfit.train_step(model, "sgd"), devices=1)
+        >>> state, out = step(step.place(jfit.init_state(model, "sgd", batch)), batch)
+        >>> int(state.step), len(step.devices)
+        (1, 1)
     """
 
     def __init__(
@@ -60,42 +75,34 @@ class DataParallel:
         devices: Any = None,
         *,
         batch_axes: Mapping[str, int] | None = None,
-        reduce: Any = None,
+        reduce: Reduce | str | None = None,
         own_rows: bool = False,
     ) -> None:
         check_entry("jfit.data_parallel", several=True)
-        self.devices = job_devices(devices)
-        check_same_devices(self.devices, "jfit.data_parallel")
-        if reduce is not None and not isinstance(step, TrainStep):
-            raise TypeError("reduce= needs a step from jfit.train_step; a function of yours calls lax.psum itself")
+        devices = job_devices(devices)
+        check_same_devices(devices, "jfit.data_parallel")
         step = step if reduce is None else dataclasses.replace(cast(TrainStep, step), reduce=reduce)
-        self.devices = split_devices(self.devices, step)
-        self._step, self._model = step, cast(Model | None, getattr(step, "model", None))
-        slices = slices_of(step)
-        own, spans = own_part(self.devices), spans_processes(self.devices)
-        self._own = own if spans and slices is None else None  # slices of a batch on the devices of this process
+        self.devices = split_devices(devices, step)
+        self._model = cast(Model | None, getattr(step, "model", None))
+        slices, spans, own = slices_of(step), spans_processes(devices), own_part(devices)
+        self._home = set(devices[own])
         self._own_rows = own_rows and spans
-        count = own.stop - own.start if self._own_rows else len(self.devices)
-        if slices is not None and self._own_rows:
-            part = cast(slice, process_slices(self.devices, slices, equal=True))
-            slices = part.stop - part.start
-        self._parts = slices or count  # into how many parts a batch is cut
+        # the parts of a batch that this process computes
+        self._own = own if slices is None else process_slices(devices, slices, equal=self._own_rows) or slice(0, slices)
+        parts = slices or len(devices)
+        self._parts = self._own.stop - self._own.start if self._own_rows else parts  # into how many parts a batch is cut
         # whether its arrays get a leading axis of parts
-        self._splits = self._parts > 1 or self._own is not None or slices is not None
+        self._splits = parts > 1 or slices is not None
         self._multiple: int = getattr(step, "micro_batches", 1)
         self._axes = batch_axes if batch_axes is not None or self._model is None else self._model.batch_axes
         self._frozen = getattr(step, "frozen", ())
         self._syncs: bool = getattr(step, "sync_batch_stats", False)
         self._checked: set[Any] = set()  # sizes of batches; of batches that are padded, the shapes
-        self._home = set(self.devices[own])
         self._layouts: dict[Any, tuple[MaybeLayout, ...]] = {}
         self._window = Window()
         self._returned: int | None = None  # id of the state of the last call
         self._rule: Reduce = getattr(step, "reduce", None) or all_reduce()
-        self._ordered = None
-        if slices is not None:
-            options: Any = {"batch_axes": self._axes, "split": self._own_rows, "gathered": not self._own_rows}
-            self._ordered = OrderedSteps(step, self.devices, **options)
+        self._ordered = None if slices is None else OrderedSteps(step, devices, gathered=not self._own_rows)
         if self._ordered is None:
             state_axes, out_axes = OUT_AXES
             out_axes = (state_axes, out_axes if self._own_rows else out_axes._replace(outputs=GATHERED))
@@ -122,28 +129,24 @@ class DataParallel:
         return place(state, self.devices)
 
     def _whole(self, state: TrainState) -> TrainState:
-        leaves, own = jax.tree.leaves(state.local), self._own
-        is_part = (
-            own is not None and leaves and all(isinstance(x, jax.Array) and len(x) == own.stop - own.start for x in leaves)
-        )
+        leaves, count = jax.tree.leaves(state.local), len(self._home)
+        is_part = leaves and count < len(self.devices) and all(isinstance(x, jax.Array) and len(x) == count for x in leaves)
         if is_part or any(map(is_spread, jax.tree.leaves((state.params, state.opt_state)))):
             return host_state(state, self.devices)  # from an earlier step: this process has the parts of its own devices only
         return state
 
     def _split(self, batch: Batch) -> Batch:
         """Split a batch over the devices; of the devices of other processes, this one has no slices."""
-        own = slice(None) if self._own_rows else self._own
+        own = (slice(None) if self._own_rows else self._own) if self._splits else None
         split = split_batch(batch, self._parts, self._axes, self._multiple, own=own)
         return place_split(split, self.devices) if isinstance(self.devices, SplitDevices) else split
 
     def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
         """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""
+        split = self._split(batch)
         if self._ordered is None:
-            split = self._split(batch)
             return *self._program(state, split), split
-        padded = split_batch(batch, 1, self._axes, self._parts * self._multiple)
-        split = split_batch(padded, self._parts, self._axes, own=slice(None))
-        state, out, outputs = self._ordered(state, split if self._own_rows else padded)
+        state, out, outputs = self._ordered(state, split)
         return state, out._replace(outputs=outputs), split
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
@@ -263,37 +266,4 @@ def _fence_of(state: Any, out: Any) -> jax.Array:
 _copy = jax.jit(lambda x: x + 0)
 
 
-def data_parallel(
-    step: Step,
-    devices: Any = None,
-    *,
-    batch_axes: Mapping[str, int] | None = None,
-    reduce: Reduce | str | None = None,
-    own_rows: bool = False,
-) -> DataParallel:
-    """Run a training step on N devices: each computes the gradients of its shard of the batch, psum adds them.
-
-    Args:
-        step: from `jfit.train_step`, or any function `step(state, batch, axis_name=None) -> (state, StepOut)`.
-        devices: None (the default device), a number, "all" or a list of devices (see `jfit.parallel.resolve`).
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
-        reduce: how the devices reduce their gradients, in place of the rule of the step: "psum", "sharded",
-            "ordered" or another name or `Reduce` of `jfit.step.reduce`.  None: the rule of the step.
-        own_rows: in a job of several processes, whether each passes its own rows of the global batch, by rank: as many as the
-            others, with row weights if the others have them.  The outputs are then those of its own rows.  False: all
-            processes pass the same global batch, of which each reads the rows of its own devices.
-
-    Returns:
-        `DataParallel`, called as `(state, batch) -> (state, out)`.  It splits the global batch into equal shards, pads it with
-        rows of weight 0 if needed, and concatenates the outputs if the step returns them.  Call its `place(state)` first.
-
-    Example:
-        >>> import jfit, numpy as np
-        >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
-        >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
-        >>> step = jfit.data_parallel(jfit.train_step(model, "sgd"), devices=1)
-        >>> state, out = step(step.place(jfit.init_state(model, "sgd", batch)), batch)
-        >>> int(state.step)
-        1
-    """
-    return DataParallel(step, devices, batch_axes=batch_axes, reduce=reduce, own_rows=own_rows)
+data_parallel = DataParallel  # the public name

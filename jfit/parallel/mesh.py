@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jfit.checks import matching, positive_integer
+from jfit.checks import matching
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import Device, resolve
 from jfit.programs import Made
@@ -213,7 +213,6 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
     Raises:
         NotImplementedError: this process is one of several.
         ValueError: arguments that cannot be combined, or a mesh without devices or with too many.
-        TypeError: `mesh` or `shard` has another type.
 
     Example:
         >>> dict(mesh_of({"data": 1, "model": 1}).shape)
@@ -223,49 +222,29 @@ def mesh_of(mesh: Any, shard: Mapping[str, Any] | None = None, devices: Any = No
         raise NotImplementedError(
             f"mesh= and shard= do not support jobs of {jax.process_count()} processes; pass reduce='sharded_parameters'"
         )
-    if not isinstance(shard, Mapping | None):
-        raise TypeError(f"shard is a {type(shard).__name__}; expected a dict such as {{'fc*_weight': ('model', None)}}")
-    if get_reduce(reduce) != all_reduce():
-        name = "shard" if mesh is None else "mesh"
-        raise ValueError(f"reduce={reduce!r} and {name}= are both passed, but on a mesh XLA inserts the sums; leave one out")
-    if isinstance(devices, str) and devices == "auto":
-        raise ValueError("devices='auto' chooses devices that split batches, but a mesh has as many as its axes; leave it out")
+    if get_reduce(reduce) != all_reduce() or (isinstance(mesh, Mesh) and devices is not None):
+        passed = f"{'shard' if mesh is None else 'mesh'}= is passed with reduce={reduce!r} and devices={devices!r}"
+        raise ValueError(f"{passed}, but a mesh has its devices, and on a mesh XLA inserts the sums; leave these out")
     if isinstance(mesh, Mesh):
-        if devices is not None:
-            raise ValueError("mesh= and devices= are both passed, but the mesh has its devices; leave devices= out")
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     sizes = {_only_axis(shard or {}): len(resolve("all" if devices is None else devices))} if mesh is None else mesh
-    if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
-        raise TypeError(f"mesh is {mesh!r}; expected a jax.sharding.Mesh, or a dict of axis names and sizes")
-    positive_integer(**{f"mesh[{name!r}]": size for name, size in sizes.items()})
-    count = math.prod(sizes.values())
-    chosen = resolve(count if devices is None else devices)
-    if len(chosen) != count:
-        raise ValueError(f"mesh={dict(sizes)} has {count} devices, but devices= has {len(chosen)}; leave devices= out")
-    shape = tuple(sizes.values())
+    chosen, shape = resolve(math.prod(sizes.values()) if devices is None else devices), tuple(sizes.values())
     return Mesh(np.array(chosen).reshape(shape), tuple(sizes), axis_types=(AxisType.Auto,) * len(shape))
 
 
 def _only_axis(shard: Mapping[str, Any]) -> str:
     """The axis that `shard` names, if it is only one."""
-    names = {name for pattern, spec in shard.items() for name in _axes_of(_spec_of(pattern, spec))}
+    names = {name for spec in shard.values() for name in _axes_of(_spec_of(spec))}
     if len(names) != 1:
         found = f"the axes {sorted(names)}" if names else "no axis"
         raise ValueError(f"shard= names {found}, so the mesh cannot be made without mesh=; pass the sizes of its axes")
     return names.pop()
 
 
-def _spec_of(pattern: str, spec: Any) -> PartitionSpec:
+def _spec_of(spec: Any) -> PartitionSpec:
     """Convert a value of the mapping `shard` to a `PartitionSpec`; a name or None alone is that of the first dimension."""
     dims = (spec,) if spec is None or isinstance(spec, str) else spec
-    try:
-        result = PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])
-        "".join(_axes_of(result))  # a TypeError for what is no name
-        return result
-    except TypeError:
-        raise TypeError(
-            f"shard[{pattern!r}] is {spec!r}; expected for each dimension of the parameter the name of a mesh axis, or None"
-        ) from None
+    return PartitionSpec(*[tuple(d) if isinstance(d, list) else d for d in dims])
 
 
 def _axes_of(spec: PartitionSpec) -> set[str]:
@@ -298,8 +277,7 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     specs: dict[str, PartitionSpec] = {}
     for pattern, spec in (shard or {}).items():
         for name in matching(pattern, list(state.params), f"shard has {pattern!r}, which matches no parameter"):
-            specs[name] = _spec_of(pattern, spec)
-            _check_split(pattern, name, np.shape(state.params[name]), specs[name], mesh)
+            specs[name] = _checked_spec(pattern, spec, name, np.shape(state.params[name]), mesh)
     used = {ROWS}.union(*map(_axes_of, specs.values()))
     for axis, size in mesh.shape.items():
         if axis not in used and size > 1:
@@ -313,11 +291,13 @@ def mesh_devices(mesh: Mesh, shard: Mapping[str, Any] | None, state: TrainState,
     return MeshDevices(mesh, specs, state)
 
 
-def _check_split(pattern: str, name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh) -> None:
-    """Raise a ValueError if JAX cannot split an array of this shape so."""
+def _checked_spec(pattern: str, spec: Any, name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """Return the `PartitionSpec` of a parameter; raise a ValueError if JAX cannot split an array of this shape so."""
     try:
-        sharding = NamedSharding(mesh, spec)
+        result = _spec_of(spec)
+        sharding = NamedSharding(mesh, result)
         sharding.check_compatible_aval(shape)
         sharding.shard_shape(shape)
+        return result
     except Exception as error:  # JAX has several types for it
         raise ValueError(f"shard[{pattern!r}] cannot split {name!r} of shape {shape}: {error}") from None

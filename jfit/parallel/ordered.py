@@ -7,7 +7,7 @@ exchange sums (`jfit.parallel.ordered_job`); each updates the parameters itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jfit.parallel.ordered_job import Gather
 from jfit.parallel.spmd import compile_spmd
 from jfit.programs import Made, Program
 from jfit.step import StepOut
-from jfit.step.ordered import finish_slices, slice_sums, tree_sum
+from jfit.step.ordered import reduced, slice_sums, tree_sum
 from jfit.step.state import TrainState
 
 
@@ -67,37 +67,6 @@ def _owners(devices: Sequence[Any], count: int) -> list[Any]:
     return [devices[j * len(devices) // count] for j in range(count)]
 
 
-def cut_slices(
-    batch: Batch, count: int, axes: Mapping[str, int] | None = None, numbers: Sequence[int] | None = None
-) -> tuple[Batch, ...]:
-    """Cut a batch into equal consecutive slices.
-
-    Args:
-        batch: the batch; `count` divides the number of its rows.
-        count: number of slices.
-        axes: input name -> batch axis, for inputs whose batch axis is not 0.
-        numbers: numbers of the slices that are returned; None: all.
-
-    Returns:
-        One `Batch` per slice.
-
-    Example:
-        >>> import numpy as np
-        >>> [part.inputs["x"].tolist() for part in cut_slices(Batch({"x": np.arange(4)}), 2)]
-        [[0, 1], [2, 3]]
-    """
-
-    numbers = range(count) if numbers is None else numbers
-
-    def cut(x: Any, axis: int = 0) -> list[Any]:
-        size = x.shape[axis] // count
-        return [x[(*(slice(None),) * axis, slice(j * size, (j + 1) * size))] for j in numbers]
-
-    inputs = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
-    weights = [[None] * len(numbers) if w is None else cut(w) for w in (batch.weight, batch.metric_weight)]
-    return tuple(Batch({k: v[i] for k, v in inputs.items()}, weights[0][i], weights[1][i]) for i in range(len(numbers)))
-
-
 def _unchanged(out: StepOut) -> StepOut:
     return out
 
@@ -116,11 +85,8 @@ class OrderedSteps:
         result: function of the `StepOut`, traced into the program of the update; default: the `StepOut`.
         of_slice: `of_slice(outputs, batch, axis) -> pytree`, values of a slice, traced into its program; default: the outputs
             of the model if the step returns them.
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.  None: those of the model.
         rescaled: `rescaled(rescale=r) -> step`, the step with another factor of its gradients, if every call passes the factor
             as an argument of the program.  None: the factor of `step`.
-        split: in a job of several processes, whether batches are the slices of this process, stacked along a leading axis.
-            False: all processes pass the whole batch.
         gathered: in a job, whether the values are those of all slices.  False: those of the slices of this process.
 
     Raises:
@@ -128,10 +94,11 @@ class OrderedSteps:
 
     Example:
         >>> import jax, jfit, numpy as np
+        >>> from jfit.parallel import split_batch
         >>> net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=3), name="softmax")
         >>> model, batch = jfit.lower(net), {"data": np.ones((8, 4), "float32"), "softmax_label": np.zeros(8, "float32")}
         >>> steps = OrderedSteps(jfit.train_step(model, "sgd", reduce="ordered"), jax.devices()[:1])
-        >>> state, out, _ = steps(jfit.init_state(model, "sgd", batch), jfit.data.Batch(batch))
+        >>> state, out, _ = steps(jfit.init_state(model, "sgd", batch), split_batch(jfit.data.Batch(batch), 8))
         >>> int(state.step)
         1
     """
@@ -143,30 +110,30 @@ class OrderedSteps:
         *,
         result: Callable[[StepOut], Any] = _unchanged,
         of_slice: Callable[[Any, Batch, VirtualSlice], Any] | None = None,
-        batch_axes: Mapping[str, int] | None = None,
         rescaled: Callable[..., Any] | None = None,
-        split: bool = False,
         gathered: bool = True,
     ) -> None:
-        count, stages = step.reduce.slices, step.stages
-        _check(step, len(devices))
-        self.slices, self._devices, self._is_alone = count, list(devices)[own_part(devices)], len(devices) == 1
-        self._axes = step.model.batch_axes if batch_axes is None else batch_axes
+        count = step.reduce.slices
+        if step.sync_batch_stats or step.gradients or len(devices) > count:
+            raise ValueError(
+                f"reduce='ordered' computes each of the {count} slices of a batch alone, and adds their gradients: leave out "
+                f"sync_batch_stats=True and gradients=True, and pass at most {count} devices (there are {len(devices)})"
+            )
+        self._devices, self._is_alone = list(devices)[own_part(devices)], len(devices) == 1
         self._everywhere = sharding(devices)
         of_slices, own = _owners(devices, count), process_slices(devices, count)
-        self._own = range(count)[own or slice(None)]  # slices of this process
-        self._split = split and own is not None
-        self._owners = [of_slices[j] for j in self._own]
-        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(self._own, self._owners, strict=True)]
+        self._owners, numbers = of_slices[own or slice(None)], range(count)[own or slice(None)]
+        self._numbers = [jax.device_put(np.int32(j), device) for j, device in zip(numbers, self._owners, strict=True)]
 
         def one(state: TrainState, batch: Batch, number: Any) -> Any:
-            sums, outputs = slice_sums(stages, state, batch, number, count)
+            sums, outputs = slice_sums(step, state, batch, number, count)
             return sums, outputs if of_slice is None else of_slice(outputs, batch, VirtualSlice(number, count))
 
         def finish(weighted: bool) -> Program:
             def fn(state: TrainState, sums: Any, *rescale: Any, axis_name: str | None = None) -> Any:
-                update = stages if rescaled is None else rescaled(rescale=rescale[0]).stages
-                return finish_slices(update, state, sums, weighted, result)
+                update = step if rescaled is None else rescaled(rescale=rescale[0])
+                state, out = update.finish(state, reduced(sums, state), state.local, weighted)
+                return state, result(out)
 
             # With several devices, the arguments are the first device's buffers of arrays that the caller still has.
             donate = (0,) if self._is_alone else ()
@@ -174,7 +141,7 @@ class OrderedSteps:
             keyed = Made(fn, "finish", step if rescaled is None else rescaled, weighted, result)
             return compile_spmd(keyed, self._devices[:1], axes, None, donate=donate, name="train_update")
 
-        self._one = Program(Made(one, "slice", stages, of_slice, count), jax.jit, name="train_slice")
+        self._one = Program(Made(one, "slice", step, of_slice, count), jax.jit, name="train_slice")
         self._sum: Any = Program(tree_sum, jax.jit, name="train_sum")
         self._stacked: Any = _stacked
         if own is not None:
@@ -189,8 +156,7 @@ class OrderedSteps:
 
         Args:
             state: `TrainState`, replicated on the devices; donated if there is one device.
-            batch: the whole batch; the number of slices times micro-batches divides its rows.  With `split`, the slices of
-                this process, (slices, rows, ...).
+            batch: the slices of this process, (slices, rows, ...), from `split_batch`.
             rescale: factor of the summed gradients, only with `rescaled`.
 
         Returns:
@@ -199,11 +165,8 @@ class OrderedSteps:
         states, first = self._per_device(state), self._devices[0]
         read = {d: s._replace(opt_state=(), metrics=(), base_lr=None, local=None) for d, s in states.items()}
         parts = []
-        if self._split:
-            slices = [jax.tree.map(lambda x, at=at: x[at], batch) for at in range(len(self._own))]
-        else:
-            slices = cut_slices(batch, self.slices, self._axes, self._own)
-        for owner, number, rows in zip(self._owners, self._numbers, slices, strict=True):
+        for at, (owner, number) in enumerate(zip(self._owners, self._numbers, strict=True)):
+            rows = jax.tree.map(lambda x, at=at: x[at], batch)
             part = self._one(read[owner], jax.device_put(rows, owner), number)
             parts.append(part if owner == first else jax.device_put(part, first))
         sums, values = zip(*parts, strict=True)
@@ -229,12 +192,3 @@ class OrderedSteps:
 @jax.jit
 def _stacked(values: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *values)
-
-
-def _check(step: Any, devices: int) -> None:
-    if step.sync_batch_stats:
-        raise ValueError("reduce='ordered' computes each slice of a batch alone, not with sync_batch_stats=True")
-    if step.gradients:
-        raise ValueError("gradients=True returns the gradients of a device, which reduce='ordered' does not compute")
-    if devices > step.reduce.slices:
-        raise ValueError(f"reduce='ordered' cuts a batch into {step.reduce.slices} slices, but there are {devices} devices")

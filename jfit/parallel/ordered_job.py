@@ -84,13 +84,11 @@ class Gather:
 
 def _packed(values: Sequence[Any]) -> Buffers:
     """Concatenate all leaves of each value by dtype: dtype -> (values, elements)."""
-    rows: list[dict[str, list[Array]]] = []
-    for value in values:
-        row: dict[str, list[Array]] = {}
-        for leaf in map(jnp.asarray, jax.tree.leaves(value)):
-            row.setdefault(str(leaf.dtype), []).append(leaf.reshape(-1))
-        rows.append(row)
-    return {dtype: jnp.stack([jnp.concatenate(row[dtype]) for row in rows]) for dtype in rows[0]}
+    leaves = [jnp.stack(xs).reshape(len(values), -1) for xs in zip(*map(jax.tree.leaves, values), strict=True)]
+    return {
+        str(dtype): jnp.concatenate([x for x in leaves if x.dtype == dtype], axis=1)
+        for dtype in dict.fromkeys(x.dtype for x in leaves)
+    }
 
 
 def _unpacked(buffers: Buffers, at: tuple[int, int], like: Any) -> Any:

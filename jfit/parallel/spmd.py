@@ -103,7 +103,9 @@ def _on_device(fn: Callable[..., Any], count: int, gathered: Any, *args: Any) ->
     axis = AXIS if count > 1 else None
     # pmap runs on the first 3 of 4 devices, without an error, if the leading axis of all arguments has size 3
     if axis is not None and (size := jax.lax.axis_size(axis)) != count:
-        raise _wrong_axis(size, count)
+        raise ValueError(
+            f"an argument has {size} slices along its leading device axis, but the program runs on {count} devices"
+        )
     result = fn(*args, axis_name=axis)
     if gathered is None:
         return result
@@ -165,10 +167,6 @@ def _of_global_arrays(jitted: Any, mesh: Mesh, in_axes: tuple[Any, ...], out_axe
         return _each(own, jitted(*whole), out_axes)
 
     return run
-
-
-def _wrong_axis(size: int, devices: int) -> ValueError:
-    return ValueError(f"an argument has {size} slices along its leading device axis, but the program runs on {devices} devices")
 
 
 def _each(fn: Callable[[Any, Any], Any], tree: Any, axes: Any) -> Any:

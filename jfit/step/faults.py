@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from jfit.data.batch import parts_of
 from jfit.data.valid import Valid
+from jfit.step.train import of_first_device
 
 
 class Fault(NamedTuple):
@@ -69,7 +70,7 @@ def first_fault(valid: Sequence[Valid], batch: Any, number: Any, fault: Any, axi
             at = _fault_of(one, array, None if one.kind == "weight" else is_used, axis_name)
             found = jnp.where(at[0] >= 0, jnp.stack([jnp.asarray(number, jnp.int32), jnp.int32(index), *at]), found)
     if axis_name is not None:
-        found = _of_first_device(found, axis_name)
+        found = of_first_device(found, none, found[0] >= 0, axis_name)
     return jnp.where(fault[0] >= 0, fault, found)
 
 
@@ -91,14 +92,6 @@ def _fault_of(valid: Valid, array: Array, is_used: Array | None, axis_name: str 
     bits = value if integers else lax.bitcast_convert_type(value, jnp.int32)
     offset = 0 if axis_name is None else lax.axis_index(axis_name) * array.shape[0]
     return [jnp.where(good.all(), -1, row + offset).astype(jnp.int32), column, bits, jnp.int32(integers)]
-
-
-def _of_first_device(found: Array, axis_name: str) -> Array:
-    """The fault of the first device that has one."""
-    device, devices = lax.axis_index(axis_name), lax.psum(1, axis_name)
-    first = lax.pmin(jnp.where(found[0] >= 0, device, devices), axis_name)
-    result = lax.psum(jnp.where(device == first, found, jnp.zeros_like(found)), axis_name)
-    return jnp.where(first < devices, result, jnp.asarray(NO_FAULT))
 
 
 def decoded(fault: Any) -> Fault | None:

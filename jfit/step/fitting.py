@@ -54,12 +54,14 @@ def choose_metrics(
         >>> choose_metrics(jfit.metrics.get("auto"), model, batch)[1]
         "eval_metric='auto': mse (labels (rows,): real numbers; outputs (rows,))"
     """
-    choice = ""
     if model.symbol is not None:
-        _check_names(metrics)
-        metrics = [_for_graph(model, inputs) if m is AUTO else m for m in metrics]
-        return _sized(metrics, model, inputs), choice
-    metrics = [_of_rows(m) for m in metrics]
+        if named := [m.output for m in metrics if isinstance(m, OutputMetric)]:
+            raise ValueError(f"eval_metric is a dict with {named[0]!r}, but the metrics of a graph are of all its heads")
+        # "auto" is mse if all heads are regressions, else accuracy
+        heads = [model.outputs[i] for i in shown_heads(model, inputs)]
+        name = "mse" if heads and all(o.task == "values" for o in heads) else "acc"
+        return _sized([create(name) if m is AUTO else m for m in metrics], model, inputs), ""
+    metrics, choice = [_of_rows(m) for m in metrics], ""
     if needs_inputs(metrics, model):
         names = [model.outputs[i].name for i in shown_heads(model, inputs)]
         if len(names) > 1:
@@ -68,7 +70,9 @@ def choose_metrics(
         targets = targets_of(model, inputs, inputs if labels is None else labels)
         metrics, choice = _replaced(metrics, targets)
         metrics = _fitted(metrics, targets)
-    _check_logged(metrics, model)
+    for metric in metrics:
+        if metric.name in model.logged and not (isinstance(metric, OutputMetric) and metric.name.endswith("_loss")):
+            raise ValueError(f"loss returned the value {metric.name!r} to log, which is also the name of a metric; rename it")
     return _sized(metrics, model, inputs), choice
 
 
@@ -127,13 +131,6 @@ def _of_rows(metric: Any) -> Any:
     return metric if getattr(metric, "of_rows", None) is None else metric.of_rows
 
 
-def _check_logged(metrics: Sequence[Any], model: Model) -> None:
-    """Raise a ValueError if the loss logs a value under the name of a metric."""
-    for metric in metrics:
-        if metric.name in model.logged and not (isinstance(metric, OutputMetric) and metric.name.endswith("_loss")):
-            raise ValueError(f"loss returned the value {metric.name!r} to log, which is also the name of a metric; rename it")
-
-
 def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Adapt metrics that were not adapted by `choose_metrics`, in a traced step, where label values are unknown.
 
@@ -145,10 +142,10 @@ def for_batch(metrics: Sequence[Any], model: Model, heads: Sequence[Any], inputs
     """
     if model.symbol is not None or not needs_inputs(metrics, model) or len(heads[0]) != len(heads[1]):
         return tuple(metrics)
-    metrics = located(metrics, [model.outputs[i].name for i in shown_heads(model, inputs)])
     shown = [model.outputs[i] for i in shown_heads(model, inputs)]
     each = zip(shown, heads[0], heads[1], strict=True)
-    return tuple(_fitted(metrics, [_target(model, o, _spec(value), _spec(label), inputs, None) for o, label, value in each]))
+    targets = [_target(o, value, label, None) for o, label, value in each]
+    return tuple(_fitted(located(metrics, [out.name for out in shown]), targets))
 
 
 def targets_of(model: Model, inputs: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Target]:
@@ -158,25 +155,20 @@ def targets_of(model: Model, inputs: Mapping[str, Any], labels: Mapping[str, Any
     for at in shown_heads(model, inputs):
         out = model.outputs[at]
         if out.label is not None and out.label in inputs:
-            targets.append(_target(model, out, outputs[at], specs[out.label], inputs, np.asarray(labels[out.label])))
+            targets.append(_target(out, outputs[at], specs[out.label], np.asarray(labels[out.label])))
     return targets
 
 
-def _target(model: Model, out: Output, output: Any, label: Any, inputs: Mapping[str, Any], values: Any) -> Target:
+def _target(out: Output, output: Any, label: Any, values: Any) -> Target:
+    """What an output and its label mean; `values` are the labels, None if they are unknown."""
+    output, label = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (output, label))
     ignored = () if out.ignore_label is None else (int(out.ignore_label),)
-    kind, loss = LossKind(out.task, out.scores, ignored), out.loss
-    if out.task is None and loss is not None and out.label is not None:
-        name = out.label
-        others = ()
-        if values is not None and are_classes(output.shape, label.shape):
-            others = other_values(values, output.shape[-1])
+    kind, loss, name = LossKind(out.task, out.scores, ignored), out.loss, out.label
+    if out.task is None and loss is not None and name is not None:
+        others = other_values(values, output.shape[-1]) if values is not None and are_classes(output.shape, label.shape) else ()
         kind = kind_of(lambda o, y: loss(o, {name: y})[0], output, label, others)
         kind = kind._replace(ignored=tuple(dict.fromkeys((*ignored, *kind.ignored))))
     return target_of(kind, output, label, values)
-
-
-def _spec(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _fitted(metrics: Sequence[Any], targets: Sequence[Target]) -> list[Any]:
@@ -198,15 +190,3 @@ def _replaced(metrics: Sequence[Any], targets: Sequence[Target]) -> tuple[list[A
         absent = f"none for {metric.output!r}" if of_output else "none"
         lines.append(f"{chosen[0].name if chosen else absent} ({reason})")
     return result, f"eval_metric='auto': {', '.join(lines)}" if lines else ""
-
-
-def _check_names(metrics: Sequence[Any]) -> None:
-    for metric in metrics:
-        if isinstance(metric, OutputMetric):
-            raise ValueError(f"eval_metric is a dict with {metric.output!r}, but the metrics of a graph are of all its heads")
-
-
-def _for_graph(model: Model, inputs: Mapping[str, Any]) -> Any:
-    """The metric that "auto" is for a graph: mse if all of its heads are regressions, else accuracy."""
-    heads = [model.outputs[i] for i in shown_heads(model, inputs)]
-    return create("mse" if heads and all(o.task == "values" for o in heads) else "acc")

@@ -1,13 +1,13 @@
 """Gradients of virtual slices of a batch, summed in a fixed order: the pure functions behind `jfit.step.reduce.ordered`.
 
 A batch is cut into a fixed number of slices (`VirtualSlice`), whatever the number of devices.  `slice_sums` computes one slice,
-`tree_sum` adds all slices, and `finish_slices` updates the parameters.  Each belongs to a program of its own, so that the
+`tree_sum` adds all slices, and `reduced` makes the input of the update.  Each belongs to a program of its own, so that the
 arithmetic of a slice is the same wherever it is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jfit.ops.axis import VirtualSlice
 from jfit.optim.rows import SparseRows
 from jfit.step.slices import Sums
 from jfit.step.state import TrainState
-from jfit.step.train import ShardPass, Stages
+from jfit.step.train import ShardPass, TrainStep
 
 
 class SliceSums(NamedTuple):
@@ -42,12 +42,12 @@ class SliceSums(NamedTuple):
 
 
 def slice_sums(
-    stages: Stages, state: TrainState, batch: Any, index: Array, count: int
+    step: TrainStep, state: TrainState, batch: Any, index: Array, count: int
 ) -> tuple[SliceSums, tuple[Array, ...] | None]:
     """Run the forward and backward pass over one slice of a batch.
 
     Args:
-        stages: the halves of the training step.
+        step: the training step.
         state: `TrainState`; not changed.
         batch: `Batch` or dict, the rows of the slice.
         index: number of the slice in the batch, int32 scalar.
@@ -56,7 +56,7 @@ def slice_sums(
     Returns:
         (`SliceSums`, outputs of the model; None unless the step returns outputs).
     """
-    (gradients, aux, sums), weight = stages.shard(state, batch, VirtualSlice(index, count))
+    (gradients, aux, sums), weight = step.shard_pass(state, batch, VirtualSlice(index, count))
     has_rows = jnp.bool_(True) if weight is None else jnp.any(weight > 0)
     means = {k: jnp.where(has_rows, v, jnp.zeros_like(v)) for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
     tables = {k: g for k, g in gradients.items() if isinstance(g, SparseRows)}
@@ -110,22 +110,3 @@ def reduced(sums: SliceSums, state: TrainState) -> ShardPass:
         aux[name] = jnp.where(sums.has_rows, value, old)
     gradients: Params = {**dense, **sums.tables}  # type: ignore[dict-item]
     return ShardPass(gradients, {k: aux[k] for k in state.aux if k in aux}, Sums(rows, shared, sums.has_loss, None))
-
-
-def finish_slices(
-    stages: Stages, state: TrainState, sums: SliceSums, weighted: bool, result: Callable[[Any], Any]
-) -> tuple[TrainState, Any]:
-    """Update the parameters with the sums of all slices.
-
-    Args:
-        stages: the halves of the training step.
-        state: state before the step.
-        sums: sums of all slices.
-        weighted: whether the batch has row weights.
-        result: function of the `StepOut` that returns what the program returns.
-
-    Returns:
-        (new `TrainState`, result).
-    """
-    state, out = stages.finish(state, reduced(sums, state), state.local, weighted)
-    return state, result(out)

@@ -278,18 +278,23 @@ def gradients_of(
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
-        shard = shard._replace(inputs=_checked_inputs(model, shard))
-        drawn = _random_numbers(settings, state, number, shard.row_ids)
+        plan = plan_of(model, shard.inputs)
+        if shard.weight is not None and not plan.paddable and not plan.coupled:
+            raise RowsLost(plan.reason)  # row weights cannot be applied
+        shard = shard._replace(inputs=fill_padding(model, shard))
+        drawn = random_numbers(settings, state, number, shard.row_ids)
 
         def loss_of(trainable: Params) -> tuple[Array, Forward]:
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
             return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
 
-        gradients, done, new_aux = _differentiated(model, loss_of, trainable, aux, shard, axis_name)
-        # synchronized statistics include rows of other devices
+        gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
+        masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
+        # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
+        gradients = masked if axis_name is None or has_padding(model, shard.inputs) else gradients
         new_aux = done.aux if settings.sync_batch_stats else new_aux
         at = part_number(axis_name, number, settings.micro_batches)
-        losses, shared = shared_sums(model, settings.metrics, done, shard, plan_of(model, shard.inputs).rows, at)
+        losses, shared = shared_sums(model, settings.metrics, done, shard, plan.rows, at)
         rows = weight_sum(model, losses, shard.weight, shard.row_ids.shape[0])
         return gradients, new_aux, Sums(rows, shared, losses is not None, done.outputs if settings.keep_outputs else None)
 
@@ -298,37 +303,13 @@ def gradients_of(
     return tables.to_sparse(gradients), aux, sums
 
 
-def _checked_inputs(model: Model, shard: BatchShard) -> dict[str, Array]:
-    """Fill padding rows; raise an error if the rows of the outputs are unknown, so that row weights cannot be applied."""
-    plan = plan_of(model, shard.inputs)
-    if shard.weight is not None and not plan.paddable and not plan.coupled:
-        raise RowsLost(plan.reason)
-    return fill_padding(model, shard)
-
-
-def _random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:
+def random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:
     """The arguments of `model.apply` on which random numbers depend, for micro-batch `number`."""
     if "row_keys" not in settings.model.traits:
         return {"key": part_key(state.key, state.step, number), "row_ids": row_ids}
     # a key for the whole batch, from which each row derives its own: micro-batches draw what the whole batch does
     more = {"micro_batch": number} if settings.micro_batches > 1 else {}
     return {"key": part_key(state.key, state.step), "row_ids": row_ids, **more}
-
-
-def _differentiated(
-    model: Model,
-    loss_of: Callable[[Params], tuple[Array, Forward]],
-    trainable: Params,
-    aux: Aux,
-    shard: BatchShard,
-    axis_name: Axis,
-) -> tuple[Params, Forward, Aux]:
-    """Return (gradients, results of the forward pass, new auxiliary states); a device of padding rows contributes nothing."""
-    # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
-    masks = axis_name is None or has_padding(model, shard.inputs)
-    gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
-    masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
-    return masked if masks else gradients, done, new_aux
 
 
 def part_number(axis_name: Axis, number: Any = 0, micro_batches: int = 1) -> tuple[Any, int]:
@@ -362,12 +343,9 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
         aux: auxiliary states before the batch.
         shard: the rows of this device.
     """
-    model, count, rows = settings.model, settings.micro_batches, len(shard.row_ids)
-    if rows % count:
-        raise ValueError(f"micro_batches={count} does not divide the {rows} rows of a device; use fit, which pads the batch")
+    model, count = settings.model, settings.micro_batches
     if settings.keep_outputs:
         raise ValueError("outputs=True needs micro_batches=1, because the outputs of all micro-batches would have to be stored")
-
     slices = cut_shard(model, shard, count)
     part_of = lambda i: jax.tree.map(lambda x: x[i], slices)  # noqa: E731
     gradients, aux, sums = part(aux, 0, part_of(0))

@@ -60,23 +60,6 @@ class TrainState(NamedTuple):
     local: Any = None
 
 
-def frozen_names(model: Model, names: Sequence[str], frozen: Sequence[str] = ()) -> frozenset[str]:
-    """Names of the parameters that are not trained: those frozen by the model, and those that match a pattern in `frozen`.
-
-    Args:
-        model: the `Model`; `model.frozen` are the names that it freezes.
-        names: names of all parameters.
-        frozen: names or glob patterns.
-
-    Raises:
-        ValueError: a pattern matches no parameter; the message lists the nearest names.
-    """
-    frozen_set = set(model.frozen) & set(names)
-    for pattern in [frozen] if isinstance(frozen, str) else frozen:
-        frozen_set.update(matching(pattern, names, f"frozen={pattern!r} matches no parameter"))
-    return frozenset(frozen_set)
-
-
 def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tuple[Params, Params]:
     """Split parameters into (trainable, frozen): the floating-point parameters that are not frozen, and all others.
 
@@ -86,9 +69,11 @@ def split_params(model: Model, params: Params, frozen: Sequence[str] = ()) -> tu
         frozen: names or glob patterns of further frozen parameters.
 
     Raises:
-        ValueError: a pattern matches no parameter, or nothing is left to train.
+        ValueError: a pattern matches no parameter (the message lists the nearest names), or nothing is left to train.
     """
-    names = frozen_names(model, list(params), frozen)
+    names = set(model.frozen)
+    for pattern in [frozen] if isinstance(frozen, str) else frozen:
+        names.update(matching(pattern, list(params), f"frozen={pattern!r} matches no parameter"))
     trainable = {k: v for k, v in params.items() if k not in names and jnp.issubdtype(v.dtype, jnp.floating)}
     if len(frozen) and params and not trainable:
         raise ValueError(f"frozen={frozen!r} leaves no parameter to train; leave out at least one of {list(params)[:10]}")
@@ -200,11 +185,8 @@ def _split_keys(seed: Any) -> tuple[Array, Array]:
 
 def _key_of(seed: Any) -> Array:
     """Convert an integer, a typed key or key data to a typed key."""
-    if not isinstance(seed, jax.Array):
-        value, seed = seed, np.asarray(seed)
-        if not (jnp.issubdtype(seed.dtype, jnp.integer) and (seed.ndim == 0 or seed.dtype == np.uint32)):
-            raise ValueError(f"seed is {value!r}; expected an integer or a PRNG key, such as 0 or jax.random.key(0)")
-    return jax.random.key(seed) if seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer) else typed_key(jnp.asarray(seed))
+    is_key = np.ndim(seed) or (isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key))
+    return typed_key(jnp.asarray(seed)) if is_key else jax.random.key(seed)
 
 
 def _base_lr(optimizer: Optimizer, learning_rate: Any) -> Any:

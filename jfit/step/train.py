@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jfit.checks import positive, positive_integer
+from jfit.checks import one_of, positive
 from jfit.data.batch import parts_of
 from jfit.lowering.model import Aux, Model, Params, Policy
 from jfit.metrics import Metric
@@ -35,7 +35,7 @@ from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
 from jfit.step.skipping import unless_bad
-from jfit.step.slices import GradientSettings, Shared, Sums, gradients_of, select, shard_of
+from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
 from jfit.step.totals import fold
@@ -84,20 +84,6 @@ class ShardPass(NamedTuple):
     gradients: Params
     aux: Aux
     sums: Sums
-
-
-class Stages(NamedTuple):
-    """The two halves of a training step, between which shards of the batch are reduced.
-
-    Attributes:
-        shard: `shard(state, batch, axis) -> (ShardPass, row weights or None)`: forward and backward pass over a shard.
-        finish: `finish(state, reduced, local, weighted, layout=None) -> (state, StepOut)`: the update.  reduced: `ShardPass` of
-            the whole batch; local: new `TrainState.local`; weighted: whether the batch has row weights; layout: how the update
-            is split over devices, None if it is not.
-    """
-
-    shard: Callable[..., tuple[ShardPass, Array | None]]
-    finish: Callable[..., tuple[TrainState, StepOut]]
 
 
 class Step(Protocol):
@@ -161,10 +147,10 @@ class TrainStep:
             these, is nan or infinite after the update; `out.first_bad_step` is then the number of the step.
 
     Raises:
-        ValueError: an invalid argument (micro_batches below 1, a limit of gradients that is not above 0, the policy "float16",
-            a schedule for an optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch
-            without rows, a state of another model, and if `frozen` leaves nothing to train.
-        TypeError: by the step, when it is traced: the batch or the state has another type.
+        ValueError: an invalid argument (a limit of gradients that is not above 0, the policy "float16", a schedule for an
+            optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch without rows, and if
+            `frozen` leaves nothing to train.
+        TypeError: by the step, when it is traced: the batch has another type.
 
     Example:
         >>> import dataclasses, jax, jfit, numpy as np
@@ -202,7 +188,13 @@ class TrainStep:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
         if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
             raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
-        _check_micro_batches(self.model, self.micro_batches)
+        reasons = {
+            "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
+            "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
+        }
+        for trait, reason in reasons.items():
+            if trait in self.model.traits and self.micro_batches != 1:
+                raise ValueError(f"micro_batches is {self.micro_batches}, but {reason}; set micro_batches=1")
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics))
         self.rule  # noqa: B018, checks the settings of the update
 
@@ -232,23 +224,14 @@ class TrainStep:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @property
-    def stages(self) -> Stages:
-        """The two halves of the step."""
-        metrics, policy = cast(tuple[Metric, ...], self.metrics), cast(Policy | None, self.policy)
-        settings = GradientSettings(self.model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
-        return Stages(functools.partial(_shard_pass, settings, self.frozen), functools.partial(_finish, self))
-
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         """Compute one update: (new state, results)."""
-        _check_state(self.model, state)
         reduce = cast(Reduce, self.reduce)
         count = mesh_size(axis_name) if reduce.sharded else 1
         layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
-        stages = self.stages
 
         def of_batch(split: bool, state: TrainState, batch: Any) -> tuple[ShardPass, Any, Params | None]:
-            (of_shard, aux, sums), weight = stages.shard(state, batch, axis_name)
+            (of_shard, aux, sums), weight = self.shard_pass(state, batch, axis_name)
             if axis_name is not None:
                 aux = mean_aux(aux, state.aux, weight, axis_name)
             if split and layout is not None:
@@ -267,8 +250,51 @@ class TrainStep:
             results = ShardPass(specs, WHOLE, Sums(WHOLE, WHOLE, WHOLE, 0)), 0, 0  # type: ignore[arg-type]
             needed = state._replace(opt_state=(), metrics=(), base_lr=None)
             reduced, local, of_shard = on_each_device(of_batch, layout.axis_name, results)(needed, batch)
-        state, out = stages.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
+        state, out = self.finish(state, reduced, local, parts_of(batch)[1] is not None, layout)
         return state, out._replace(gradients=of_shard)
+
+    def shard_pass(self, state: TrainState, batch: Any, axis: Axis) -> tuple[ShardPass, Array | None]:
+        """The first half of the step, forward and backward pass over a shard: (`ShardPass`, row weights or None)."""
+        model, metrics, policy = self.model.bound(parts_of(batch)[0]), cast(Any, self.metrics), cast(Any, self.policy)
+        settings = GradientSettings(model, metrics, self.micro_batches, policy, self.sync_batch_stats, self.outputs)
+        shard, params = shard_of(model, batch, axis), split_params(self.model, state.params, self.frozen)
+        return ShardPass(*gradients_of(settings, params, state, shard, axis)), shard.weight
+
+    def finish(
+        self, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
+    ) -> tuple[TrainState, StepOut]:
+        """The second half of the step, the update.
+
+        Args:
+            state: state before the step.
+            reduced: `ShardPass` of the whole batch.
+            local: new `TrainState.local`.
+            weighted: whether the batch has row weights.
+            layout: how the update is split over devices; None if it is not.
+        """
+        gradients, aux, sums = reduced
+        trainable, frozen = split_params(self.model, state.params, self.frozen)
+        trainable = trainable if layout is None else layout.cut(trainable)
+        shared, penalties = sums.shared, {}
+        if self.regularizers:
+            extra, penalties = penalty_and_gradients(self.regularizers, trainable, self.model.tables)
+            shared = with_penalty(shared, extra)
+        loss = _mean_loss(sums._replace(shared=shared))
+        trainable, opt_state, lr = self.rule(state, trainable, gradients, sums.rows, loss, penalties)
+        trainable = trainable if layout is None else layout.cut(trainable)
+        params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
+        if weighted:  # a batch whose weights sum to 0 changes nothing
+            by_rows = _tables(gradients) if self.rule.by_rows else ()
+            learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
+            params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
+        totals = None if state.metrics is None else fold(self.metrics, state.metrics, shared, state.step, loss)
+        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
+        if self.skip_nonfinite:
+            after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
+        after = after if layout is None else layout.constrained(after)
+        of_batch = metrics_of(self.metrics, shared.metrics) if self.batch_metrics else None
+        first_bad_step = None if totals is None else after.metrics.first_bad_step
+        return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
 
 
 train_step = TrainStep  # the public name
@@ -287,50 +313,6 @@ def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Lay
     return Layout.of(trainable, step.model.tables, axis_name, count, step.reduce.sharded_parameters)
 
 
-def _shard_pass(
-    settings: GradientSettings, frozen: Sequence[str], state: TrainState, batch: Any, axis: Axis
-) -> tuple[ShardPass, Array | None]:
-    """The forward and backward pass of `Stages.shard`."""
-    bound = settings._replace(model=settings.model.bound(parts_of(batch)[0]))
-    shard = shard_of(bound.model, batch, axis)
-    params = split_params(settings.model, state.params, frozen)
-    return ShardPass(*gradients_of(bound, params, state, shard, axis)), shard.weight
-
-
-def _finish(
-    settings: TrainStep, state: TrainState, reduced: ShardPass, local: Any, weighted: bool, layout: Layout | None = None
-) -> tuple[TrainState, StepOut]:
-    """The update of `Stages.finish`."""
-    gradients, aux, sums = reduced
-    trainable, frozen = split_params(settings.model, state.params, settings.frozen)
-    trainable = trainable if layout is None else layout.cut(trainable)
-    shared, penalties = _with_penalties(settings, sums.shared, trainable)
-    loss = _mean_loss(sums._replace(shared=shared))
-    trainable, opt_state, lr = settings.rule(state, trainable, gradients, sums.rows, loss, penalties)
-    trainable = trainable if layout is None else layout.cut(trainable)
-    params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
-    if weighted:  # a batch whose weights sum to 0 changes nothing
-        by_rows = _tables(gradients) if settings.rule.by_rows else ()
-        learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
-        params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
-    totals = None if state.metrics is None else fold(settings.metrics, state.metrics, shared, state.step, loss)
-    after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
-    if settings.skip_nonfinite:
-        after = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
-    after = after if layout is None else layout.constrained(after)
-    of_batch = metrics_of(settings.metrics, shared.metrics) if settings.batch_metrics else None
-    first_bad_step = None if totals is None else after.metrics.first_bad_step
-    return after, StepOut(loss + 0, loss, lr, first_bad_step, sums.outputs, None, of_batch)
-
-
-def _with_penalties(settings: TrainStep, shared: Shared, trainable: Params) -> tuple[Shared, dict[str, Array]]:
-    """Add the penalties of the regularizers to the mean loss; return its sums, and the gradients of the penalties by name."""
-    if not settings.regularizers:
-        return shared, {}
-    extra, gradients = penalty_and_gradients(settings.regularizers, trainable, settings.model.tables)
-    return with_penalty(shared, extra), gradients
-
-
 @made
 def update_step(
     optimizer: Any = "sgd",
@@ -347,7 +329,8 @@ def update_step(
     θ: parameters, η: learning rate, u: update rule of the optimizer, r: `rescale`.
 
     Args:
-        optimizer, schedule, clip_norm, clip_value, reduce: as for `train_step`.
+        optimizer, schedule, clip_norm, clip_value: as for `train_step`.
+        reduce: as for `train_step`; the sharded rules split a state only in a whole training step, here they sum gradients.
         rescale: r, a number.
         model: the model, if it is made of a function: an optax transformation then sees its tree of parameters.
 
@@ -364,10 +347,6 @@ def update_step(
     """
     rule = UpdateRule.of(optimizer_of(optimizer, model), schedule, rescale, clip_norm, clip_value)
     reduce = get_reduce(reduce)
-    if reduce.sharded:
-        raise ValueError(
-            "reduce='sharded' needs a whole training step: use train_step or fit, or update_step with reduce='psum'"
-        )
 
     def step(state: TrainState, gradients: Params, *, axis_name: str | None = None) -> TrainState:
         gradients, _, local = reduce.apply(gradients, (), state.local, axis_name)
@@ -397,10 +376,8 @@ class UpdateRule(NamedTuple):
     def of(cls, optimizer: Optimizer, schedule: Any, rescale: Any, norm: float | None, value: float | None) -> UpdateRule:
         if schedule is not None and not optimizer.takes_rate:
             raise ValueError("schedule= needs an optimizer by name; an optax instance takes a schedule in its constructor")
-        if isinstance(rescale, str) and rescale != "mean":
-            raise ValueError(
-                f'rescale is {rescale!r}; it must be "mean" (1 / sum of weights) or a factor of the summed gradients'
-            )
+        if isinstance(rescale, str):
+            one_of(("mean",), rescale=rescale)
         if norm is not None or value is not None:
             check_limits(clip_norm=norm, clip_value=value)
         rate_of = schedule if schedule is None or isinstance(schedule, Schedule) else as_schedule(schedule)
@@ -478,30 +455,6 @@ def check_limits(**limits: Any) -> None:
     positive(none="no limit", **limits)
 
 
-def _check_state(model: Model, state: Any) -> None:
-    """Check that a state has the type of a state and no parameter of another model; missing ones raise where they are read."""
-    if not isinstance(state, TrainState):
-        raise TypeError(f"the state is {type(state).__name__}; expected a TrainState, as jfit.init_state returns it")
-    known = () if model.symbol is None else model.symbol.list_inputs()
-    if known and (other := [name for name in (*state.params, *state.aux) if name not in known]):
-        raise ValueError(
-            f"the state has {other[0]!r}, which the model of this step does not have; make one with jfit.init_state(model, ...)"
-        )
-
-
-def _check_micro_batches(model: Model, micro_batches: int) -> None:
-    if micro_batches == 1:
-        return
-    positive_integer(micro_batches=micro_batches)
-    reasons = {
-        "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
-        "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
-    }
-    for trait, reason in reasons.items():
-        if trait in model.traits:
-            raise ValueError(f"micro_batches is {micro_batches}, but {reason}; set micro_batches=1")
-
-
 def _mean_loss(sums: Sums) -> Array:
     """Return the weighted mean loss of the batch: 0 if all weights are 0, NaN if the model has no loss value."""
     if isinstance(sums.has_loss, bool) and not sums.has_loss:
@@ -520,40 +473,36 @@ def mean_aux(aux: Aux, old: Aux, weight: Array | None, axis_name: str) -> Aux:
         axis_name: name of the device axis.
     """
     means = {k: v for k, v in aux.items() if jnp.issubdtype(v.dtype, jnp.inexact)}
-    rest = {k: v for k, v in aux.items() if k not in means}
+    # integers, bools and keys differ between devices if they depend on the rows or on the key, which is folded with the device
+    rest, has = {k: v for k, v in aux.items() if k not in means}, jnp.bool_(True) if weight is None else jnp.any(weight > 0)
+    rest = of_first_device(rest, {k: old[k] for k in rest}, has, axis_name) if rest else {}
     if weight is None:
-        return {**lax.pmean(means, axis_name), **_of_first_device(rest, old, jnp.bool_(True), axis_name)}
-    has = jnp.any(weight > 0)
+        return {**lax.pmean(means, axis_name), **rest}
     devices = lax.psum(has.astype(jnp.float32), axis_name)
     summed = lax.psum({k: jnp.where(has, v, jnp.zeros_like(v)) for k, v in means.items()}, axis_name)
     means = {k: jnp.where(devices > 0, v / jnp.maximum(devices, 1).astype(v.dtype), old[k]) for k, v in summed.items()}
-    return {**means, **_of_first_device(rest, old, has, axis_name)}
+    return {**means, **rest}
 
 
-def _of_first_device(aux: Aux, old: Aux, has: Array, axis_name: str) -> Aux:
-    """Integer states, boolean states and keys of the first device that has rows; devices without rows did not update theirs.
-
-    They differ between devices if they depend on the rows (a counter of them) or on the key, which is folded with the device.
+def of_first_device(values: Any, otherwise: Any, has: Array, axis_name: str) -> Any:
+    """Return the values of the first device for which `has` is true, on all devices; `otherwise` if there is none.
 
     Args:
-        aux: the states of this device, by name.
-        old: the states before the step, returned if no device has rows.
-        has: whether this device has rows with a weight above 0, bool scalar.
+        values: pytree of integers, bools and keys of this device.
+        otherwise: the same pytree, equal on all devices.
+        has: bool scalar of this device.
         axis_name: name of the device axis.
     """
-    if not aux:
-        return {}
     number, count = lax.axis_index(axis_name), lax.psum(1, axis_name)
     first = lax.pmin(jnp.where(has, number, count), axis_name)
-    is_first = number == first
 
     def broadcast(x: Array) -> Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(broadcast(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         values = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
-        return lax.psum(jnp.where(is_first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
+        return lax.psum(jnp.where(number == first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
 
-    return {k: jnp.where(first < count, broadcast(v), old[k]) for k, v in aux.items()}
+    return jax.tree.map(lambda x, other: jnp.where(first < count, broadcast(x), other), values, otherwise)
 
 
 def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:

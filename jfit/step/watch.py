@@ -17,10 +17,9 @@ from jfit.data.batch import parts_of
 from jfit.lowering.interpret import Interpretation, entry_name
 from jfit.lowering.model import Aux, Model, Params, joint_losses, loss_sums, objective, plan_of, weight_sum
 from jfit.lowering.taps import Point, run_tapped
-from jfit.ops.axis import Axis
 from jfit.ops.rows import MaybeLayout, RowLayout
 from jfit.step.regularizers import penalty_and_gradients
-from jfit.step.slices import BatchShard, GradientSettings, cut_shard, fill_padding, mask_padding, part_key, shard_of
+from jfit.step.slices import BatchShard, GradientSettings, cut_shard, fill_padding, mask_padding, random_numbers, shard_of
 from jfit.step.state import TrainState, split_params
 
 STATISTICS = ("minimum", "maximum", "sum", "norm", "zeros", "nans", "infinities", "count")  # the first four of finite values
@@ -94,8 +93,8 @@ class Watch:
 
         def part(aux: Aux, numbered: tuple[Array, BatchShard]) -> Any:
             number, shard = numbered
-            key = part_key(state.key, state.step, number)
-            return self._part(model, trainable, others, aux, shard, key, axis_name)
+            drawn = random_numbers(self.settings, state, number, shard.row_ids)
+            return self._part(model, trainable, others, aux, shard, drawn | {"axis_name": axis_name})
 
         parts = jnp.arange(self.settings.micro_batches), cut_shard(model, shard, self.settings.micro_batches)
         aux, (gradients, totals, nodes) = lax.scan(part, state.aux, parts)
@@ -110,11 +109,11 @@ class Watch:
         return Watched(nodes, {k: _statistics(g) for k, g in mean.items()}, total, finite)
 
     def _part(
-        self, model: Model, trainable: Params, others: Params, aux: Aux, shard: BatchShard, key: Array, axis_name: Axis
+        self, model: Model, trainable: Params, others: Params, aux: Aux, shard: BatchShard, options: dict[str, Any]
     ) -> Any:
         """Return (new auxiliary states, (gradients summed over rows, sum of the row weights, statistics)) of a micro-batch."""
-        options = {"key": key, "train": True, "weight": shard.weight, "axis_name": axis_name, "row_ids": shard.row_ids}
-        options |= {"policy": self.settings.policy, "sync_batch_stats": self.settings.sync_batch_stats}
+        options |= {"train": True, "weight": shard.weight, "policy": self.settings.policy}
+        options |= {"sync_batch_stats": self.settings.sync_batch_stats}
         inputs, rows = fill_padding(model, shard), shard.row_ids.shape[0]
 
         def run(trainable: Params, sinks: Mapping[str, Array]) -> Any:

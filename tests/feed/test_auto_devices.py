@@ -107,5 +107,5 @@ def test_fit_score_and_predict_choose_devices_and_pad(four_cores, net, shape, co
 
 
 def test_auto_needs_a_model():
-    with pytest.raises(ValueError, match=r"devices='auto' depends on the model, and is supported by jfit.fit"):
+    with pytest.raises(ValueError, match=r"devices='auto' is not supported here; pass None, a number"):
         jfit.parallel.resolve("auto")

@@ -56,10 +56,10 @@ def test_collectives_in_a_loop_count_once_per_iteration():
     fn = mapped("pmap", lambda x: loop(x, 7) + lax.psum(x * x, "d"), 2)
     assert collectives(fn, jnp.ones((2, 3))).all_reduce == Traffic(8, 8 * 12, 8 * 12)
     endless = mapped("pmap", lambda x: lax.while_loop(lambda c: c[0] < 9, lambda c: lax.psum(c, "d"), x), 2)
-    with pytest.raises(ValueError, match=r"collective in a loop \(.*whose number of iterations is not known"):
+    with pytest.raises(ValueError, match=r"collective in a branch, or in a loop of unknown length \(while"):
         collectives(endless, jnp.ones((2, 3)))
     branch = mapped("pmap", lambda x: lax.cond(x[0] > 0, lambda x: lax.psum(x, "d"), lambda x: x, x), 2)
-    with pytest.raises(ValueError, match=r"collective in a branch \(.*depend on the data"):
+    with pytest.raises(ValueError, match=r"in a branch, or .* \(.*depend on the data"):
         collectives(branch, jnp.ones((2, 3)))
 
 
@@ -111,9 +111,12 @@ def test_asynchronous_collectives_count_once_and_narrow_dtypes_have_their_bits()
     [
         (
             "  %y = f32[8]{0} ragged-all-to-all(%x), replica_groups={}",
-            r"y cannot be counted: it is a ragged-all-to-all; supported are",
+            r"y cannot be counted: it is a ragged-all-to-all\(.*; supported are",
         ),
-        ("  %y = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=2]", r"replica groups of y cannot be read"),
+        (
+            "  %y = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=2]",
+            r"y cannot be counted: .*replica_groups=mesh\['a'=2\]; supported are",
+        ),
     ],
 )
 def test_what_cannot_be_counted_raises(line, message):
@@ -129,8 +132,6 @@ def test_lowered_and_compiled_programs_and_programs_of_one_device_are_accepted()
     lowered = fn.lower(jax.ShapeDtypeStruct((2, 3), jnp.float32))
     assert collectives(lowered) == collectives(lowered.compile()) == Collectives(all_reduce=Traffic(1, 12, 12))
     assert collectives(jax.jit(jnp.sin), jnp.ones(2)) == Collectives()
-    with pytest.raises(TypeError, match="the program is a str, which cannot be lowered; pass a jitted function"):
-        collectives("program")
 
 
 def test_an_ordered_step_has_no_program_to_lower():

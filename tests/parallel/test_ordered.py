@@ -177,19 +177,17 @@ def test_refusals_say_why():
     model = jfit.lower(mlp()[0])
     with pytest.raises(ValueError, match="expected a power of 2"):
         ordered(6)
-    with pytest.raises(ValueError, match="cuts a batch into 2 slices, but there are 4 devices"):
+    with pytest.raises(ValueError, match=r"the 2 slices of a batch alone, .* at most 2 devices \(there are 4\)"):
         jfit.data_parallel(jfit.train_step(model), 4, reduce=ordered(2))
-    with pytest.raises(ValueError, match="alone, not with sync_batch_stats=True"):
+    with pytest.raises(ValueError, match=r"alone, .* leave out sync_batch_stats=True"):
         jfit.data_parallel(jfit.train_step(model, sync_batch_stats=True), 2, reduce="ordered")
-    with pytest.raises(ValueError, match="gradients=True returns the gradients of a device"):
+    with pytest.raises(ValueError, match=r"leave out .* gradients=True"):
         jfit.data_parallel(jfit.train_step(model, gradients=True), 2, reduce="ordered")
     with pytest.raises(ValueError, match="reduce is 'mean'; expected one of 'psum'"):
         jfit.train_step(model, reduce="mean")
     batch = batches((ROWS, 6), 1)[0]
     with pytest.raises(ValueError, match="consists of several programs"):
         jfit.train_step(model, reduce="ordered")(jfit.init_state(model, "sgd", batch), batch)
-    with pytest.raises(TypeError, match="reduce= needs a step from jfit"):
-        jfit.data_parallel(lambda state, batch, axis_name=None: (state, state), 2, reduce="psum")
 
 
 @pytest.mark.slow

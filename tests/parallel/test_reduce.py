@@ -335,5 +335,3 @@ def test_a_run_resumed_with_another_rule_starts_with_residuals_of_0_or_drops_the
 def test_unknown_rules_and_thresholds_raise():
     with pytest.raises(ValueError, match="reduce is 'two'; expected one of 'psum', 'bfloat16', '2bit', '1bit', "):
         reduce.get("two")
-    with pytest.raises(ValueError, match="the threshold of 2-bit compression is 0; it must be above 0"):
-        reduce.two_bit(0)

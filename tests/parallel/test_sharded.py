@@ -11,7 +11,6 @@ import pytest
 import jfit
 from jfit import optim, sym
 from jfit.parallel import check_replicas
-from jfit.step import update_step
 
 ROWS = 24
 NAMES = [n for n in optim.OPTIMIZERS if n not in {"sgld", "groupadagrad", "group_adagrad", "ccsgd", "test"}]
@@ -222,11 +221,9 @@ def test_averages_are_evaluated_and_the_best_state_is_restored(tmp_path, rule):
     assert_close(loaded.params, sharded.snapshot().opt_state.ema_params, rtol=1e-2, atol=1)
 
 
-def test_one_device_and_separate_updates_have_no_split_state():
+def test_one_device_has_no_split_state():
     state, _ = trained("adam", "sharded", 1)
     assert_close(state, trained("adam", "psum", 1)[0], rtol=0, atol=0)
-    with pytest.raises(ValueError, match="needs a whole training step"):
-        update_step("sgd", reduce="sharded")
 
 
 def test_states_of_another_rule_are_placed_by_the_first_call():

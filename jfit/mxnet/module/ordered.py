@@ -72,12 +72,11 @@ def ordered_program(
         axes: batch axis by input name, for those where it is not axis 0.
     """
     step = make()
-    steps = OrderedSteps(step, devices, rescaled=make, split=True, gathered=False)
-    own = process_slices(devices, step.reduce.slices, equal=True)
+    steps, count = OrderedSteps(step, devices, rescaled=make, gathered=False), step.reduce.slices
+    own = process_slices(devices, count, equal=True) or slice(0, count)
 
     def run(state: TrainState, batch: Batch, rescale: Any) -> tuple[TrainState, StepOut]:
-        if own is not None:
-            batch = split_batch(batch, own.stop - own.start, axes, own=slice(None))
+        batch = split_batch(batch, own.stop - own.start, axes, own=slice(None))
         state, out, outputs = steps(state, batch, rescale)
         return state, out._replace(outputs=outputs)
 
