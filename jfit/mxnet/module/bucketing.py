@@ -231,11 +231,6 @@ class BucketingModule(BaseModule):
         # Now, not at the first bucket with fewer parameters, where it would recompile the programs of all buckets.
         self._default.parameters.count_per_parameter()
 
-    def save_optimizer_states(self, fname: str) -> None:
-        """Write the optimizer state, which all buckets share, to a file, as `Module.save_optimizer_states` does."""
-        require(self, "save_optimizer_states", "optimizer_initialized")
-        self._default.save_optimizer_states(fname)
-
     def load_optimizer_states(self, fname: str) -> None:
         """Read the optimizer state, which all buckets share, from a file, as `Module.load_optimizer_states` does."""
         require(self, "load_optimizer_states", "optimizer_initialized")
@@ -278,7 +273,7 @@ class BucketingModule(BaseModule):
     backward, update = _of_current("backward"), _of_current("update")
     get_outputs, get_input_grads = _of_current("get_outputs"), _of_current("get_input_grads")
     get_states, set_states = _of_current("get_states"), _of_current("set_states")
-    update_metric = _of_current("update_metric")
+    update_metric, save_optimizer_states = _of_current("update_metric"), _of_current("save_optimizer_states")
     _problem_of, _without_padding = _of_current("_problem_of"), _of_current("_without_padding")
 
     def install_monitor(self, mon: Any) -> None:
