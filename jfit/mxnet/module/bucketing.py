@@ -175,10 +175,6 @@ class BucketingModule(BaseModule):
         """Create and bind the module of a bucket, which shares the parameters of the default bucket."""
         module, default = self._new_module(key), self._default
         binding, whole = module.binding, default.binding
-        extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
-        if extra:
-            where = f"the network of default_bucket_key={self._default_key!r}"
-            raise ValueError(f"bucket {key!r} has the parameter {extra[0]!r}, which {where} lacks; it must have all parameters")
         request = self._grad_req
         if isinstance(request, Mapping):
             request = {name: value for name, value in request.items() if name in binding.arguments}
@@ -186,7 +182,8 @@ class BucketingModule(BaseModule):
         try:
             module.bind(data_shapes, label_shapes, self.for_training, need, shared_module=default, grad_req=request)
         except ValueError as error:
-            raise ValueError(f"bucket {key!r} (default bucket {self._default_key!r}): {error}") from error
+            default_bucket = f"default bucket {self._default_key!r}, which must have all parameters"
+            raise ValueError(f"bucket {key!r} ({default_bucket}): {error}") from error
         # As in MXNet, grad_req "add" accumulates over the batches of all buckets, and state inputs are shared.
         module.passes.gradients = default.passes.gradients
         if [(k, v.shape) for k, v in binding.states.items()] == [(k, v.shape) for k, v in whole.states.items()]:

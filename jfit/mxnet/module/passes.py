@@ -325,21 +325,6 @@ class Passes:
         # axis 0, as MXNet does with all outputs.
         return tuple(None if r is LOST else r for r in self.programs.model.plan(self._last_pass().specs).rows)
 
-    def whole_inputs(self) -> dict[str, Any]:
-        """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
-        if self._pass is None:
-            return {}
-        axes, counts, inputs = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
-        if self._pass.ordered:
-            return {k: v[(*(slice(None),) * axes.get(k, 0), slice(sum(counts)))] for k, v in inputs.items()}
-        if len(counts) == 1:
-            return dict(inputs)
-        cut = {
-            k: [np.take(p, np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
-            for k, v in counters.read(inputs).items()  # sync: a monitor reads the whole batch
-        }
-        return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
-
     def captured(self, kind: str, monitor: Any, heads: Sequence[Any] | None = None) -> list[dict[str, Array]]:
         """Compute the internal arrays of the current pass that a monitor needs: one dict by name for each device.
 
