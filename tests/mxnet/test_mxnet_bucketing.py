@@ -177,7 +177,7 @@ def test_parameters_missing_in_a_bucket_are_unchanged_by_it(optimizer, kvstore):
 
 def test_a_bucket_with_an_additional_parameter_raises_with_its_name():
     module = ready(default=1)
-    with pytest.raises(ValueError, match=r"parameter 'h2h_weight', which the network of default_bucket_key=1 lacks"):
+    with pytest.raises(ValueError, match=r"bucket 3 \(default bucket 1, .*: parameter 'h2h_weight' .* does not have it"):
         module.forward(batch_of(3))
 
 

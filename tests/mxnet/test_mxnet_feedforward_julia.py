@@ -311,7 +311,6 @@ test_invalid_use_raises = refused(
     (lambda: started().train(sgd(), data(), eval_data=data(5)), AssertionError, "eval_data has batches of 5 rows"),
     (lambda: started().train(sgd(), data(), epochs=3), TypeError, "unexpected keyword argument 'epochs'"),
     (lambda: started().train(sgd(), data(), eta_decay="step"), ValueError, "eta_decay is 'step'"),
-    (lambda: started().train(sgd(), data(), n_epoch=-1), ValueError, "n_epoch is -1"),
     (lambda: started().train(sgd(), data(), callbacks=[print]), TypeError, "every_n_batch"),
     (lambda: started().train(sgd(), data(), optimizer_params={"wd": 1}), ValueError, "given by name"),
     (lambda: started(DEVICES).train(sgd(), data(2)), ValueError, "Too many slices"),

@@ -121,7 +121,7 @@ def test_borrowing_an_optimizer_requires_its_parameters():
     second.bind([("data", (8, 5))], [("softmax_label", (8,))])
     second.init_params()
     second.borrow_optimizer(ready())
-    with pytest.raises(AssertionError, match="it has no optimizer"):
+    with pytest.raises(AssertionError, match=r"call init_optimizer\(\) first"):
         second.update()
 
 
@@ -258,7 +258,7 @@ UNBOUND = {
 @pytest.mark.parametrize("module", modules(), ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("method", UNBOUND)
 def test_a_method_called_too_early_raises_with_the_missing_call(module, method):
-    with pytest.raises(AssertionError, match=rf"Module\.{method}: it is not bound.*; call bind\(.*\).* first\.$"):
+    with pytest.raises(AssertionError, match=rf"Module\.{method}: call bind\(.*\).* first\.$"):
         UNBOUND[method](module)
 
 
@@ -267,20 +267,16 @@ def test_missing_optimizer_parameters_or_gradients_raise_with_the_call_to_make()
     for early in (module.init_params, module.init_optimizer):
         with pytest.raises(AssertionError, match=r"^call bind "):
             early()
-    with pytest.raises(
-        AssertionError, match=r"^Module\.save_optimizer_states: it has no optimizer; call init_optimizer\(\) first"
-    ):
+    with pytest.raises(AssertionError, match=r"^Module\.save_optimizer_states: call init_optimizer\(\) first"):
         module.save_optimizer_states("never.states")
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
-    with pytest.raises(AssertionError, match=r"^Module\.get_params: its parameters have no values; call init_params\(\) first"):
+    with pytest.raises(AssertionError, match=r"^Module\.get_params: call init_params\(\) first"):
         module.get_params()
     module.init_params()
-    with pytest.raises(
-        AssertionError, match=r"get_input_grads: it was not bound for gradients .* call bind\(..., inputs_need_grad"
-    ):
+    with pytest.raises(AssertionError, match=r"get_input_grads: call bind\(..., inputs_need_grad"):
         module.get_input_grads()
     other = modules()[0]
-    with pytest.raises(AssertionError, match=r"^Module\.borrow_optimizer: it has no optimizer"):
+    with pytest.raises(AssertionError, match=r"^Module\.borrow_optimizer: call init_optimizer"):
         module.borrow_optimizer(other)
 
 

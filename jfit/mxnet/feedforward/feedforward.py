@@ -347,7 +347,7 @@ class FeedForward:
         Raises:
             AssertionError: the batch sizes of eval_data and data differ.
             TypeError: an unknown option, or an invalid callback.
-            ValueError: a batch has fewer rows than there are devices; or a negative n_epoch.
+            ValueError: a batch has fewer rows than there are devices.
 
         Source: MXNet.jl, `model.jl`.
         """

@@ -39,7 +39,7 @@ class TrainingOptions:
         optimizer_params: arguments of an optimizer given by name.
 
     Raises:
-        ValueError: an unknown eta_decay, or a negative n_epoch.
+        ValueError: an unknown eta_decay.
 
     Example:
         >>> TrainingOptions().n_epoch, TrainingOptions(eta_decay="batch").verbosity
@@ -62,7 +62,6 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         self.eta_decay = self.eta_decay.lstrip(":")
         checks.one_of(("epoch", "batch"), eta_decay=self.eta_decay)
-        checks.at_least_0(n_epoch=self.n_epoch)
 
     def log(self, level: int, message: str, *values: Any) -> None:
         """Log a message if the option `verbosity` is at least `level`."""

@@ -222,10 +222,15 @@ class ImageIter(DataIter):
                     image = self.postprocess_data(self.augmentation_transform(image))
             except StopIteration:
                 break
-            data[row] = _checked(
-                image.asnumpy() if isinstance(image, MutableArray) else image, self.data_shape, self._image_name()
-            )
-            labels[row] = _checked_label(label, self.label_width, self._image_name())
+            image, label = (x.asnumpy() if isinstance(x, MutableArray) else x for x in (image, label))
+            label, name = np.asarray(label, np.float32).reshape(-1), self._image_name()
+            if np.shape(image) != self.data_shape:
+                problem = f"the augmented image has shape {np.shape(image)}, data_shape is {self.data_shape}"
+                raise ValueError(f"{name}: {problem}; add a crop or resize to aug_list.")
+            if len(label) != self.label_width:
+                problem = f"{len(label)} labels, label_width is {self.label_width}"
+                raise ValueError(f"{name} has {problem}; pass label_width={len(label)}.")
+            data[row], labels[row] = image, label
             row += 1
         return row
 
@@ -344,17 +349,3 @@ def _labels(path: str | None, imglist: list[Any] | None, dtype: np.dtype[Any]) -
         labels = item[:-1] if len(item) > 2 else item[0]
         entries[str(number)] = (np.atleast_1d(np.asarray(labels, dtype)), item[-1])
     return entries
-
-
-def _checked(image: Any, shape: tuple[int, ...], name: str) -> Any:
-    if np.shape(image) != shape:
-        problem = f"the augmented image has shape {np.shape(image)}, data_shape is {shape}"
-        raise ValueError(f"{name}: {problem}; add a crop or resize to aug_list.")
-    return image
-
-
-def _checked_label(label: Any, width: int, name: str) -> Any:
-    label = np.asarray(label.asnumpy() if isinstance(label, MutableArray) else label, np.float32).reshape(-1)
-    if len(label) != width:
-        raise ValueError(f"{name} has {len(label)} labels, label_width is {width}; pass label_width={len(label)}.")
-    return label

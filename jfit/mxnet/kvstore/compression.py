@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import jax
@@ -12,9 +12,7 @@ import numpy as np
 
 from jfit.mxnet.errors import MXNetError
 from jfit.mxnet.kvstore.transfer import sharding_of
-from jfit.step.reduce import Reduce, bfloat16, one_bit, quantize, two_bit
-
-Quantized = list[tuple[jax.Array, Any]]  # (quantized gradient, new residual) of each gradient
+from jfit.step.reduce import Reduce, bfloat16, one_bit, two_bit
 
 
 class Compression:
@@ -26,7 +24,6 @@ class Compression:
 
     Args:
         rule: the reduction of a training step with the same numbers, a `jfit.step.reduce.Reduce`.
-        quantized: function (gradients, residuals) -> list of (quantized gradient, new residual), all on one device.
 
     Attributes:
         rule: as passed.
@@ -44,8 +41,8 @@ class Compression:
     Source: Apache MXNet 1.9.1, `kvstore.set_gradient_compression` (2 bits); as `jfit.step.reduce.one_bit`.
     """
 
-    def __init__(self, rule: Reduce, quantized: Callable[[list[Any], list[Any]], Quantized]) -> None:
-        self.rule, self._quantized = rule, quantized
+    def __init__(self, rule: Reduce) -> None:
+        self.rule = rule
         self.residuals: dict[Hashable, Any] = {}
 
     def __call__(self, places: list[Hashable], gradients: list[Any]) -> list[jax.Array]:
@@ -62,7 +59,7 @@ class Compression:
         for where in {sharding_of(g): None for g in gradients}:
             local = [i for i, g in enumerate(gradients) if sharding_of(g) == where]
             residuals = [self._residual(places[i], gradients[i]) for i in local]
-            pairs = self._quantized([gradients[i] for i in local], residuals)
+            pairs = _quantized(self.rule, [gradients[i] for i in local], residuals)
             for i, (value, residual) in zip(local, pairs, strict=True):
                 sent[i], self.residuals[places[i]] = value, residual
         return sent
@@ -98,24 +95,15 @@ def parse(params: Mapping[str, Any]) -> Compression:
     for name in params:
         if name not in known:
             raise ValueError(f"compression_params of type {kind!r} has {name!r}; the parameters are {', '.join(known)}.")
-    if kind == "2bit":
-        return Compression(two_bit(threshold), functools.partial(_two_bit, threshold=threshold))
-    return Compression(one_bit(), _one_bit) if kind == "1bit" else Compression(bfloat16(), _rounded)
+    return Compression(two_bit(threshold) if kind == "2bit" else one_bit() if kind == "1bit" else bfloat16())
 
 
-@jax.jit
-def _two_bit(gradients: list[jax.Array], residuals: list[jax.Array], threshold: float) -> Quantized:
-    return [quantize(g, r, jnp.asarray(threshold, g.dtype)) for g, r in zip(gradients, residuals, strict=True)]
-
-
-@jax.jit
-def _one_bit(gradients: list[jax.Array], residuals: list[jax.Array]) -> Quantized:
+@functools.partial(jax.jit, static_argnums=0)
+def _quantized(rule: Reduce, gradients: list[jax.Array], residuals: list[Any]) -> list[tuple[jax.Array, Any]]:
+    """Return (quantized gradient, new residual) of each gradient; all are on one device."""
+    if rule is bfloat16():  # rounds between devices only
+        return [(gradient.astype(jnp.bfloat16).astype(gradient.dtype), None) for gradient in gradients]
     names = [f"{i:09}" for i in range(len(gradients))]
     local = dict(zip(names, residuals, strict=True))
-    sent, _, local = one_bit().apply(dict(zip(names, gradients, strict=True)), (), local, None)
+    sent, _, local = rule.apply(dict(zip(names, gradients, strict=True)), (), local, None)
     return [(sent[name], local[name]) for name in names]
-
-
-@jax.jit
-def _rounded(gradients: list[jax.Array], residuals: list[None]) -> Quantized:
-    return [(gradient.astype(jnp.bfloat16).astype(gradient.dtype), None) for gradient in gradients]

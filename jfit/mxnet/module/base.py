@@ -528,7 +528,7 @@ class BaseModule:
             self.forward_backward(data_batch)
             self.update()
             if self._looking:  # while the devices compute
-                self._warn(self._problem_of(data_batch, f"epoch {epoch}, batch {nbatch}"))
+                self._warn(self._problem_of(f"epoch {epoch}, batch {nbatch}"))
             self._measure(eval_metric, data_batch)
             with flag.anywhere(), waiting:
                 following = next(stream, None)
@@ -546,8 +546,8 @@ class BaseModule:
         self._looking = False
         return results
 
-    def _problem_of(self, data_batch: Any, where: str) -> str | None:
-        """Return a text that begins with `where` if a training batch has invalid values, as `InputCheck.problem`."""
+    def _problem_of(self, where: str, data: bool = True) -> str | None:
+        """Return a text that begins with `where` if the last batch has invalid values in its labels, or (data=True) data."""
         return None
 
     def _warn(self, problem: str | None) -> None:
@@ -582,12 +582,12 @@ def call(callbacks: Callbacks, param: BatchEndParam) -> None:
         callback(param)
 
 
-# preconditions of methods: attribute -> (problem if it is false, the call that makes it true)
+# preconditions of methods: attribute -> the call that makes it true
 _STEPS = {
-    "binded": ("it is not bound", "bind(data_shapes, label_shapes)"),
-    "params_initialized": ("its parameters have no values", "init_params()"),
-    "optimizer_initialized": ("it has no optimizer", "init_optimizer()"),
-    "inputs_need_grad": ("it was not bound for gradients of its inputs", "bind(..., inputs_need_grad=True, force_rebind=True)"),
+    "binded": "bind(data_shapes, label_shapes)",
+    "params_initialized": "init_params()",
+    "optimizer_initialized": "init_optimizer()",
+    "inputs_need_grad": "bind(..., inputs_need_grad=True, force_rebind=True)",
 }
 
 
@@ -609,17 +609,11 @@ def require(module: Any, method: str, *steps: str) -> None:
         >>> jfit.Module(net).update()
         Traceback (most recent call last):
         ...
-        AssertionError: Module.update: it is not bound, its parameters have no values, it has no optimizer; call \
-bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
+        AssertionError: Module.update: call bind(data_shapes, label_shapes), init_params(), init_optimizer() first.
     """
     thread = getattr(module, "_fit_thread", None)
     if thread is not None and thread is not threading.current_thread() and not method.endswith("_shapes"):
         problem = f"thread {thread.name!r} is in fit of this module; wait until fit has ended, or use another module"
         raise RuntimeError(f"{type(module).__name__}.{method}: {problem}")
-    missing = [step for step in steps if not getattr(module, step)]
-    if not missing:
-        return
-    problems, calls = zip(*(_STEPS[step] for step in missing), strict=True)
-    if "binded" in missing and "inputs_need_grad" in missing:  # one call of bind does both
-        problems, calls = problems[:-1], ("bind(data_shapes, label_shapes, inputs_need_grad=True)", *calls[1:-1])
-    raise AssertionError(f"{type(module).__name__}.{method}: {', '.join(problems)}; call {', '.join(calls)} first.")
+    missing = [_STEPS[step] for step in steps if not getattr(module, step)]
+    assert not missing, f"{type(module).__name__}.{method}: call {', '.join(missing)} first."

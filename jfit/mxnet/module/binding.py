@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -77,20 +76,41 @@ class Binding:
         self._workloads = [1] * len(self.devices) if workloads is None else list(workloads)
         if len(self._workloads) != len(self.devices):
             raise ValueError(f"work_load_list has {len(self._workloads)} entries for {len(self.devices)} devices")
-        check = lambda names, what, must: check_names(symbol, list(names or ()), what, logger, must=must)  # noqa: E731
-        self.data_names = check(data_names, "data", True)
-        check(label_names, "label", False)
-        self.label_names = list(label_names or ())
-        self.state_names = check(state_names, "state", True)
-        self._fixed = check(fixed, "fixed_param", True)
-        input_names = [*self.data_names, *self.label_names, *self.state_names]
         self.arguments, self.aux = symbol.list_arguments(), symbol.list_auxiliary_states()
+        self.data_names = self._checked_names(data_names, "data")
+        self.label_names = self._checked_names(label_names, "label", must=False)
+        self.state_names = self._checked_names(state_names, "state")
+        self._fixed = self._checked_names(fixed, "fixed_param")
+        input_names = [*self.data_names, *self.label_names, *self.state_names]
         input_names += undeclared_labels(symbol, set(input_names))
         self.params = [n for n in self.arguments if n not in input_names]
         self._input_names = [n for n in input_names if n in self.arguments]
         self.data_shapes, self.label_shapes, self.trainable, self.fixed_gammas = [], [], [], []
         self.grad_reqs, self.specs, self._previous_labels = {}, {}, {}
         self.states: dict[str, Any] = {}
+
+    def _checked_names(self, names: Sequence[str] | None, what: str, must: bool = True) -> list[str]:
+        """Return the names as a list; if one is not an argument of the graph, raise a ValueError, or (must=False) log it."""
+        names = list(names or ())
+        for name in names:
+            if name not in self.arguments:
+                candidates = [a for a in self.arguments if not a.endswith(PARAMETER_SUFFIXES)]
+                given = f"You created Module with Module(..., {what}_names={names}) but input with name '{name}' is not found"
+                near = ", ".join(candidates) or nearest(name, self.arguments)
+                self._report(f"{given} in symbol.list_arguments(). Did you mean one of: {near}?", must)
+        return names
+
+    def _match_names(self, expected: Sequence[str], descs: Sequence[DataDesc], what: str, must: bool = True) -> None:
+        """Check that `descs` describes exactly the expected names; otherwise raise a ValueError, or (must=False) log it."""
+        actual = [d.name for d in descs]
+        if sorted(expected) != sorted(actual):
+            names = f"{what}_names are {list(expected)}, the shapes are for {actual}"
+            self._report(f"{what}_shapes do not match the module's names: {names}", must)
+
+    def _report(self, problem: str, must: bool) -> None:
+        if must:
+            raise ValueError(problem)
+        self.logger.warning(problem)
 
     @property
     def placement(self) -> Placement:
@@ -106,11 +126,10 @@ class Binding:
 
         placement: the devices of the parameters, if they are those of another module.
         """
-        data, labels = self._described(data_shapes, label_shapes)
-        match_names(self.label_names if labels else [], labels, "label", self.logger, must=False)
-        reqs = grad_reqs_of(grad_req, self.arguments, self.params, self._fixed, self.data_names, inputs_need_grad)
-        self.slices(rows_of_batch(data))
-        shapes, _, aux_shapes = self._inferred(data, labels)
+        data, labels = self._set_shapes(data_shapes, label_shapes)
+        self._match_names(self.label_names if labels else [], labels, "label", must=False)
+        reqs = self._requests(grad_req, inputs_need_grad)
+        shapes, _, aux_shapes = self._inferred_shapes()
         model = lower(self.symbol, inputs=self._input_names, batch_axes=row_axes([*data, *labels]))
         frozen = {n for n in self.params if reqs[n] == "null"}
         model = model._replace(frozen=frozenset(model.frozen | frozen))
@@ -129,36 +148,51 @@ class Binding:
         dtypes = dtypes_of(self.symbol, data)
         named_shapes = [*zip(self.arguments, shapes, strict=True), *zip(self.aux, aux_shapes, strict=True)]
         self.specs = {n: jax.ShapeDtypeStruct(tuple(s), dtypes[n]) for n, s in named_shapes}
-        self.data_shapes, self.label_shapes, self.rows = data, labels, rows_of_batch(data)
         self.states = {n: np.zeros(self.specs[n].shape, self.specs[n].dtype) for n in self.state_names}
+
+    def _requests(self, grad_req: Any, inputs_need_grad: bool) -> dict[str, str]:
+        """Return the gradient request of each argument: "write", "add" or "null".
+
+        grad_req: one request for all arguments, a list in the order of the arguments, or a dict by name (default "write").
+        """
+        named = grad_req if isinstance(grad_req, Mapping) else {}
+        unknown = [n for n in named if n not in self.arguments]
+        if unknown:
+            near = nearest(unknown[0], self.arguments)
+            raise ValueError(f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {near}?")
+        base = requests_of(grad_req, self.arguments, "write")
+        listed = not isinstance(grad_req, (str, Mapping))  # as in MXNet, a list overrides fixed_param_names
+        free = [n for n in self.params if listed or n not in self._fixed] + self.data_names * inputs_need_grad
+        return {n: base[n] if n in named or n in free else "null" for n in self.arguments}
 
     def reshape(self, data_shapes: Any, label_shapes: Any) -> None:
         """Change the input shapes; state inputs whose shape changes are reset to 0."""
-        data, labels = self._described(data_shapes, label_shapes)
-        self.slices(rows_of_batch(data))
-        self.data_shapes, self.label_shapes, self.rows = data, labels, rows_of_batch(data)
+        self._set_shapes(data_shapes, label_shapes)
         if not self.states:
             return
-        shapes = dict(zip(self.arguments, self._inferred(data, labels)[0], strict=True))
+        shapes = dict(zip(self.arguments, self._inferred_shapes()[0], strict=True))
         for name, value in self.states.items():
             if tuple(shapes[name]) != tuple(value.shape):
                 self.specs[name] = jax.ShapeDtypeStruct(tuple(shapes[name]), np.float32)
                 self.states[name] = np.zeros(shapes[name], np.float32)
 
-    def _described(self, data_shapes: Any, label_shapes: Any) -> tuple[list[DataDesc], list[DataDesc]]:
+    def _set_shapes(self, data_shapes: Any, label_shapes: Any) -> tuple[list[DataDesc], list[DataDesc]]:
         data, labels = describe(data_shapes), describe(label_shapes)
-        match_names(self.data_names, data, "data", self.logger, must=True)
+        self._match_names(self.data_names, data, "data")
+        rows = rows_of_batch(data)
+        self.slices(rows)  # raises an error if a device has no row
+        self.data_shapes, self.label_shapes, self.rows = data, labels, rows
         return data, labels
 
-    def _inferred(self, data: Sequence[DataDesc], labels: Sequence[DataDesc]) -> tuple[Any, Any, Any]:
+    def _inferred_shapes(self) -> tuple[Any, Any, Any]:
         """Return the shapes of (arguments, outputs, auxiliary states), inferred from those of the inputs."""
-        return self.symbol.infer_shape(**{d.name: d.shape for d in (*data, *labels) if d.name in self.arguments})
+        inputs = (*self.data_shapes, *self.label_shapes)
+        return self.symbol.infer_shape(**{d.name: d.shape for d in inputs if d.name in self.arguments})
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return (name, shape) of each output for a whole batch."""
-        shapes = self._inferred(self.data_shapes, self.label_shapes)[1]
-        return list(zip(self.symbol.list_outputs(), [tuple(s) for s in shapes], strict=True))
+        return [(n, tuple(s)) for n, s in zip(self.symbol.list_outputs(), self._inferred_shapes()[1], strict=True)]
 
     def slices(self, rows: int) -> list[int]:
         """Return the number of rows for each device, for a batch of `rows` rows."""
@@ -317,26 +351,6 @@ def describe(shapes: Any) -> list[DataDesc]:
     return [each if isinstance(each, DataDesc) else DataDesc(*each) for each in shapes or ()]
 
 
-def check_names(symbol: Symbol, names: Sequence[str], what: str, logger: logging.Logger, *, must: bool) -> list[str]:
-    """Return those of `names` that are arguments of the graph; the others raise or are logged.
-
-    Raises:
-        ValueError: must=True, and a name is not an argument; candidates are listed.  With must=False this is logged instead.
-    """
-    arguments = symbol.list_arguments()
-    for name in names:
-        if name in arguments:
-            continue
-        candidates = [a for a in arguments if not a.endswith(PARAMETER_SUFFIXES)]
-        _report(
-            f"You created Module with Module(..., {what}_names={list(names)}) but input with name '{name}' is not found in "
-            f"symbol.list_arguments(). Did you mean one of: {', '.join(candidates) or nearest(name, arguments)}?",
-            logger,
-            must,
-        )
-    return [n for n in names if n in arguments]
-
-
 def undeclared_labels(symbol: Symbol, input_names: Collection[str]) -> list[str]:
     """Return the names of the label variables of output heads that are not declared as inputs.
 
@@ -356,67 +370,6 @@ def undeclared_labels(symbol: Symbol, input_names: Collection[str]) -> list[str]
             else:
                 used.add(entry.node.name)
     return [name for name in labels if name not in used and name not in input_names]
-
-
-def match_names(expected: Sequence[str], descs: Sequence[DataDesc], what: str, logger: logging.Logger, *, must: bool) -> None:
-    """Check that `descs` describes exactly the expected names.
-
-    Raises:
-        ValueError: must=True, and the names differ.  With must=False this is logged instead.
-    """
-    actual = [d.name for d in descs]
-    if sorted(expected) != sorted(actual):
-        names = f"{what}_names are {list(expected)}, the shapes are for {actual}"
-        _report(f"{what}_shapes do not match the module's names: {names}", logger, must)
-
-
-def _report(problem: str, logger: logging.Logger, must: bool) -> None:
-    if must:
-        raise ValueError(problem)
-    logger.warning(problem)
-
-
-def grad_reqs_of(
-    grad_req: Any,
-    arguments: Sequence[str],
-    params: Sequence[str],
-    fixed: Sequence[str],
-    data: Sequence[str],
-    inputs_need_grad: bool,
-) -> dict[str, str]:
-    """Gradient request of each argument: "write", "add" or "null".
-
-    Args:
-        grad_req: one request for all arguments, a list in the order of the arguments, or a dict by name (default "write").
-        arguments: names of all arguments of the graph.
-        params: those that are parameters.
-        fixed: parameters that get no gradient.
-        data: names of the data inputs.
-        inputs_need_grad: whether the data inputs get a gradient.
-
-    Raises:
-        ValueError: an unknown request or name, or a list of the wrong length.
-
-    Example:
-        >>> grad_reqs_of("write", ["data", "w"], ["w"], [], ["data"], False)
-        {'data': 'null', 'w': 'write'}
-    """
-    unknown = [n for n in grad_req if n not in arguments] if isinstance(grad_req, Mapping) else []
-    if unknown:
-        near = nearest(unknown[0], arguments)
-        raise ValueError(f"grad_req names {unknown[0]!r}, which is not an argument; did you mean {near}?")
-    base = requests_of(grad_req, arguments, "write")
-    result = {}
-    for name in arguments:
-        by_name = isinstance(grad_req, Mapping) and name in grad_req
-        listed = not isinstance(grad_req, (str, Mapping))  # as in MXNet, a list overrides fixed_param_names
-        if name in params:
-            result[name] = "null" if name in fixed and not (by_name or listed) else base[name]
-        elif name in data:
-            result[name] = base[name] if inputs_need_grad or by_name else "null"
-        else:
-            result[name] = base[name] if by_name else "null"
-    return result
 
 
 def requests_of(grad_req: Any, arguments: Sequence[str], default: str) -> dict[str, str]:

@@ -175,10 +175,6 @@ class BucketingModule(BaseModule):
         """Create and bind the module of a bucket, which shares the parameters of the default bucket."""
         module, default = self._new_module(key), self._default
         binding, whole = module.binding, default.binding
-        extra = [n for n in (*binding.params, *binding.aux) if n not in whole.params and n not in whole.aux]
-        if extra:
-            where = f"the network of default_bucket_key={self._default_key!r}"
-            raise ValueError(f"bucket {key!r} has the parameter {extra[0]!r}, which {where} lacks; it must have all parameters")
         request = self._grad_req
         if isinstance(request, Mapping):
             request = {name: value for name, value in request.items() if name in binding.arguments}
@@ -186,7 +182,8 @@ class BucketingModule(BaseModule):
         try:
             module.bind(data_shapes, label_shapes, self.for_training, need, shared_module=default, grad_req=request)
         except ValueError as error:
-            raise ValueError(f"bucket {key!r} (default bucket {self._default_key!r}): {error}") from error
+            default_bucket = f"default bucket {self._default_key!r}, which must have all parameters"
+            raise ValueError(f"bucket {key!r} ({default_bucket}): {error}") from error
         # As in MXNet, grad_req "add" accumulates over the batches of all buckets, and state inputs are shared.
         module.passes.gradients = default.passes.gradients
         if [(k, v.shape) for k, v in binding.states.items()] == [(k, v.shape) for k, v in whole.states.items()]:
@@ -231,11 +228,6 @@ class BucketingModule(BaseModule):
         # Now, not at the first bucket with fewer parameters, where it would recompile the programs of all buckets.
         self._default.parameters.count_per_parameter()
 
-    def save_optimizer_states(self, fname: str) -> None:
-        """Write the optimizer state, which all buckets share, to a file, as `Module.save_optimizer_states` does."""
-        require(self, "save_optimizer_states", "optimizer_initialized")
-        self._default.save_optimizer_states(fname)
-
     def load_optimizer_states(self, fname: str) -> None:
         """Read the optimizer state, which all buckets share, from a file, as `Module.load_optimizer_states` does."""
         require(self, "load_optimizer_states", "optimizer_initialized")
@@ -278,7 +270,7 @@ class BucketingModule(BaseModule):
     backward, update = _of_current("backward"), _of_current("update")
     get_outputs, get_input_grads = _of_current("get_outputs"), _of_current("get_input_grads")
     get_states, set_states = _of_current("get_states"), _of_current("set_states")
-    update_metric = _of_current("update_metric")
+    update_metric, save_optimizer_states = _of_current("update_metric"), _of_current("save_optimizer_states")
     _problem_of, _without_padding = _of_current("_problem_of"), _of_current("_without_padding")
 
     def install_monitor(self, mon: Any) -> None:

@@ -195,7 +195,7 @@ def update_by_device(
         for device in dict.fromkeys(device_of.values()):
             at = [i for i, n in enumerate(order) if device_of[n] == device]
             names = [order[i] for i in at]
-            moved = jax.device_put((_owned(state, names), _rest(state, at, split), {n: gradients[n] for n in names}), device)
+            moved = jax.device_put((*_parts(state, names, at, split), {n: gradients[n] for n in names}), device)
             new, count, shared, step = compiled(*moved, rescale)
             params.update(_back(new.params, placement, together))
             for slot, tree in new.slots.items():
@@ -227,22 +227,32 @@ def _back(tree: Mapping[str, Any], placement: Placement, together: bool) -> dict
     return {n: jax.device_put(v, placement.by_name.get(n, placement.home)) for n, v in tree.items()}
 
 
-def _owned(state: TrainState, names: Sequence[str]) -> _Owned:
-    slots = {slot: {n: tree[n] for n in names} for slot, tree in state.opt_state.slots.items()}
-    return _Owned({n: state.params[n] for n in names}, slots, state.local and {n: state.local[n] for n in names})
+def _parts(state: TrainState, names: Sequence[str], at: Sequence[int], split: bool) -> tuple[_Owned, TrainState]:
+    """Return the arrays of the parameters `names`, and the state without arrays of parameters; arguments as for `part_of`."""
+    opt_state = part_of(state.opt_state, names, at, split)
+    local = state.local and {n: state.local[n] for n in names}
+    base_lr, opt_slots = _entries(state.base_lr, at, 0), opt_state.slots
+    rest = state._replace(params={}, aux={}, opt_state=opt_state._replace(slots={}), base_lr=base_lr, local=None)
+    return _Owned({n: state.params[n] for n in names}, opt_slots, local), rest
 
 
-def _rest(state: TrainState, at: Sequence[int], split: bool) -> TrainState:
-    """Return the state without the arrays of parameters; vectors over the parameters have the entries `at`.
+def part_of(state: OptState, names: Sequence[str], at: Sequence[int], split: bool) -> OptState:
+    """Return the part of an optimizer state for some parameters.
 
-    split: whether the arrays of the optimizer state have a leading axis over the contexts.
+    Args:
+        state: the optimizer state.
+        names: the parameters.
+        at: their positions in the vectors over the parameters.
+        split: whether arrays have a leading axis over the contexts.
     """
+    count, lr_mult, wd_mult = (_entries(values, at, int(split)) for values in (state.count, state.lr_mult, state.wd_mult))
+    return OptState(
+        count, {slot: {n: tree[n] for n in names} for slot, tree in state.slots.items()}, lr_mult, wd_mult, state.shared
+    )
 
-    def pick(values: Any, axis: int = int(split)) -> Any:
-        if isinstance(values, tuple):
-            return tuple(values[i] for i in at)
-        return values if values is None or values.ndim <= axis else values[..., np.asarray(at)]
 
-    old = state.opt_state
-    opt_state = OptState(pick(old.count), {}, pick(old.lr_mult), pick(old.wd_mult), old.shared)
-    return state._replace(params={}, aux={}, opt_state=opt_state, base_lr=pick(state.base_lr, 0), local=None)
+def _entries(values: Any, at: Sequence[int], axes: int) -> Any:
+    """Return the entries `at` of a vector over the parameters; other values, of at most `axes` axes, are unchanged."""
+    if isinstance(values, tuple):
+        return tuple(values[i] for i in at)
+    return values if values is None or values.ndim <= axes else values[..., np.asarray(at)]

@@ -110,6 +110,7 @@ class Module(BaseModule):
         self._runner: Any = None  # EpochRunner for the data of the last fit
         self._input_check: InputCheck | None = None  # of the bound network
         self._pad = 0  # number of padding rows at the end of the last batch
+        self._last_inputs: Mapping[str, Any] = {}  # its inputs by name
 
     # -------------------------------------------------------------------------------- properties
     data_names = attribute("binding.data_names", "Names of the data inputs.")
@@ -169,7 +170,6 @@ class Module(BaseModule):
         self.parameters, self.passes = parameters, Passes(self.binding, parameters)
         if self._loaded is not None:
             params, aux = self._loaded
-            parameters.pending.materialize()
             parameters.set_arrays(*initialize(self.binding, None, params, aux, False, self.arrays))
             self._loaded = None
 
@@ -185,7 +185,6 @@ class Module(BaseModule):
         warnings.warn(message, stacklevel=3 if method == "init_params" else 4)
 
     def _init_params(self, initializer: Any, arg_params: Any, aux_params: Any, allow_missing: bool, *_: bool) -> None:
-        self.parameters.pending.materialize()
         values = initialize(self.binding, initializer, arg_params, aux_params, allow_missing, self.arrays)
         self.parameters.set_arrays(*values)
 
@@ -199,10 +198,7 @@ class Module(BaseModule):
         if not allow_missing or not self.params_initialized:
             self.init_params(None, arg_params, aux_params, *options)
             return
-        self.parameters.pending.materialize()
-        params, aux = self.parameters.arrays()
-        new_params, new_aux = converted(self.binding, arg_params, aux_params or {})
-        self.parameters.set_arrays({**params, **new_params}, {**aux, **new_aux})
+        self.parameters.set_arrays(*converted(self.binding, arg_params, aux_params or {}))
 
     def get_params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of (parameters, auxiliary states); with kvstore=None the mean over devices."""
@@ -311,6 +307,7 @@ class Module(BaseModule):
         else:
             inputs, self._pad = self._inputs(data_batch), wrapped_rows(data_batch)
             counts = self.binding.slices(self.binding.rows)
+        self._last_inputs = inputs
         self.passes.forward(Batch(inputs, None, self.binding.metric_weights(self._pad)), counts, train)
         self._feed_monitor("outputs" if train else "eval_outputs")
 
@@ -428,22 +425,14 @@ class Module(BaseModule):
         check, arrays, rows = self._check(), dict([*data.data, *data.label]), data.epoch_rows()
         if check.problem(arrays, "") is None:
             return
-        for number in range(data.num_batches):
-            at = rows[number * data.batch_size :][: data.batch_size]
-            problem = check.problem({k: v[at] for k, v in arrays.items()}, f"epoch {epoch}, batch {number}")
-            if problem is not None:
-                self._warn(problem)
-                return
+        cuts = [rows[at : at + data.batch_size] for at in range(0, len(rows), data.batch_size)]
+        batches = ({k: v[cut] for k, v in arrays.items()} for cut in cuts[: data.num_batches])
+        problems = (check.problem(batch, f"epoch {epoch}, batch {number}") for number, batch in enumerate(batches))
+        self._warn(next(filter(None, problems), None))
 
-    def _problem_of(self, data_batch: Any, where: str) -> str | None:
-        for batch in data_batch if isinstance(data_batch, list) else [data_batch]:
-            data, labels = list(batch.data), list(getattr(batch, "label", None) or ())
-            names = [[d.name for d in descs] for descs in self.binding.descriptions_of(batch, data, labels)]
-            inputs = dict(zip(names[0], data, strict=False)) | dict(zip(names[1], labels, strict=False))
-            problem = self._check().problem({k: v for k, v in inputs.items() if k in self.binding.arguments}, where)
-            if problem is not None:
-                return problem
-        return None
+    def _problem_of(self, where: str, data: bool = True) -> str | None:
+        names = self.label_names + self.data_names * data
+        return self._check().problem({k: v for k, v in self._last_inputs.items() if k in names}, where)
 
     def _check(self) -> InputCheck:
         if self._input_check is None:
@@ -480,7 +469,7 @@ class Module(BaseModule):
     def monitored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return (arguments, auxiliary states), dicts of arrays by name, for a Monitor."""
         params, aux = self.parameters.arrays()
-        values = {**self.passes.whole_inputs(), **params}
+        values = {**self._last_inputs, **params}
         return {n: values[n] for n in self.binding.arguments if n in values}, {n: aux[n] for n in self.binding.aux}
 
     def _feed_monitor(self, kind: str, heads: Any = None) -> None:
@@ -489,10 +478,9 @@ class Module(BaseModule):
         kind: as in `Passes.captured`.  heads: gradients with respect to the outputs, if they were passed to `backward`.
         """
         mon = self._monitor
-        if mon is None or not mon.active:
-            return
-        for arrays in self.passes.captured(kind, mon, heads):
-            mon.collect(arrays)
+        if mon is not None and mon.activated:
+            for arrays in self.passes.captured(kind, mon, heads):
+                mon.collect(arrays)
 
     # -------------------------------------------------------------------------------- files
     def save_checkpoint(

@@ -13,7 +13,7 @@ from jax import Array
 from jfit import counters
 from jfit.mxnet.deferred import Pending
 from jfit.mxnet.keys import next_key
-from jfit.mxnet.module.groups import Placement
+from jfit.mxnet.module.groups import Placement, part_of
 from jfit.mxnet.module.ordered import ordered_groups
 from jfit.mxnet.mutable import MutableArray
 from jfit.mxnet.optimizer import Optimizer
@@ -101,16 +101,15 @@ class Parameters:
 
     # -------------------------------------------------------------------------------- parameters
     def set_arrays(self, params: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
-        """Replace the passed parameters and auxiliary states; everything else is unchanged."""
-        if self.state is not None and not set(self.state.params) <= set(params):
-            old, old_aux = self.arrays()
-            params, aux = {**old, **params}, {**old_aux, **aux}
+        """Replace the passed parameters and auxiliary states, after the recorded passes; everything else is unchanged."""
+        self.pending.materialize()
         placed, placed_aux = self.put(dict(params)), self.place(dict(aux))
         if self.state is None:
             key = jax.random.key_data(next_key())
             state = TrainState(jnp.zeros((), jnp.int32), {}, {}, (), None, jnp.zeros(()), key)
             self.state = self.place(state)
-        self.state = self.state._replace(params=placed, aux=placed_aux)
+        state = self.state
+        self.state = state._replace(params={**state.params, **placed}, aux={**state.aux, **placed_aux})
 
     def put(self, tree: Any) -> Any:
         """Copy parameters or their optimizer state to the devices: a copy for each if `split`, else as `place`."""
@@ -131,10 +130,6 @@ class Parameters:
         if self.split and self.grouped:  # one program computes the means
             params = jax.device_put(params, self.devices[0])
         return _copies(params, self.split, self.devices), _copies(self.state.aux, False, self.devices)
-
-    def replace_params(self, values: Mapping[str, Any]) -> None:
-        """Replace the parameters in `values`; the others are unchanged."""
-        self.state = self.state._replace(params={**self.state.params, **self.place(dict(values))})
 
     # -------------------------------------------------------------------------------- optimizer
     def set_optimizer(
@@ -253,8 +248,7 @@ class Parameters:
         names = self.trainable if trainable is None else trainable
         cached = self._cached_indices
         if cached is None or cached[0] is not names or cached[1:3] != (self.update_on_kvstore, self.names):
-            number = {name: i for i, name in enumerate(self.names)}
-            indices = [n if self.update_on_kvstore else number[n] * len(self.devices) for n in sorted(names)]
+            indices = [self.index(name) for name in sorted(names)]
             self._cached_indices = cached = (names, self.update_on_kvstore, list(self.names), indices)
         return cached[3]
 
@@ -289,7 +283,7 @@ class Parameters:
         state = self.count_per_parameter()
         part = state._replace(params={k: state.params[k] for k in params}, aux={k: state.aux[k] for k in aux})
         if isinstance(state.opt_state, OptState):
-            part = part._replace(opt_state=self._part(state.opt_state, trainable))
+            part = part._replace(opt_state=part_of(state.opt_state, sorted(trainable), self._positions(trainable), self.split))
         local = state.local and {k: v for k, v in state.local.items() if k in set(trainable)}
         return part._replace(local=local)
 
@@ -312,18 +306,9 @@ class Parameters:
             self.state = state = state._replace(opt_state=state.opt_state._replace(count=self.put(count)))
         return state
 
-    def _part(self, whole: OptState, trainable: Sequence[str]) -> OptState:
-        at = self._positions(trainable)
-
-        def pick(v: Any) -> Any:
-            return tuple(v[i] for i in at) if isinstance(v, tuple) else None if v is None else v[..., at]
-
-        slots = {slot: {k: tree[k] for k in sorted(trainable)} for slot, tree in whole.slots.items()}
-        return OptState(pick(whole.count), slots, pick(whole.lr_mult), pick(whole.wd_mult), whole.shared)
-
-    def _positions(self, trainable: Sequence[str]) -> np.ndarray:
+    def _positions(self, trainable: Sequence[str]) -> list[int]:
         order = {name: i for i, name in enumerate(sorted(self.trainable))}
-        return np.asarray([order[n] for n in sorted(trainable)], np.int32)
+        return [order[n] for n in sorted(trainable)]
 
     def commit(self, new: TrainState, trainable: Sequence[str]) -> None:
         """Merge the new state of a `view` into the whole state."""
@@ -334,7 +319,7 @@ class Parameters:
         opt_state = whole.opt_state
         if isinstance(new.opt_state, OptState):
             at, old = self._positions(trainable), opt_state
-            count = None if old.count is None else old.count.at[..., at].set(new.opt_state.count)
+            count = None if old.count is None else old.count.at[..., np.asarray(at)].set(new.opt_state.count)
             slots = {slot: {**tree, **new.opt_state.slots[slot]} for slot, tree in old.slots.items()}
             opt_state = old._replace(count=count, slots=slots, shared=new.opt_state.shared)
         local = whole.local and {**whole.local, **new.local}

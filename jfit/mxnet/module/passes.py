@@ -85,8 +85,11 @@ class Programs:
 
         return self._once(key, compiled)
 
-    def _pass(self, key: Any, fn: Callable[[], Any], out_axes: Any, name: str, heads: int = 0) -> Program:
-        """Return the program (params, aux, batch, key, step, number, *head gradients) of the function `fn()`."""
+    def of_pass(self, key: Any, fn: Callable[[], Any], out_axes: Any, name: str, heads: int = 0) -> Program:
+        """Return the program (params, aux, batch, key, step, number, *head gradients) of the function `fn()`.
+
+        heads: number of its last arguments, 0 or 1.
+        """
         return self.compiled(key, lambda: (fn(), (self.axes()[0], None, 0, None, None, None, *[0] * heads), out_axes), name)
 
     def forward(self, train: bool) -> Program:
@@ -94,7 +97,7 @@ class Programs:
         key, replicas = ("forward", train), self.replicas
         if replicas is not None:
             return self._once(key, lambda: replicas.forward(train, self.parameters.split))
-        return self._pass(key, lambda: forward_step(self.model, train=train), 0, "forward")
+        return self.of_pass(key, lambda: forward_step(self.model, train=train), 0, "forward")
 
     def gradients(self, wrt: tuple[str, ...], heads: bool) -> Program:
         """Return the program (params, aux, batch, key, step, number[, head gradients]) -> (outputs, gradients, new aux).
@@ -104,14 +107,7 @@ class Programs:
         key, replicas = ("gradients", wrt, heads), self.replicas
         if replicas is not None:
             return self._once(key, lambda: replicas.gradients(wrt, self.parameters.split))
-        return self._pass(key, lambda: gradient_step(self.model, wrt, by_rows=True), (0, 0, None), "gradients", int(heads))
-
-    def captured(self, key: Any, raw: Callable[..., Any], heads: int) -> Program:
-        """Return the program of a monitor: (params, aux, batch, key, step, number, *head gradients) -> arrays by name.
-
-        key, raw: name and function of the program.  heads: number of its last arguments, 0 or 1.
-        """
-        return self._pass(key, lambda: raw, 0, "monitor", heads)
+        return self.of_pass(key, lambda: gradient_step(self.model, wrt, by_rows=True), (0, 0, None), "gradients", int(heads))
 
     def step(self) -> Program:
         """Return the program (state, batch, rescale) -> (state, StepOut), one whole training step; it donates the state."""
@@ -329,21 +325,6 @@ class Passes:
         # axis 0, as MXNet does with all outputs.
         return tuple(None if r is LOST else r for r in self.programs.model.plan(self._last_pass().specs).rows)
 
-    def whole_inputs(self) -> dict[str, Any]:
-        """Return the inputs of the last forward pass for the whole batch by name, without padding rows."""
-        if self._pass is None:
-            return {}
-        axes, counts, inputs = self.programs.model.batch_axes, self._pass.counts, self._pass.batch.inputs
-        if self._pass.ordered:
-            return {k: v[(*(slice(None),) * axes.get(k, 0), slice(sum(counts)))] for k, v in inputs.items()}
-        if len(counts) == 1:
-            return dict(inputs)
-        cut = {
-            k: [np.take(p, np.arange(c), axes.get(k, 0)) for p, c in zip(v, counts, strict=True)]
-            for k, v in counters.read(inputs).items()  # sync: a monitor reads the whole batch
-        }
-        return {k: np.concatenate(parts, axes.get(k, 0)) for k, parts in cut.items()}
-
     def captured(self, kind: str, monitor: Any, heads: Sequence[Any] | None = None) -> list[dict[str, Array]]:
         """Compute the internal arrays of the current pass that a monitor needs: one dict by name for each device.
 
@@ -370,7 +351,8 @@ class Passes:
         if self.parameters.grouped:  # without groups, so that one program has all arrays
             params = place_split(params, devices) if self.parameters.split else place(params, devices)
             aux, rest[0] = place(aux, devices), jax.device_put(rest[0], sharding(devices, split=True))
-        whole = self.programs.captured(key, capture.raw, len(more))(params, aux, *rest, *more)
+        program = self.programs.of_pass(key, lambda: capture.raw, 0, "monitor", len(more))
+        whole = program(params, aux, *rest, *more)
         arrays = [whole] if len(devices) == 1 else [{n: v[d] for n, v in whole.items()} for d in range(len(devices))]
         return [{n: of_device[n] for n in capture.names if n in of_device} for of_device in arrays]
 
@@ -518,13 +500,13 @@ class Passes:
     def run(self, program: Callable[..., Any], *args: Any, count: int = 1) -> Any:
         """Run `program(state, *args, rescale)`, which donates the state, and store the state it returns.
 
-        KeyboardInterrupt is deferred until the new state is stored, because the old one's buffers are gone.  If the dispatch
+        Called in `defer_interrupts`, because the old state's buffers are gone before the new state is stored.  If the dispatch
         fails, the host's update counts are reset to those before its `count` updates.
 
         Returns:
             The program's second result, or None if it returns only the state.
         """
-        with interrupts.defer_interrupts(), counters.explained():
+        with counters.explained():
             try:
                 result = program(self.view(), *args, np.float32(self.parameters.optimizer.rescale_grad))
             except BaseException:
@@ -555,7 +537,7 @@ class Passes:
             parameters.updater(parameters.index(name), parameters.mutable(gradient), weight)
             if name in gradients:
                 new[name] = weight.value if isinstance(weight, MutableArray) else weight
-        parameters.replace_params(new)
+        parameters.set_arrays(new, {})
         parameters.passes = 0
 
     def view(self) -> TrainState:

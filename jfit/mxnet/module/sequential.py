@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from jfit.data import DataBatch
 from jfit.data.ndarray_iter import DataDesc
 from jfit.mxnet.kvstore.store import KVStore
 from jfit.mxnet.module.base import BaseModule, BindRequest, attribute, require
@@ -172,7 +171,9 @@ class SequentialModule(BaseModule):
             module.forward(batch, is_train=is_train)
             if following is not None:
                 batch.data = module.get_outputs()
-                batch.provide_data = _descriptions(following, batch.data)
+                layouts = {d.name: d.layout for d in describe(following.data_shapes)}
+                names_and_arrays = zip(following.data_names, batch.data, strict=True)
+                batch.provide_data = [desc_of(name, array, layouts[name]) for name, array in names_and_arrays]
 
     def backward(self, out_grads: Any = None) -> None:
         """Run the backward pass, from the last module to the first.
@@ -192,14 +193,9 @@ class SequentialModule(BaseModule):
         for module in self._modules:
             module.update()
 
-    def _problem_of(self, data_batch: Any, where: str) -> str | None:
-        for module in self._modules:
-            data = data_batch.data if module is self._modules[0] else []
-            labels = data_batch.label if module in self._takes_labels() else []
-            problem = module._problem_of(DataBatch(data, labels), where)
-            if problem is not None:
-                return problem
-        return None
+    def _problem_of(self, where: str, data: bool = True) -> str | None:
+        problems = (module._problem_of(where, data and module is self._modules[0]) for module in self._modules)
+        return next(filter(None, problems), None)
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[Any]:
         """Return the outputs of the last module."""
@@ -236,9 +232,3 @@ def _renamed(names: list[str], shapes: Any, at: int) -> list[DataDesc]:
         f"layer {at} takes {len(names)} data arrays {names}, but the previous one has {len(shapes)}: {[s[0] for s in shapes]}"
     )
     return [DataDesc(name, d.shape, d.dtype, d.layout) for name, d in zip(names, describe(shapes), strict=True)]
-
-
-def _descriptions(module: Any, arrays: list[Any]) -> list[DataDesc]:
-    """Return the descriptions of `arrays`, the data of the next module, under that module's data names."""
-    layouts = {d.name: d.layout for d in describe(module.data_shapes)}
-    return [desc_of(name, array, layouts[name]) for name, array in zip(module.data_names, arrays, strict=True)]

@@ -38,7 +38,7 @@ class Monitor:
         >>> monitor.toc()
         [(1, 'fc_output', '3.0\\t')]
         >>> monitor.tic()
-        >>> monitor.active
+        >>> monitor.activated
         False
 
     Source: mxnet.monitor.Monitor of Apache MXNet 1.9.1.
@@ -56,14 +56,9 @@ class Monitor:
     ) -> None:
         self.interval, self.stat_func, self.sort, self.monitor_all = interval, stat_func, sort, monitor_all
         self.pattern, self.re_pattern = pattern, re.compile(pattern)
-        self.step, self.activated = 0, False
+        self.step, self.activated = 0, False  # whether the current step is sampled: True from its `tic` to its `toc`
         self.exes: list[Any] = []
         self.queue: list[tuple[int, str, Any]] = []
-
-    @property
-    def active(self) -> bool:
-        """Whether the current step is sampled: True from its `tic` to its `toc`."""
-        return self.activated
 
     def install(self, exe: Any) -> None:
         """Attach to a module or an executor, whose arguments and auxiliary states are included at `toc`.
@@ -88,7 +83,8 @@ class Monitor:
         if self.stat_func is None:
             values: Sequence[Any] = _rms_values([as_array(a) for a in matches.values()])
         else:
-            values = [self.stat_func(self._as_mutable(array)) for array in matches.values()]
+            mutable = self.arrays.mutable  # that a user's `stat_func` expects, NDArray in `jfit.mx`
+            values = [self.stat_func(a if isinstance(a, mutable) else mutable(a)) for a in matches.values()]
         self.queue.extend((self.step, name, value) for name, value in zip(matches, values, strict=True))
 
     def tic(self) -> None:
@@ -116,10 +112,6 @@ class Monitor:
         """End a step as `toc` does, and log one line for each result."""
         for step, name, text in self.toc():
             logging.info("Batch: %s", f"{step:7d} {name:30s} {text:s}")
-
-    def _as_mutable(self, array: Any) -> Any:
-        """Return the array as the mutable array (NDArray in `jfit.mx`) that a user's `stat_func` expects."""
-        return array if isinstance(array, self.arrays.mutable) else self.arrays.mutable(array)
 
 
 def _variables(exe: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
