@@ -279,8 +279,6 @@ class _PropHost:
     def _checked(
         self, method: str, result: Sequence[Any], convert: Callable[[Any], Any], input_shapes: Sequence[Any] = ()
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        if len(result) not in (2, 3):
-            raise ValueError(f"{method} returned {len(result)} lists, expected 3: inputs, outputs and auxiliary states")
         parts = [[convert(v) for v in part] for part in (*result, [])[:3]]
         for name, part, expected in zip(("inputs", "outputs", "states"), parts, self._counts(), strict=True):
             if len(part) != expected and not (name == "states" and not part):

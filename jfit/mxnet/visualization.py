@@ -70,7 +70,6 @@ def print_summary(
         positions: the end of each of the four columns, in characters or as fractions of the line.
 
     Raises:
-        TypeError: `symbol` is not a Symbol.
         ValueError: some shapes cannot be inferred from `shape`.
 
     Example:
@@ -80,7 +79,6 @@ def print_summary(
         Layer (type)                   Output Shape  Param #Previous Layer
         ...
     """
-    _check(symbol)
     shapes = None if shape is None else _inferred("shape", symbol, shape)
     ends = [int(line_length * p) for p in positions] if positions[-1] <= 1 else [int(p) for p in positions]
     order = symbol.nodes()
@@ -168,7 +166,6 @@ def plot_network(
 
     Raises:
         ImportError: the graphviz package is not installed.
-        TypeError: `symbol` is not a Symbol.
         ValueError: some shapes or dtypes cannot be inferred.
 
     Example:
@@ -177,7 +174,6 @@ def plot_network(
         'double'
     """
     gv = package()
-    _check(symbol)
     shapes = None if shape is None else _inferred("shape", symbol, shape)
     types = None if dtype is None else _inferred("type", symbol, dtype)
     order = symbol.nodes()
@@ -236,11 +232,6 @@ def _warn_about_duplicates(names: Sequence[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ both
-def _check(symbol: Any) -> None:
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"symbol is a {type(symbol).__name__}, expected a Symbol")
-
-
 def _inferred(what: str, symbol: Symbol, inputs: Mapping[str, Any]) -> dict[tuple[int, int], Any]:
     """Infer the shape or dtype of every node output from those of the inputs: {(id(node), output index): shape or dtype}.
 

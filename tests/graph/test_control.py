@@ -273,5 +273,3 @@ def test_loops_raise_for_unsupported_arguments():
         mx.sym.contrib.while_loop(lambda i: 1, lambda i: (i, i), i, max_iterations=3)
     with pytest.raises(ValueError, match="max_iterations >= 0; it is -3"):
         mx.sym.contrib.while_loop(lambda i: i < 3, lambda i: (i, i), i, max_iterations=-3)
-    with pytest.raises(ValueError, match="foreach needs data with at least one step"):
-        mx.nd.contrib.foreach(lambda d, s: (d, s), mx.nd.zeros((0, 3)), mx.nd.ones(3))

@@ -224,8 +224,6 @@ class Parameter:
         Raises:
             RuntimeError: the storage type is not row_sparse, or the parameter has no trainer.
         """
-        if self._stype != "row_sparse":
-            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; use data() instead.")
         return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
@@ -287,10 +285,9 @@ class Parameter:
             ctx: context, device or list of them.
 
         Raises:
-            ValueError: not initialized.
+            RuntimeError: not initialized.
         """
-        if self._data is None and self._deferred is None:
-            raise ValueError(f"parameter {self.name!r} is not initialized, so its context cannot change; call initialize().")
+        self.list_ctx()
         mean = None if self._data is None else self._reduce()
         self._contexts = self._context_list(ctx)
         if mean is not None:
@@ -364,8 +361,9 @@ class Parameter:
         return sum_groups([[cell.value for cell in cells]])[0] / len(cells) if len(cells) > 1 else cells[0].value
 
     def _rows(self, row_id: Any) -> Any:
-        if self._trainer is None:
-            raise RuntimeError(f"row_sparse parameter {self.name!r} is in the store of a Trainer; create one first.")
+        if self._stype != "row_sparse" or self._trainer is None:
+            problem = f"parameter {self.name!r} of storage type {self._stype!r} is not in the store of a Trainer"
+            raise RuntimeError(f"{problem}, as row_sparse ones are; create a Trainer first, or use data().")
         return self._trainer._row_sparse_pull(self, row_id)
 
     def _dense(self) -> list[Any] | None:

@@ -130,9 +130,9 @@ class ParameterDict(Mapping[str, Any]):
         """
         name = self._prefix + name
         param = self._find(name)
+        if param is None and value is None:
+            raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
         if param is None:
-            if value is None:
-                raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
             param = self._params[name] = self._constant(name, value)
         elif value is not None and not (  # sync: two constants are compared by value
             isinstance(param, Constant) and np.array_equal(counters.read(as_array(param.value)), np.asarray(as_array(value)))
@@ -189,15 +189,9 @@ class ParameterDict(Mapping[str, Any]):
 
         Args:
             filename: path of the file.
-            strip_prefix: prefix removed from every name.
-
-        Raises:
-            ValueError: a name does not start with `strip_prefix`.
+            strip_prefix: prefix removed from the names that have it.
         """
-        for name in self.keys():
-            if not name.startswith(strip_prefix):
-                raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
-        means = {p.name[len(strip_prefix) :]: p._reduce() for p in self.values()}
+        means = {p.name.removeprefix(strip_prefix): p._reduce() for p in self.values()}
         save_arrays(filename, counters.read(means))  # sync: the file needs the numbers
 
     def load(

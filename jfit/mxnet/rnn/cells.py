@@ -7,8 +7,8 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases, *
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
@@ -187,8 +187,6 @@ class DropoutCell(BaseRNNCell):
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
-        if not isinstance(dropout, Number):
-            raise TypeError(f"dropout is {dropout!r}, expected a number: the fraction of the inputs to drop")
         self.dropout = dropout
 
     @property
@@ -371,8 +369,6 @@ class Composite(BaseRNNCell):
     def _adopt(self, cell: BaseRNNCell) -> None:
         """Append a child and merge the containers of the weights."""
         if self._override_cell_params:
-            if not cell._own_params:
-                raise ValueError("both this cell and its child were created with params=; pass params= to only one of them")
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
         self._cells.append(cell)
@@ -403,15 +399,8 @@ class Composite(BaseRNNCell):
 
     def _split_states(self, states: Sequence[Any]) -> list[States]:
         """Split a flat list of states into one list for each child."""
-        expected = len(self.state_info)
-        if len(states) != expected:
-            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
-        parts, offset = [], 0
-        for cell in self._cells:
-            count = len(cell.state_info)
-            parts.append(list(states[offset : offset + count]))
-            offset += count
-        return parts
+        each = iter(states)
+        return [list(itertools.islice(each, len(cell.state_info))) for cell in self._cells]
 
 
 class SequentialRNNCell(Composite):
