@@ -241,14 +241,11 @@ def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
     if weighted:
         return weighted_mean(name, pair)
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, Array]:
-        return total(pair(*each) for each in pairs(name, labels, outputs, weights))
-
     def update(running: tuple[Array, Array], seen: tuple[Array, Array]) -> tuple[Array, Array]:
         return running[0] + seen[0], running[1] + seen[1]
 
     zeros = lambda: (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))  # noqa: E731
-    return Metric(name, zeros, stats, update, lambda running: {name: divide(*running)})
+    return Metric(name, zeros, mean(name, pair).stats, update, lambda running: {name: divide(*running)})
 
 
 def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:

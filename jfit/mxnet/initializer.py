@@ -346,7 +346,7 @@ class FusedRNN(Initializer):
 
     def _init_weight(self, name: str, arr: Any) -> None:
         outer = getattr(name, "global_init", None)
-        start = self._init or outer
+        start: Any = self._init or outer
         flat = []
         for part, shape, forget in self._parts(int(np.prod(arr.shape)), str(name)):
             array = NDArray(jnp.zeros(shape, jnp.float32))

@@ -506,20 +506,16 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
         **params: parameters of a named schedule.
 
     Returns:
-        `count -> rate`, where count is the number of updates done: int or integer scalar array, may be traced.
-
-    Raises:
-        ValueError: the schedule has lengths in epochs or fractions of the run; call its `.over(...)` first.
+        `count -> rate`, where count is the number of updates done: int or integer scalar array, may be traced.  It raises a
+        ValueError if the schedule has lengths in epochs or fractions of the run; call the schedule's `.over(...)` first.
 
     Example:
         >>> rate = as_optax("factor", step=2, factor=0.5, base_lr=1.0)
         >>> [float(rate(n)) for n in range(4)]
         [1.0, 1.0, 0.5, 0.5]
     """
-    schedule = as_schedule(schedule, **params)
-    if schedule.pending is not None:
-        schedule(1)  # raises the error that says which number is missing
-    return lambda count: schedule(count + 1)
+    pure = as_schedule(schedule, **params)
+    return lambda count: pure(count + 1)
 
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:

@@ -19,6 +19,7 @@ from jfit.mxnet.optimizer.lr_scheduler import (
     MultiFactorScheduler,
     PolyScheduler,
 )
+from jfit.mxnet.optimizer.settings import restore_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = [
@@ -123,7 +124,7 @@ def test_an_optimizer_is_unchanged_if_its_scheduler_raises():
         "lr_scheduler": {"class": "FactorScheduler", "base_lr": 3, "step": 0},
     }
     with pytest.raises(FormatError):
-        optimizer.restore(settings)
+        restore_settings(optimizer, settings)
     assert (optimizer.lr, optimizer.momentum, optimizer.lr_scheduler.base_lr, optimizer.lr_scheduler.step) == (
         0.25,
         0.5,
@@ -176,7 +177,7 @@ def test_an_integer_too_large_to_print_raises_a_format_error():
     assert load_states(pickle.dumps({0: 10**5000, "__jfit__": {"digest": 0}})).states == {0: 10**5000}
     for settings in ({"class": 10**5000}, {"class": "SGD", "lr_scheduler": {"class": 10**5000}}):
         with pytest.raises(ValueError, match=r"(saved with|found class) an integer of 16610 bits"):
-            SGD().restore(settings)
+            restore_settings(SGD(), settings)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("train/gluon/sched_mult", "sgd"), ("checkpoint/trainer_adam", "adam")])

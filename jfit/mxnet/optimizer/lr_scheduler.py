@@ -14,6 +14,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jfit import checks
 
@@ -86,17 +87,8 @@ class FactorScheduler(LRScheduler):
     Source: Apache MXNet 1.9.1, `FactorScheduler`.
     """
 
-    def __init__(
-        self,
-        step: int,
-        factor: float = 1,
-        stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, step: int, factor: float = 1, stop_factor_lr: float = 1e-8, *base: Any, **others: Any) -> None:
+        super().__init__(*base, **others)
         _require(self, step >= 1, f"a step ({step}) of at least 1 update between decays")
         _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
         self.step = step
@@ -139,16 +131,8 @@ class MultiFactorScheduler(LRScheduler):
     Source: Apache MXNet 1.9.1, `MultiFactorScheduler`.
     """
 
-    def __init__(
-        self,
-        step: Sequence[int],
-        factor: float = 1,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, step: Sequence[int], factor: float = 1, *base: Any, **others: Any) -> None:
+        super().__init__(*base, **others)
         increases = all(earlier < later for earlier, later in itertools.pairwise([0, *step]))
         _require(self, increases, f"an increasing list of update numbers from 1 as step, found {step}")
         _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
@@ -174,21 +158,13 @@ class _ToTheEnd(LRScheduler):
 
     _left: Callable[[float], float]  # fraction of the decay that is done -> fraction of the learning rate that is left
 
-    def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, max_update: int, base_lr: float = 0.01, final_lr: float = 0, *warmup: Any, **others: Any) -> None:
+        super().__init__(base_lr, *warmup, **others)
         # an optimizer's learning_rate replaces base_lr but not base_lr_orig, so it has no effect, as in MXNet
         self.base_lr_orig = base_lr
         self.max_update = max_update
         self.final_lr = final_lr
-        self.max_steps = max_update - warmup_steps
+        self.max_steps = max_update - self.warmup_steps
 
     def __call__(self, num_update: int) -> float:
         """Return the learning rate of update `num_update`; after `max_update` the last returned rate."""
@@ -221,16 +197,9 @@ class PolyScheduler(_ToTheEnd):
     """
 
     def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        pwr: float = 2,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
+        self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0, *warmup: Any, **others: Any
     ) -> None:
-        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        super().__init__(max_update, base_lr, final_lr, *warmup, **others)
         self.power = pwr
 
     def _left(self, done: float) -> float:

@@ -106,10 +106,6 @@ class BaseRNNCell:
         """Shape of each state, 0 for the batch size."""
         return [info["shape"] for info in self.state_info]
 
-    @property
-    def _num_gates(self) -> int:
-        return len(self._gate_names)
-
     # -------------------------------------------------------------------------------- initial states
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
         """Return the initial states, named `<prefix>begin_state_<number>`.

@@ -48,7 +48,7 @@ class GatedCell(BaseRNNCell):
 
     def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
         """Return the input projection W x + b and the state projection U h + d of all gates."""
-        size = self._num_hidden * self._num_gates
+        size = self._num_hidden * len(self._gate_names)
         i2h = sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=size, name=f"{name}i2h")
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
         return i2h, h2h
@@ -284,7 +284,7 @@ class BaseConvRNNCell(GatedCell):
 
     def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
         """Return the input projection W * x + b and the state projection U * h + d of all gates."""
-        shared: dict[str, Any] = {"num_filter": self._num_hidden * self._num_gates, "layout": self._conv_layout}
+        shared: dict[str, Any] = {"num_filter": self._num_hidden * len(self._gate_names), "layout": self._conv_layout}
         i2h = sym.Convolution(inputs, self._iW, self._iB, name=f"{name}i2h", **self._i2h, **shared)
         h2h = sym.Convolution(hidden, self._hW, self._hB, name=f"{name}h2h", **self._h2h, **shared)
         return i2h, h2h
