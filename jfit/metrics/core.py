@@ -99,13 +99,14 @@ def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(m for m in metrics if m.host)
 
 
-def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
-    """Make a metric whose number of classes is not known yet; `sized` sets it from the shapes of labels and outputs.
+def needs_size(name: str, make: Callable[[int], Metric]) -> Metric:
+    """Make a metric whose number of classes is not known yet.
+
+    `sized` sets it from the shapes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
 
     Args:
         name: name of the value in logs and results.
         make: number of classes -> the metric.
-        count: `(name, label shapes, output shapes) -> number of classes`.
     """
 
     def unknown(*_: Any) -> Any:
@@ -114,7 +115,7 @@ def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, S
         )
 
     def with_classes(labels: Shapes, outputs: Shapes) -> Metric:
-        return make(count(name, labels, outputs))
+        return make(max([2, *(shape[1] for shape in outputs if len(shape) > 1)]))
 
     return Metric(name, unknown, unknown, unknown, unknown, sized=with_classes)
 

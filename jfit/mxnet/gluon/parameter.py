@@ -131,7 +131,7 @@ class Parameter:
     @shape.setter
     def shape(self, new: Sequence[int]) -> None:
         new = tuple(new)
-        fits = self._shape is None or _fits(new, self._shape)
+        fits = self._shape is None or merged_shape(new, self._shape) == new
         assert fits, f"parameter {self.name!r} has shape {self._shape}, which {new} contradicts."
         self._shape = new
 
@@ -405,5 +405,15 @@ def device_of(ctx: Any) -> Any:
     return ctx.device if hasattr(ctx, "device") else ctx
 
 
-def _fits(new: tuple[int, ...], old: Sequence[int]) -> bool:
-    return len(new) == len(old) and all(b in (0, -1, a) for a, b in zip(new, old, strict=True))
+def merged_shape(new: Sequence[int], old: Sequence[int]) -> tuple[int, ...] | None:
+    """Merge two shapes: a size that is unknown (0 or negative) is taken from the other shape.
+
+    Return None if two known sizes differ, or the numbers of axes do.
+
+    Example:
+        >>> merged_shape((2, 0), (0, 3)), merged_shape((2, 3), (2, 4))
+        ((2, 3), None)
+    """
+    if len(new) != len(old) or any(a != b and a > 0 and b > 0 for a, b in zip(new, old, strict=True)):
+        return None
+    return tuple(int(max(a, b)) for a, b in zip(new, old, strict=True))

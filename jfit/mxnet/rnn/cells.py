@@ -27,7 +27,7 @@ class GatedCell(BaseRNNCell):
         num_hidden: size of the state and of the output.
         prefix: prepended to the names of the cell's nodes and weights.
         params: container of the weights, to share them with another cell; a new one by default.
-        bias: further arguments of the variable `i2h_bias`.
+        initializers: initializers of the variables `i2h_weight`, `h2h_weight`, `i2h_bias` and `h2h_bias`, by name.
     """
 
     _states = 1
@@ -35,11 +35,11 @@ class GatedCell(BaseRNNCell):
     _channels: Mapping[str, int] = {}  # the axis of the channels, if it is not axis 1
     _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
 
-    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **bias: Any) -> None:
+    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
         super().__init__(prefix, params)
         self._num_hidden = num_hidden
-        self._iW, self._hW = self._params.get("i2h_weight"), self._params.get("h2h_weight")
-        self._iB, self._hB = self._params.get("i2h_bias", **bias), self._params.get("h2h_bias")
+        names = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+        self._iW, self._hW, self._iB, self._hB = (self._params.get(n, init=initializers.get(n)) for n in names)
 
     @property
     def state_info(self) -> list[Any]:
@@ -113,7 +113,7 @@ class LSTMCell(GatedCell):
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
-        super().__init__(num_hidden, prefix, params, init=initializer.LSTMBias(forget_bias=forget_bias))
+        super().__init__(num_hidden, prefix, params, i2h_bias=initializer.LSTMBias(forget_bias=forget_bias))
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
@@ -260,10 +260,12 @@ class BaseConvRNNCell(GatedCell):
         params: RNNParams | None = None,
         conv_layout: str = "NCHW",
     ) -> None:
-        BaseRNNCell.__init__(self, self._default_prefix if prefix is None else prefix, params)
+        inits = {"i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer}
+        inits |= {"i2h_bias": i2h_bias_initializer, "h2h_bias": h2h_bias_initializer}
+        super().__init__(num_hidden, self._default_prefix if prefix is None else prefix, params, **inits)
         if any(k % 2 == 0 for k in h2h_kernel):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
-        self._num_hidden, self._activation = num_hidden, activation
+        self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
         self._channels = {"axis": conv_layout.find("C")}
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
@@ -272,10 +274,6 @@ class BaseConvRNNCell(GatedCell):
         # MXNet also creates an unnamed Convolution here, which advances the numbering of automatic node names.
         probe = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, layout=conv_layout, **self._i2h)
         self._state_shape = (0, *probe.infer_shape(data=self._input_shape)[1][0][1:])
-        self._iW = self._params.get("i2h_weight", init=i2h_weight_initializer)
-        self._hW = self._params.get("h2h_weight", init=h2h_weight_initializer)
-        self._iB = self._params.get("i2h_bias", init=i2h_bias_initializer)
-        self._hB = self._params.get("h2h_bias", init=h2h_bias_initializer)
 
     @property
     def state_info(self) -> list[Any]:
