@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jfit.checks import name_hint
@@ -34,15 +35,8 @@ class OutputMetric(NamedTuple):
         """Name of the value in logs and results."""
         return f"{self.output}_{self.metric.name}"
 
-    @property
-    def host(self) -> bool:
-        """Whether the metric runs on the host."""
-        return self.metric.host
-
-    @property
-    def merge(self) -> Any:
-        """As `Metric.merge`."""
-        return self.metric.merge
+    host = property(attrgetter("metric.host"), doc="Whether the metric runs on the host.")
+    merge = property(attrgetter("metric.merge"), doc="As `Metric.merge`.")
 
     @property
     def sized(self) -> Callable[..., OutputMetric] | None:
@@ -70,15 +64,8 @@ class OutputMetric(NamedTuple):
             return self.metric.update(sums, *batch)
         return self.metric.update(sums, *(None if arrays is None else self._one(arrays) for arrays in batch))
 
-    @property
-    def packed(self) -> Any:
-        """Method of the metric that converts its running sums to arrays for a checkpoint; None if it runs on the devices."""
-        return getattr(self.metric, "packed", None)
-
-    @property
-    def unpacked(self) -> Any:
-        """Method of the metric that converts arrays of `packed` back to running sums; None if it runs on the devices."""
-        return getattr(self.metric, "unpacked", None)
+    packed = property(attrgetter("metric.packed"), doc="As `HostMetric.packed`, if the metric runs on the host.")
+    unpacked = property(attrgetter("metric.unpacked"), doc="As `HostMetric.unpacked`, if the metric runs on the host.")
 
     def compute(self, sums: Any) -> dict[str, Any]:
         """The values by name."""

@@ -16,7 +16,6 @@ from jfit.checks import one_of
 from jfit.metrics.core import (
     Arrays,
     Metric,
-    Shapes,
     Weights,
     added,
     each_row,
@@ -193,21 +192,6 @@ def _normalized(matrix: Any, normalize: str | None) -> Any:
     return matrix / xp(sums).where(sums > 0, sums, 1)  # 0 for a class without rows, as in scikit-learn
 
 
-def classes_of(name: str, labels: Shapes, outputs: Shapes) -> int:
-    """Return the number of classes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
-
-    Args:
-        name: name of the metric; unused.
-        labels: shapes of the labels; unused.
-        outputs: shapes of the outputs.
-
-    Example:
-        >>> classes_of("pcc", [(8,)], [(8, 5)]), classes_of("pcc", [(8,)], [(8, 1)])
-        (5, 2)
-    """
-    return max([2, *(shape[1] for shape in outputs if len(shape) > 1)])
-
-
 def counts(
     name: str,
     shape: tuple[int, ...],
@@ -242,7 +226,7 @@ def count_each(values: Array, output: Array, rows: Array | None) -> Array:
 def _sized(name: str, num_classes: int | None, from_logits: bool | None, make: Callable[[int, bool | None], Metric]) -> Metric:
     """Return `make(number of classes, from_logits)`, for as many classes as the outputs have if `num_classes` is None."""
     if num_classes is None:
-        metric = needs_size(name, lambda classes: _sized(name, classes, from_logits, make), classes_of)
+        metric = needs_size(name, lambda classes: _sized(name, classes, from_logits, make))
     else:
         metric = make(num_classes, from_logits)
     return metric._replace(fitted=lambda targets: for_classes(_sized(name, num_classes, None, make), targets, from_logits))

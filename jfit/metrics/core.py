@@ -99,13 +99,14 @@ def on_host(metrics: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(m for m in metrics if m.host)
 
 
-def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, Shapes, Shapes], int]) -> Metric:
-    """Make a metric whose number of classes is not known yet; `sized` sets it from the shapes of labels and outputs.
+def needs_size(name: str, make: Callable[[int], Metric]) -> Metric:
+    """Make a metric whose number of classes is not known yet.
+
+    `sized` sets it from the shapes of the outputs: the size of axis 1, or 2 for probabilities of class 1.
 
     Args:
         name: name of the value in logs and results.
         make: number of classes -> the metric.
-        count: `(name, label shapes, output shapes) -> number of classes`.
     """
 
     def unknown(*_: Any) -> Any:
@@ -114,7 +115,7 @@ def needs_size(name: str, make: Callable[[int], Metric], count: Callable[[str, S
         )
 
     def with_classes(labels: Shapes, outputs: Shapes) -> Metric:
-        return make(count(name, labels, outputs))
+        return make(max([2, *(shape[1] for shape in outputs if len(shape) > 1)]))
 
     return Metric(name, unknown, unknown, unknown, unknown, sized=with_classes)
 
@@ -241,14 +242,11 @@ def ratio(name: str, pair: PairRule, weighted: bool = False) -> Metric:
     if weighted:
         return weighted_mean(name, pair)
 
-    def stats(labels: Arrays, outputs: Arrays, weights: Weights) -> tuple[Array, Array]:
-        return total(pair(*each) for each in pairs(name, labels, outputs, weights))
-
     def update(running: tuple[Array, Array], seen: tuple[Array, Array]) -> tuple[Array, Array]:
         return running[0] + seen[0], running[1] + seen[1]
 
     zeros = lambda: (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))  # noqa: E731
-    return Metric(name, zeros, stats, update, lambda running: {name: divide(*running)})
+    return Metric(name, zeros, mean(name, pair).stats, update, lambda running: {name: divide(*running)})
 
 
 def mean(name: str, pair: PairRule, finish: str | None = None, weighted: bool = False) -> Metric:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jfit.checks import one_of
-from jfit.metrics.confusion import classes_of, count_each, counts
+from jfit.metrics.confusion import count_each, counts
 from jfit.metrics.core import like, needs_size, pairs, xp
 from jfit.metrics.targets import for_scores
 from jfit.programs import made
@@ -70,7 +70,7 @@ def roc_auc(
         return ExactRocAuc(name, average, bool(logits), weighted, fitted=fitted)
     if num_classes is None:
         make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731
-        return needs_size(name, make, classes_of)._replace(fitted=fitted)
+        return needs_size(name, make)._replace(fitted=fitted)
     curves = 1 if num_classes <= 2 else num_classes
     shape = (2, curves, bins + 1)  # positives, negatives; the last bin counts NaN scores
 

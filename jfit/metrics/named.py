@@ -58,33 +58,29 @@ def caffe(name: str = "caffe", weighted: bool = False) -> Metric:
 
 
 METRICS: dict[str, Callable[..., Any]] = {
-    "acc": accuracy,
-    "accuracy": accuracy,
-    "top_k_accuracy": top_k_accuracy,
-    "top_k_acc": top_k_accuracy,
-    "topkaccuracy": top_k_accuracy,
-    "f1": f1,
-    "mcc": mcc,
-    "pcc": pcc,
-    "ce": cross_entropy,
-    "crossentropy": cross_entropy,
-    "cross-entropy": cross_entropy,
-    "nll_loss": nll_loss,
-    "negativeloglikelihood": nll_loss,
-    "nll-loss": nll_loss,
-    "perplexity": perplexity,
-    "mae": mae,
-    "mse": mse,
-    "rmse": rmse,
-    "pearsonr": pearsonr,
-    "pearsoncorrelation": pearsonr,
-    "loss": loss,
-    "torch": torch,
-    "caffe": caffe,
-    "precision": precision,
-    "recall": recall,
-    "confusion_matrix": confusion_matrix,
-    "roc_auc": roc_auc,
+    name: make
+    for make, names in (
+        (accuracy, "acc accuracy"),
+        (top_k_accuracy, "top_k_accuracy top_k_acc topkaccuracy"),
+        (f1, "f1"),
+        (mcc, "mcc"),
+        (pcc, "pcc"),
+        (cross_entropy, "ce crossentropy cross-entropy"),
+        (nll_loss, "nll_loss negativeloglikelihood nll-loss"),
+        (perplexity, "perplexity"),
+        (mae, "mae"),
+        (mse, "mse"),
+        (rmse, "rmse"),
+        (pearsonr, "pearsonr pearsoncorrelation"),
+        (loss, "loss"),
+        (torch, "torch"),
+        (caffe, "caffe"),
+        (precision, "precision"),
+        (recall, "recall"),
+        (confusion_matrix, "confusion_matrix"),
+        (roc_auc, "roc_auc"),
+    )
+    for name in names.split()
 }
 
 

@@ -6,6 +6,7 @@ the root logger.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -42,6 +43,24 @@ def scalars(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in named if getattr(value, "size", 1) == 1]
 
 
+def every_epochs(period: int, save: Callable[..., None]) -> Callable[..., None]:
+    """Return an epoch callback that calls `save(number of epochs, symbol, arg_params, aux_params)` every `period` epochs.
+
+    Example:
+        >>> callback = every_epochs(2, lambda done, *_: print(done))
+        >>> callback(0)
+        >>> callback(1)
+        2
+    """
+    period = int(max(1, period))
+
+    def call(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> None:
+        if (iter_no + 1) % period == 0:
+            save(iter_no + 1, sym, arg, aux)
+
+    return call
+
+
 def module_checkpoint(mod: Any, prefix: str, period: int = 1, save_optimizer_states: bool = False) -> Callable[..., None]:
     """Return an epoch callback that saves a module every `period` epochs.
 
@@ -65,13 +84,7 @@ def module_checkpoint(mod: Any, prefix: str, period: int = 1, save_optimizer_sta
 
     Source: Apache MXNet 1.9.1.
     """
-    period = int(max(1, period))
-
-    def save(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> None:
-        if (iter_no + 1) % period == 0:
-            mod.save_checkpoint(prefix, iter_no + 1, save_optimizer_states)
-
-    return save
+    return every_epochs(period, lambda done, *_: mod.save_checkpoint(prefix, done, save_optimizer_states))
 
 
 def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
@@ -93,13 +106,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
     Source: Apache MXNet 1.9.1.
     """
-    period = int(max(1, period))
-
-    def save(iter_no: int, sym: Any, arg: Any, aux: Any) -> None:
-        if (iter_no + 1) % period == 0:
-            save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
-
-    return save
+    return every_epochs(period, functools.partial(save_checkpoint, prefix))
 
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], None]:

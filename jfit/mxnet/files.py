@@ -159,10 +159,8 @@ def read_params(path: str) -> tuple[Arrays, Arrays]:
     if not arrays:
         logging.warning("Params file '%s' is empty", path)
         return {}, {}
-    if isinstance(arrays, list):
-        raise FormatError(path, "names", "Invalid param file: the arrays have no names", "read it with load_arrays instead.")
     groups: dict[str, Arrays] = {"arg": {}, "aux": {}}
-    for key, value in arrays.items():
+    for key, value in arrays.items() if isinstance(arrays, dict) else [("", None)]:  # a list has no names
         kind, _, name = key.partition(":")
         if kind not in groups or not name:
             problem = "Invalid param file: expected names such as 'arg:fc1_weight' or 'aux:bn_moving_mean'"

@@ -22,7 +22,6 @@ def group_devices(graph: Graph, groups: Any, home: Any) -> dict[str, Any]:
 
     Raises:
         ValueError: a group has several contexts.
-        TypeError: `groups` is no dict.
 
     Example:
         >>> import jax, jfit
@@ -49,7 +48,6 @@ def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[d
 
     Raises:
         ValueError: the list of a group has neither 1 entry nor one per context, or the list of dicts has not one per context.
-        TypeError: `groups` is not None, a dict or a list of dicts.
         NotImplementedError: there are several contexts, and the network has a SyncBatchNorm.
 
     Example:
@@ -73,29 +71,22 @@ def replica_groups(graph: Graph, groups: Any, contexts: Sequence[Any]) -> list[d
 
 def _by_context(groups: Any, contexts: Sequence[Any]) -> list[Mapping[str, Any]]:
     """Return a dict of group -> context for each of the contexts."""
-    is_list = isinstance(groups, (list, tuple))
-    parts: Sequence[Any] = groups if is_list else [groups or {}]
-    if not all(isinstance(part, Mapping) for part in parts):
-        expected = "a dict of group name -> context, or a list of such dicts, one for each context"
-        raise TypeError(f"group2ctxs is {groups!r}, expected {expected}")
-    if not is_list:
-        columns = {g: _column(g, c, contexts, many=True) for g, c in parts[0].items()}
+    if not isinstance(groups, (list, tuple)):
+        columns = {g: _column(g, c, len(contexts)) for g, c in (groups or {}).items()}
         return [{g: column[i] for g, column in columns.items()} for i in range(len(contexts))]
-    if len(parts) != len(contexts):
-        raise ValueError(f"group2ctxs is a list of {len(parts)} dicts for {len(contexts)} contexts; pass one for each")
-    return [{g: _column(g, c, contexts, many=False)[0] for g, c in part.items()} for part in parts]
+    if len(groups) != len(contexts):
+        raise ValueError(f"group2ctxs is a list of {len(groups)} dicts for {len(contexts)} contexts; pass one for each")
+    return [{g: _column(g, c, 1)[0] for g, c in each.items()} for each in groups]
 
 
-def _column(group: str, value: Any, contexts: Sequence[Any], many: bool) -> list[Any]:
-    """Return the context of a group for each of the contexts of the module; many: whether a list of them is allowed."""
-    if isinstance(value, Context) or not isinstance(value, (list, tuple)):  # a Context is a tuple, too
-        return [value] * len(contexts)
-    if len(value) == 1:
-        return list(value) * len(contexts)
-    if many and len(value) == len(contexts):
-        return list(value)
-    each = f", or one for each of the contexts {list(contexts)}" if many and len(contexts) > 1 else ""
-    raise ValueError(f"ctx_group {group!r} has {len(value)} contexts, {list(value)}; pass one{each}")
+def _column(group: str, value: Any, count: int) -> list[Any]:
+    """Return the context of a group for each of `count` contexts of the module."""
+    several = isinstance(value, (list, tuple)) and not isinstance(value, Context)  # a Context is a tuple, too
+    column = list(value) if several else [value]
+    if len(column) not in (1, count):
+        each = f", or {count}, one for each of the contexts" if count > 1 else ""
+        raise ValueError(f"ctx_group {group!r} has {len(column)} contexts, {column}; pass one{each}")
+    return column if len(column) == count else column * count
 
 
 def _device(context: Any) -> Any:

@@ -44,8 +44,6 @@ class BothSignatures:
     def __call__(self, *args: Any) -> Any:
         if len(args) == 2:
             return self._write(*args)
-        if len(args) not in (3, 4):
-            raise TypeError(f"called with (desc, array) or (key, desc, shape, dtype), got {len(args)} arguments")
         key, desc, shape, *dtype = args
         array = NDArray(jnp.zeros(tuple(shape), *(dtype or [jnp.float32])))
         with use_key(key):
@@ -348,9 +346,7 @@ class FusedRNN(Initializer):
 
     def _init_weight(self, name: str, arr: Any) -> None:
         outer = getattr(name, "global_init", None)
-        start = self._init or outer
-        if start is None:
-            raise ValueError(f"{name}: FusedRNN(None, ...) was called without the network's initializer; pass init=")
+        start: Any = self._init or outer
         flat = []
         for part, shape, forget in self._parts(int(np.prod(arr.shape)), str(name)):
             array = NDArray(jnp.zeros(shape, jnp.float32))
@@ -422,8 +418,7 @@ class Mixed(BothSignatures):
         initializers: an initializer, name or JSON text for each pattern.
 
     Raises:
-        AssertionError: there are not as many initializers as patterns.
-        ValueError: when called, no pattern matches the name.
+        ValueError: there are not as many initializers as patterns; or when called, no pattern matches the name.
 
     Example:
         >>> import jfit.mx as mx
@@ -436,8 +431,6 @@ class Mixed(BothSignatures):
     """
 
     def __init__(self, patterns: Sequence[str], initializers: Sequence[Any]) -> None:
-        if len(patterns) != len(initializers):
-            raise AssertionError(f"{len(patterns)} patterns but {len(initializers)} initializers; pass one for each pattern")
         self.map = [(re.compile(p), create(i)) for p, i in zip(patterns, initializers, strict=True)]
 
     def _write(self, desc: str, arr: Any) -> None:

@@ -75,10 +75,10 @@ def find(where: str, prefixes: Sequence[str], name: str, make: Callable[[str], A
         if prefix + name in ALIASES and not name.startswith("__"):
             return make(prefix + name)
     reason = next(filter(None, (why_not(prefix + name) for prefix in prefixes)), None)
-    if reason is not None:
-        raise AttributeError(f"{where}: MXNet's operator {name!r} is out of scope: {reason}.")
     near = nearest(name, [a[len(p) :] for p in prefixes for a in ALIASES if a.startswith(p)])
-    raise AttributeError(f"{where} has no operator {name!r}" + (f"; the nearest names are {near}" if near else ""))
+    hint = f"; the nearest names are {near}" if near else ""
+    scope = f"{where}: MXNet's operator {name!r} is out of scope: {reason}."
+    raise AttributeError(scope if reason else f"{where} has no operator {name!r}{hint}")
 
 
 def absent(where: str, name: str, known: Sequence[str]) -> NoReturn:

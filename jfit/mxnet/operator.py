@@ -98,6 +98,8 @@ class CustomOp:
 class CustomOpProp:
     """Base class for the description of a custom operator: names, shape and dtype inference, and creation of its `CustomOp`.
 
+    Arrays are dense, so methods of a subclass that infer storage types are never called.
+
     Args:
         need_top_grad: whether backward uses the gradients of the outputs; False for losses.
 
@@ -128,16 +130,6 @@ class CustomOpProp:
     def infer_type(self, in_type: list) -> tuple:
         """Infer dtypes: input dtypes -> (input dtypes, output dtypes, auxiliary-state dtypes)."""
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
-
-    def infer_storage_type(self, in_stype: list) -> tuple:
-        """Infer storage types; never called, because jfit passes dense arrays only."""
-        return in_stype, ["default"] * len(self.list_outputs()), ["default"] * len(self.list_auxiliary_states())
-
-    def infer_storage_type_backward(
-        self, ograd_stype: list, in_stype: list, out_stype: list, igrad_stype: list, aux_stype: list
-    ) -> tuple:
-        """Infer storage types of the backward pass; never called, because jfit passes dense arrays only."""
-        return tuple(["default"] * len(s) for s in (ograd_stype, in_stype, out_stype, igrad_stype, aux_stype))
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
         """Return the ids of the arrays that backward reads; if no `out_grad` id is among them, the operator is a loss."""
@@ -279,18 +271,14 @@ class _PropHost:
     def _checked(
         self, method: str, result: Sequence[Any], convert: Callable[[Any], Any], input_shapes: Sequence[Any] = ()
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        if len(result) not in (2, 3):
-            raise ValueError(f"{method} returned {len(result)} lists, expected 3: inputs, outputs and auxiliary states")
         parts = [[convert(v) for v in part] for part in (*result, [])[:3]]
-        for name, part, expected in zip(("inputs", "outputs", "states"), parts, self._counts(), strict=True):
+        counts = len(self.arguments), len(self.outputs), len(self.states)
+        for name, part, expected in zip(("inputs", "outputs", "states"), parts, counts, strict=True):
             if len(part) != expected and not (name == "states" and not part):
                 raise ValueError(f"{method} returned {len(part)} entries for the {name}, expected {expected}")
         if input_shapes:  # () is a scalar's shape only if an input is a scalar; otherwise it means unknown
             parts = [[v if v != () or () in input_shapes else None for v in part] for part in parts]
         return parts[0], parts[1], parts[2] or [None] * len(self.states)
-
-    def _counts(self) -> tuple[int, int, int]:
-        return len(self.arguments), len(self.outputs), len(self.states)
 
     def _operator(self, place: tuple[Any, ...], arrays: Sequence[np.ndarray]) -> CustomOp:
         key = (*place, tuple((a.shape, a.dtype) for a in arrays))

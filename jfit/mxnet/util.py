@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any
+from collections.abc import Iterator
 
 _local = threading.local()
 
@@ -38,7 +39,8 @@ def set_np_shape(active: bool) -> bool:
     return before
 
 
-class np_shape:
+@contextlib.contextmanager
+def np_shape(active: bool = True) -> Iterator[None]:
     """Context manager and decorator that switches NumPy shape semantics on or off.
 
     Args:
@@ -49,22 +51,8 @@ class np_shape:
         ...     is_np_shape()
         True
     """
-
-    def __init__(self, active: bool = True) -> None:
-        self._active = active
-
-    def __enter__(self) -> np_shape:
-        self._before = set_np_shape(self._active)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        set_np_shape(self._before)
-
-    def __call__(self, fn: Any) -> Any:
-        """Decorate `fn` to run with the switch set."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with np_shape(self._active):
-                return fn(*args, **kwargs)
-
-        return call
+    before = set_np_shape(active)
+    try:
+        yield
+    finally:
+        set_np_shape(before)

@@ -20,7 +20,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,15 +42,6 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 # ------------------------------------------------------------------------------------------------ the table
-class _Layer(NamedTuple):
-    """One row of the printed table; the first of `previous` is printed on the same line, each other one on a line below."""
-
-    title: str
-    shape: str
-    params: int
-    previous: list[str]
-
-
 def print_summary(
     symbol: Symbol,
     shape: Shapes | None = None,
@@ -70,7 +61,6 @@ def print_summary(
         positions: the end of each of the four columns, in characters or as fractions of the line.
 
     Raises:
-        TypeError: `symbol` is not a Symbol.
         ValueError: some shapes cannot be inferred from `shape`.
 
     Example:
@@ -80,7 +70,6 @@ def print_summary(
         Layer (type)                   Output Shape  Param #Previous Layer
         ...
     """
-    _check(symbol)
     shapes = None if shape is None else _inferred("shape", symbol, shape)
     ends = [int(line_length * p) for p in positions] if positions[-1] <= 1 else [int(p) for p in positions]
     order = symbol.nodes()
@@ -95,10 +84,10 @@ def print_summary(
     for i, node in enumerate(order):
         if node.op is None and i > 0:
             continue
-        layer = _layer(node, heads, shapes)
-        total += layer.params
-        _print_row((layer.title, layer.shape, layer.params, next(iter(layer.previous), "")), ends)
-        for name in layer.previous[1:]:
+        title, size, params, previous = _layer(node, heads, shapes)
+        total += params
+        _print_row((title, size, params, next(iter(previous), "")), ends)
+        for name in previous[1:]:
             _print_row(("", "", "", name), ends)
         print(("=" if i == len(order) - 1 else "_") * line_length)
     print(f"Total params: {total}")
@@ -112,13 +101,14 @@ def _print_row(fields: Sequence[Any], ends: Sequence[int]) -> None:
     print(line)
 
 
-def _layer(node: Node, heads: set[int], shapes: Mapping[Any, Any] | None) -> _Layer:
+def _layer(node: Node, heads: set[int], shapes: Mapping[Any, Any] | None) -> tuple[str, str, int, list[str]]:
+    """Return (name and type, output shape, number of parameters, names of the previous layers) of a node."""
     sources = [e for e in node.inputs if e.node.op is not None or id(e.node) in heads]
     input_shapes = [_single(e.node, shapes) for e in sources]
     channels = sum(s[1] for s in input_shapes if s)
     shape = _single(node, shapes) if node.op is not None or id(node) in heads else None
     title = f"{node.name}({node.op.name if node.op else 'null'})"
-    return _Layer(title, _size(shape), _params(node, channels, shape), [e.node.name for e in sources])
+    return title, _size(shape), _params(node, channels, shape), [e.node.name for e in sources]
 
 
 def _single(node: Node, shapes: Mapping[Any, Any] | None) -> Any:
@@ -168,7 +158,6 @@ def plot_network(
 
     Raises:
         ImportError: the graphviz package is not installed.
-        TypeError: `symbol` is not a Symbol.
         ValueError: some shapes or dtypes cannot be inferred.
 
     Example:
@@ -177,7 +166,6 @@ def plot_network(
         'double'
     """
     gv = package()
-    _check(symbol)
     shapes = None if shape is None else _inferred("shape", symbol, shape)
     types = None if dtype is None else _inferred("type", symbol, dtype)
     order = symbol.nodes()
@@ -236,11 +224,6 @@ def _warn_about_duplicates(names: Sequence[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ both
-def _check(symbol: Any) -> None:
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"symbol is a {type(symbol).__name__}, expected a Symbol")
-
-
 def _inferred(what: str, symbol: Symbol, inputs: Mapping[str, Any]) -> dict[tuple[int, int], Any]:
     """Infer the shape or dtype of every node output from those of the inputs: {(id(node), output index): shape or dtype}.
 

@@ -174,11 +174,6 @@ class Optimizer(optax.GradientTransformationExtraArgs):
         assert self.for_graph is not None
         return self.for_graph(names, fixed).keyed(self.for_graph, tuple(names), tuple(fixed))
 
-    @property
-    def transform(self) -> Optimizer:
-        """This optimizer, which is an optax transformation."""
-        return self
-
 
 def check_numbers(params: Mapping[str, Any]) -> None:
     """Raise a ValueError for a number with which no training makes sense: negative, not finite, or a factor of 1 and more.

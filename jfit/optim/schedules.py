@@ -57,7 +57,6 @@ class Schedule:
         warmup_begin_lr: learning rate at update 0.
         warmup_mode: "linear" grows from `warmup_begin_lr` to the base rate, "constant" stays at `warmup_begin_lr`.
         absolute: whether the rule ignores `base` (optax schedules do).
-        warmup_final_lr: learning rate at the end of the warm-up; None for the base rate.
         pending: `(updates, updates_per_epoch) -> Schedule`, converts lengths in epochs or fractions of the run to updates;
             None if all lengths are numbers of updates.
 
@@ -74,7 +73,6 @@ class Schedule:
     warmup_begin_lr: float = 0.0
     warmup_mode: str = "linear"
     absolute: bool = False
-    warmup_final_lr: float | None = None
     pending: Callable[[int | None, int | None], Schedule] | None = None
 
     def __post_init__(self) -> None:
@@ -95,9 +93,8 @@ class Schedule:
         rate = jnp.asarray(self.rule(count, start), jnp.float32)
         if not self.warmup_steps:
             return rate
-        goal = start if self.warmup_final_lr is None else self.warmup_final_lr
         steps = operand(self.warmup_steps)
-        climb = self.warmup_begin_lr + (goal - self.warmup_begin_lr) * count / steps
+        climb = self.warmup_begin_lr + (start - self.warmup_begin_lr) * count / steps
         warm = climb if self.warmup_mode == "linear" else self.warmup_begin_lr
         return jnp.where(count < steps, warm, rate).astype(jnp.float32)
 
@@ -509,20 +506,16 @@ def as_optax(schedule: Any, **params: Any) -> Callable[[Any], Array]:
         **params: parameters of a named schedule.
 
     Returns:
-        `count -> rate`, where count is the number of updates done: int or integer scalar array, may be traced.
-
-    Raises:
-        ValueError: the schedule has lengths in epochs or fractions of the run; call its `.over(...)` first.
+        `count -> rate`, where count is the number of updates done: int or integer scalar array, may be traced.  It raises a
+        ValueError if the schedule has lengths in epochs or fractions of the run; call the schedule's `.over(...)` first.
 
     Example:
         >>> rate = as_optax("factor", step=2, factor=0.5, base_lr=1.0)
         >>> [float(rate(n)) for n in range(4)]
         [1.0, 1.0, 0.5, 0.5]
     """
-    schedule = as_schedule(schedule, **params)
-    if schedule.pending is not None:
-        schedule(1)  # raises the error that says which number is missing
-    return lambda count: schedule(count + 1)
+    pure = as_schedule(schedule, **params)
+    return lambda count: pure(count + 1)
 
 
 def _of_function(rate: Callable[..., Any], unit: str = "step") -> Schedule:

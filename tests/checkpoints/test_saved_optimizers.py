@@ -19,6 +19,7 @@ from jfit.mxnet.optimizer.lr_scheduler import (
     MultiFactorScheduler,
     PolyScheduler,
 )
+from jfit.mxnet.optimizer.settings import restore_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = [
@@ -86,10 +87,13 @@ def test_an_attribute_of_a_scheduler_raises_or_gives_finite_learning_rates(name,
         ("FactorScheduler", {"factor": 2.0}, "attribute 'factor': found 2.0, expected a finite number of at most 1"),
         ("FactorScheduler", {"count": -(10**9)}, "attribute 'count': found -1000000000, expected a number from 0"),
         ("FactorScheduler", {"base_lr": "abc"}, "attribute 'base_lr': found 'abc', expected a finite number"),
-        ("MultiFactorScheduler", {"cur_step_ind": 3}, "'cur_step_ind': found 3, expected at most 2, the number of steps"),
         ("MultiFactorScheduler", {"step": [5, 2]}, r"'step': found \[5, 2\], expected an increasing list"),
         ("PolyScheduler", {"max_steps": 3}, r"'max_steps': found 3, expected max_update - warmup_steps \(8\)"),
-        ("PolyScheduler", {"max_update": 2, "max_steps": 0}, r"'max_update': found 2, expected not warmup_steps \(2\)"),
+        (
+            "PolyScheduler",
+            {"max_update": 2, "max_steps": 0},
+            r"'max_steps': found 0, .*, so not 0",
+        ),
         ("PolyScheduler", {"power": -1}, "attribute 'power': found -1, expected a finite number of 32 bits of at least 0"),
         ("CosineScheduler", {"warmup_mode": "x"}, "attribute 'warmup_mode': found 'x', expected 'linear' or 'constant'"),
     ],
@@ -120,7 +124,7 @@ def test_an_optimizer_is_unchanged_if_its_scheduler_raises():
         "lr_scheduler": {"class": "FactorScheduler", "base_lr": 3, "step": 0},
     }
     with pytest.raises(FormatError):
-        optimizer.restore(settings)
+        restore_settings(optimizer, settings)
     assert (optimizer.lr, optimizer.momentum, optimizer.lr_scheduler.base_lr, optimizer.lr_scheduler.step) == (
         0.25,
         0.5,
@@ -173,7 +177,7 @@ def test_an_integer_too_large_to_print_raises_a_format_error():
     assert load_states(pickle.dumps({0: 10**5000, "__jfit__": {"digest": 0}})).states == {0: 10**5000}
     for settings in ({"class": 10**5000}, {"class": "SGD", "lr_scheduler": {"class": 10**5000}}):
         with pytest.raises(ValueError, match=r"(saved with|found class) an integer of 16610 bits"):
-            SGD().restore(settings)
+            restore_settings(SGD(), settings)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("train/gluon/sched_mult", "sgd"), ("checkpoint/trainer_adam", "adam")])

@@ -169,7 +169,7 @@ def test_an_array_of_one_value_converts_to_a_scalar_and_a_bool():
     assert bool(mx.nd.array([2])) and not mx.nd.array([0]) and int(mx.nd.array([3])) == 3
     with pytest.raises(ValueError, match="ambiguous"):
         bool(mx.nd.ones(2))
-    with pytest.raises(ValueError, match="one value"):
+    with pytest.raises(ValueError, match="into shape"):
         mx.nd.ones(2).asscalar()
 
 
@@ -217,10 +217,10 @@ def test_a_reshape_to_another_size_raises_at_the_call():
                 mx.nd.zeros((2, 3)).reshape(sizes)
 
 
-@pytest.mark.parametrize(("data", "error"), [({1: 0}, TypeError), ({"a": 1}, TypeError), ([1], TypeError), (3, ValueError)])
+@pytest.mark.parametrize(("data", "error"), [({1: 0}, TypeError), ({"a": 1}, TypeError), ([1], TypeError), (3, TypeError)])
 def test_save_raises_for_invalid_data(data, error, tmp_path):
     data = {1: mx.nd.ones(1)} if data == {1: 0} else data
-    with pytest.raises(error, match="save"):
+    with pytest.raises(error, match=r"save needs|is not a string"):
         mx.nd.save(str(tmp_path / "a.params"), data)
     assert not list(tmp_path.iterdir())
 

@@ -144,7 +144,7 @@ def test_files_of_other_names_raise_with_the_name(tmp_path):
     with pytest.raises(FormatError, match=r"x-0001.params: name 'weight': Invalid param file"):
         files.load_params(str(tmp_path / "x"), 1)
     save_arrays(path, [np.ones(2, "float32")])
-    with pytest.raises(FormatError, match="no names"):
+    with pytest.raises(FormatError, match="name '': Invalid param file"):
         files.read_params(path)
 
 

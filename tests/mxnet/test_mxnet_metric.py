@@ -97,6 +97,7 @@ test_invalid_use_raises_mxnets_error_classes = refused(
         lambda: M.create(lambda label, pred: 0.0).update([np.ones(3)], [np.ones((3, 2)), np.ones((3, 2))]),
         "Shape of labels 1 does not match shape of predictions 2",
     ),
+    (lambda: M.create("top_k_accuracy", top_k=1), AssertionError, "Please use Accuracy if top_k is no more than 1"),
     (lambda: M.create("accurcy"), AssertionError, "accurcy is not registered"),
     (lambda: M.create(3), TypeError, "found 3"),
 )

@@ -102,7 +102,6 @@ test_invalid_use_raises = refused(
     (lambda: Parameter("w", shape=(2,)).data(), RuntimeError, "'w' is not initialized"),
     (lambda: Parameter("w", shape=(2,)).list_ctx(), RuntimeError, "it has no context"),
     (lambda: Parameter("w", shape=(2,)).set_data(np.ones(2)), AssertionError, "call initialize"),
-    (lambda: Parameter("w", shape=(2,)).reset_ctx(TWO), ValueError, "its context cannot change"),
     (lambda: ready().data(jfit.cpu(5)), RuntimeError, r"is not on cpu\(5\); it was initialized on"),
     (lambda: ready().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
     (lambda: ready(grad_req="null").grad(), RuntimeError, "its grad_req is 'null'"),
@@ -112,9 +111,9 @@ test_invalid_use_raises = refused(
     (
         lambda: ready(stype="row_sparse").row_sparse_data(np.array([0])),
         RuntimeError,
-        "store of a Trainer; create one first",
+        "create a Trainer first",
     ),
-    (lambda: ready().row_sparse_data(np.array([0])), RuntimeError, r"use data\(\) instead"),
+    (lambda: ready().row_sparse_data(np.array([0])), RuntimeError, r"or use data\(\)"),
 )
 
 
@@ -232,8 +231,6 @@ def test_files_contain_the_mean_over_contexts_and_load_matching_parameters(tmp_p
     assert fresh["net_w"].data().tolist() == [1.5, 1.5] and fresh["net_w"].data().devices() == {DEVICES[2]}
     params.load(path, restore_prefix="net_")
     assert [d.tolist() for d in params["net_w"].list_data()] == [[1.5, 1.5]] * 2
-    with pytest.raises(ValueError, match="does not start with 'other_'"):
-        params.save(path, strip_prefix="other_")
 
 
 @pytest.mark.parametrize(
@@ -350,5 +347,5 @@ def test_saving_a_row_sparse_parameter_without_a_trainer_raises(tmp_path):
     params = ParameterDict()
     params.get("w", shape=(2, 2), stype="row_sparse", init="one")
     params.initialize()
-    with pytest.raises(RuntimeError, match="create one first"):
+    with pytest.raises(RuntimeError, match="create a Trainer first"):
         params.save(tmp_path / "a.params")

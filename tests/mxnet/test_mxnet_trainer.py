@@ -217,7 +217,6 @@ test_untrainable_arguments_raise = refused(
     (lambda: Trainer([one()], SGD(), {"wd": 1}), AssertionError, "given by name"),
     (lambda: Trainer([one(), one(ctx=jfit.cpu(1), name="b")], "sgd"), AssertionError, "use the same contexts"),
     (lambda: Trainer([Parameter("w", shape=(1,))], "sgd"), RuntimeError, "is not initialized"),
-    (lambda: Trainer([one()], "sgd").step(1, grads={}), ValueError, "only for a trainer over a pytree"),
     (lambda: Trainer([one()], "sgd", update_on_kvstore=True).step(1), ValueError, "there is no store"),
     (lambda: Trainer({"w": jnp.ones(2)}, "sgd", kvstore=KVStore()), "a pytree is updated without a store"),
     (lambda: Trainer({"w": jnp.ones(2)}, "sgd", kvstore="dist_async"), "kvstore 'dist_async' is asynchronous"),
@@ -232,9 +231,9 @@ def by_rows(name="w"):
 
 
 def test_row_sparse_parameters_require_a_store_that_updates():
-    with pytest.raises(TypeError, match="need a KVStore"):
+    with pytest.raises(ValueError, match=r"kvstore is None .* need a KVStore that updates them"):
         Trainer([by_rows()], "sgd", kvstore=None).step(1)
-    with pytest.raises(ValueError, match="can be updated in the store only"):
+    with pytest.raises(ValueError, match=r"update_on_kvstore False; .* need a KVStore that updates them"):
         Trainer([by_rows()], "sgd", update_on_kvstore=False).step(1)
 
 
@@ -295,9 +294,6 @@ def test_gradients_of_a_pytree_on_several_devices_are_added_up():
     summed = trainer.allreduce_grads(grads)
     assert summed["w"].tolist() == [3.0, 3.0]
     assert trainer.step(3, grads=summed)["w"].tolist() == [-1.0, -1.0]
-    for wrong in (None, summed):
-        with pytest.raises(ValueError, match="needs a list with one pytree of gradients per device"):
-            trainer.allreduce_grads(wrong)
     squeezed = Trainer({"w": jnp.zeros(1)}, "sgd", compression_params={"type": "2bit", "threshold": 0.5})
     each = [{"w": jnp.full(1, 0.3)}, {"w": jnp.full(1, 0.6)}]
     assert [squeezed.allreduce_grads(each)["w"].item() for _ in range(2)] == [0.5, 1.0]

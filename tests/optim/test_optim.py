@@ -47,7 +47,7 @@ def test_without_mxnet_names_weight_decay_applies_to_matrices():
 @pytest.mark.parametrize("name", ["sgd", "lion"])
 def test_a_schedule_at_construction_counts_updates(name):
     rates = optax.piecewise_constant_schedule(1.0, {1: 0.5})
-    tx = optim.get(name, learning_rate=rates).transform
+    tx = optim.get(name, learning_rate=rates)
     w = {"a_bias": jnp.ones(())}
     state, steps = tx.init(w), []
     for _ in range(3):

@@ -217,7 +217,7 @@ def test_an_optimizer_of_optax_is_the_same_by_name_and_by_instance(name):
     assert instance.learning_rate is None and not instance.takes_rate
     results = []
     for found in (named, instance):
-        transform = optax.with_extra_args_support(found.transform)
+        transform = optax.with_extra_args_support(found)
         fed = {"learning_rate": jnp.float32(0.05)} if found.takes_rate else {}
         results.append(run(transform, [tree(1), tree(2)], tree(0), value=jnp.float32(1.0), **fed)[0])
     close(*results)

@@ -27,7 +27,7 @@ def in_mxnets_order(case: Case, state: optim.OptState, name: str) -> list[Any]:
 
 def followed(case: Case) -> list[np.ndarray]:
     """What the recorder writes, from jfit's rule; operation by operation, which compiles nothing for a case alone."""
-    made = optim.get(case.optimizer, **{**case.settings, **case.extra}).transform
+    made = optim.get(case.optimizer, **{**case.settings, **case.extra})
     weights: Any = {name: jnp.array(x) for name, x in start(case).items()}
     state, rows = made.init(weights), []
     for rate, step in zip(RATES, gradients(case), strict=True):

@@ -17,7 +17,7 @@ START = {
 
 
 def moved(name, gradient, **params):
-    made = optim.get(name, learning_rate=0.1, **params).transform
+    made = optim.get(name, learning_rate=0.1, **params)
     grads = jax.tree.map(lambda w: jnp.full_like(w, 0.5), START)
     grads["a_weight"] = grads["a_weight"].at[0, 0].set(gradient)
     updates, state = jax.jit(made.update)(grads, made.init(START), START)

@@ -124,7 +124,7 @@ test_errors_name_the_actual_and_expected_value = refused(
     (lambda: fraction(30), r"fraction\(30\): a fraction of the run must be at most 1; use epochs\(n\) for epochs"),
     (lambda: schedules.factor(3, unit="epochs"), "unit is 'epochs'; expected one of 'step', 'epoch', 'fraction'"),
     (lambda: schedules.factor(epochs(3))(1), "a run of unknown length; pass the schedule to jfit.fit, or call .over"),
-    (lambda: as_optax("cosine", max_update=0.9), "a run of unknown length"),
+    (lambda: as_optax("cosine", max_update=0.9)(0), "a run of unknown length"),
     (lambda: as_schedule(lambda n: n, unit="epoch")(1), "a run of unknown length"),
     (lambda: schedules.factor(epochs(3)).over(updates=9), r"epochs\(3\): the number of updates of an epoch is unknown"),
     (

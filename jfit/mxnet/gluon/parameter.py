@@ -131,7 +131,7 @@ class Parameter:
     @shape.setter
     def shape(self, new: Sequence[int]) -> None:
         new = tuple(new)
-        fits = self._shape is None or _fits(new, self._shape)
+        fits = self._shape is None or merged_shape(new, self._shape) == new
         assert fits, f"parameter {self.name!r} has shape {self._shape}, which {new} contradicts."
         self._shape = new
 
@@ -224,8 +224,6 @@ class Parameter:
         Raises:
             RuntimeError: the storage type is not row_sparse, or the parameter has no trainer.
         """
-        if self._stype != "row_sparse":
-            raise RuntimeError(f"parameter {self.name!r} has storage type {self._stype!r}; use data() instead.")
         return self.arrays.wrap(self.arrays.mutable(self._rows(row_id)))
 
     def list_row_sparse_data(self, row_id: Any) -> list[Any]:
@@ -287,10 +285,9 @@ class Parameter:
             ctx: context, device or list of them.
 
         Raises:
-            ValueError: not initialized.
+            RuntimeError: not initialized.
         """
-        if self._data is None and self._deferred is None:
-            raise ValueError(f"parameter {self.name!r} is not initialized, so its context cannot change; call initialize().")
+        self.list_ctx()
         mean = None if self._data is None else self._reduce()
         self._contexts = self._context_list(ctx)
         if mean is not None:
@@ -364,8 +361,9 @@ class Parameter:
         return sum_groups([[cell.value for cell in cells]])[0] / len(cells) if len(cells) > 1 else cells[0].value
 
     def _rows(self, row_id: Any) -> Any:
-        if self._trainer is None:
-            raise RuntimeError(f"row_sparse parameter {self.name!r} is in the store of a Trainer; create one first.")
+        if self._stype != "row_sparse" or self._trainer is None:
+            problem = f"parameter {self.name!r} of storage type {self._stype!r} is not in the store of a Trainer"
+            raise RuntimeError(f"{problem}, as row_sparse ones are; create a Trainer first, or use data().")
         return self._trainer._row_sparse_pull(self, row_id)
 
     def _dense(self) -> list[Any] | None:
@@ -407,5 +405,15 @@ def device_of(ctx: Any) -> Any:
     return ctx.device if hasattr(ctx, "device") else ctx
 
 
-def _fits(new: tuple[int, ...], old: Sequence[int]) -> bool:
-    return len(new) == len(old) and all(b in (0, -1, a) for a, b in zip(new, old, strict=True))
+def merged_shape(new: Sequence[int], old: Sequence[int]) -> tuple[int, ...] | None:
+    """Merge two shapes: a size that is unknown (0 or negative) is taken from the other shape.
+
+    Return None if two known sizes differ, or the numbers of axes do.
+
+    Example:
+        >>> merged_shape((2, 0), (0, 3)), merged_shape((2, 3), (2, 4))
+        ((2, 3), None)
+    """
+    if len(new) != len(old) or any(a != b and a > 0 and b > 0 for a, b in zip(new, old, strict=True)):
+        return None
+    return tuple(int(max(a, b)) for a, b in zip(new, old, strict=True))

@@ -12,7 +12,7 @@ import numpy as np
 from jfit import counters
 from jfit.formats.mxnet_arrays import load_arrays, save_arrays
 from jfit.formats.sparse import bounded_dense
-from jfit.mxnet.gluon.parameter import Parameter, device_of
+from jfit.mxnet.gluon.parameter import Parameter, device_of, merged_shape
 from jfit.mxnet.mutable import MutableArray, as_array
 
 
@@ -107,7 +107,7 @@ class ParameterDict(Mapping[str, Any]):
             current = getattr(param, what, None)
             if current is None:
                 setattr(param, what, value)
-            elif what == "shape" and (merged := _merged(value, current)) is not None:
+            elif what == "shape" and (merged := merged_shape(value, current)) is not None:
                 param._shape = merged
             else:
                 same = value is None or _same(what, value, current)
@@ -130,9 +130,9 @@ class ParameterDict(Mapping[str, Any]):
         """
         name = self._prefix + name
         param = self._find(name)
+        if param is None and value is None:
+            raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
         if param is None:
-            if value is None:
-                raise KeyError(f"there is no constant {name!r}; pass its value to create it.")
             param = self._params[name] = self._constant(name, value)
         elif value is not None and not (  # sync: two constants are compared by value
             isinstance(param, Constant) and np.array_equal(counters.read(as_array(param.value)), np.asarray(as_array(value)))
@@ -189,15 +189,9 @@ class ParameterDict(Mapping[str, Any]):
 
         Args:
             filename: path of the file.
-            strip_prefix: prefix removed from every name.
-
-        Raises:
-            ValueError: a name does not start with `strip_prefix`.
+            strip_prefix: prefix removed from the names that have it.
         """
-        for name in self.keys():
-            if not name.startswith(strip_prefix):
-                raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
-        means = {p.name[len(strip_prefix) :]: p._reduce() for p in self.values()}
+        means = {p.name.removeprefix(strip_prefix): p._reduce() for p in self.values()}
         save_arrays(filename, counters.read(means))  # sync: the file needs the numbers
 
     def load(
@@ -270,7 +264,7 @@ class ParameterDict(Mapping[str, Any]):
 
 def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, dtype_source: str) -> None:
     value = as_array(bounded_dense(value, where, f"array {param.name!r}", param.shape))
-    merged = tuple(value.shape) if param.shape is None else _merged(param.shape, value.shape)
+    merged = tuple(value.shape) if param.shape is None else merged_shape(param.shape, value.shape)
     shape = tuple(value.shape)
     assert merged == shape, f"parameter {param.name!r} has shape {param.shape}, the saved array has {shape}."
     if np.dtype(param.dtype) != value.dtype:
@@ -289,16 +283,6 @@ def _load(param: Parameter, value: Any, where: str, ctx: Any, cast_dtype: bool, 
     present, target = ({device_of(c) for c in contexts} for contexts in (param.list_ctx(), param._context_list(ctx)))
     assert ctx is None or target == present, f"parameter {param.name!r} is on {param.list_ctx()}; it cannot be loaded on {ctx}."
     param.set_data(value)
-
-
-def _merged(new: Any, old: Any) -> tuple[int, ...] | None:
-    """Merge two shapes: a size that is unknown (0 or negative) is taken from the other shape.
-
-    Return None if two known sizes differ, or the numbers of axes do.
-    """
-    if len(new) != len(old) or any(a != b and a > 0 and b > 0 for a, b in zip(new, old, strict=True)):
-        return None
-    return tuple(int(max(a, b)) for a, b in zip(new, old, strict=True))
 
 
 def _same(what: str, value: Any, current: Any) -> bool:

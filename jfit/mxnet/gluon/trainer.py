@@ -123,7 +123,7 @@ class Trainer:
                 grads = self._tree.sum_over_devices([grads])
             return self.update(batch_size, ignore_stale_grad, grads)
         self._rescale(batch_size)
-        self._prepare(grads)
+        self._prepare()
         self._check_fresh(ignore_stale_grad)
         self._allreduce()
         self._update(ignore_stale_grad)
@@ -143,7 +143,7 @@ class Trainer:
         """
         if self._tree is not None:
             return self._tree.sum_over_devices(grads)
-        self._prepare(grads)
+        self._prepare()
         self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()
         return None
@@ -166,7 +166,7 @@ class Trainer:
             self._rescale(batch_size)
             _run(self._updaters[0], batch)
             return self._tree.params
-        self._prepare(grads)
+        self._prepare()
         self._check_not_on_kvstore("update")
         self._rescale(batch_size)
         self._check_fresh(ignore_stale_grad)
@@ -252,10 +252,8 @@ class Trainer:
         self._kvstore, self._update_on_kvstore, self._distributed = None, False, False
         self._waiting = list(self._params)
 
-    def _prepare(self, grads: Any = None) -> None:
-        """Make the store at the first call; `grads` are those that were passed to a method, which only a pytree has."""
-        if grads is not None:
-            raise ValueError("grads= is only for a trainer over a pytree; set the gradients of Parameters with set_grad().")
+    def _prepare(self) -> None:
+        """Make the store at the first call."""
         if not self._ready:
             self._make_store()
         if self._kvstore is not None:
@@ -292,20 +290,18 @@ class Trainer:
         by_rows = any(p.stype != "default" for p in self._params)
         sparse = any(p.grad_stype != "default" for p in self._params)
         if by_rows:
-            if not isinstance(kvstore, (str, KVStore)):
-                raise TypeError(f"kvstore is {kvstore!r}; row_sparse parameters need a KVStore or the name of its type.")
-            if forced is False:
-                raise ValueError("update_on_kvstore is False, but row_sparse parameters can be updated in the store only.")
-            return self._created(kvstore) if isinstance(kvstore, str) else kvstore, True
-        store, update = select(kvstore, len(self._contexts), {p.name: p for p in self._params}, self._created)
+            store, update = self._created(kvstore) if isinstance(kvstore, str) else kvstore, True
+        else:
+            store, update = select(kvstore, len(self._contexts), {p.name: p for p in self._params}, self._created)
         distributed = store is not None and "dist" in store.type
-        if sparse:
-            if store is not None and not isinstance(store, KVStore):
-                raise ValueError(f"a {type(store).__name__} cannot sum sparse gradients over devices; use a KVStore.")
-            if distributed and forced is False:
-                raise ValueError("update_on_kvstore=False: a distributed store must update with sparse gradients; pass True.")
-            update = distributed
+        update = distributed if sparse and not by_rows else update
         update = update if forced is None else forced
+        if by_rows or (sparse and store is not None):
+            must_update = by_rows or distributed  # the store, for it has only rows of the gradients
+            if not isinstance(store, KVStore) or (must_update and not update):
+                problem = f"kvstore is {kvstore!r} and update_on_kvstore {forced}"
+                needed = "a KVStore" + " that updates them" * must_update
+                raise ValueError(f"{problem}; row_sparse parameters and gradients need {needed}.")
         if update and (store is None or not store.is_capable(KVStoreBase.OPTIMIZER)):
             why = "there is no store" if store is None else f"the {type(store).__name__} does not support it"
             raise ValueError(f"update_on_kvstore is True, but {why}; set it to False.")
@@ -397,12 +393,11 @@ def _distributes_tree(kvstore: Any, update_on_kvstore: bool | None) -> bool:
     Raises ValueError for arguments that need a key-value store, because a pytree is updated without one.  The types "device",
     "local" and None are ignored in a job of one process.
     """
-    if update_on_kvstore:
-        raise ValueError("update_on_kvstore=True needs Parameters; a pytree is updated without a store.")
     if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore:
         join_job(kvstore)
         return True
-    if kvstore not in (None, "device", "local"):
-        raise ValueError(f"kvstore={kvstore!r} needs Parameters; a pytree is updated without a store: omit kvstore.")
+    if update_on_kvstore or kvstore not in (None, "device", "local"):
+        arguments = f"kvstore={kvstore!r}, update_on_kvstore={update_on_kvstore}"
+        raise ValueError(f"{arguments} needs Parameters; a pytree is updated without a store: omit them.")
     check_spans_job(None, kvstore)
     return False

@@ -43,11 +43,9 @@ def split_data(data: Any, num_slice: int, batch_axis: int = 0, even_split: bool 
     size = data.shape[batch_axis]
     if even_split and size % num_slice:
         raise ValueError(f"a batch of {size} rows cannot be split evenly into {num_slice} slices; pass even_split=False.")
-    each, extra = divmod(size, num_slice)
-    ends = np.cumsum([each + (i < extra) for i in range(num_slice)])
-    values, before = as_array(data), (slice(None),) * (batch_axis % len(data.shape))
-    starts = [0, *map(int, ends[:-1])]
-    return [NDArray(values[(*before, slice(a, int(b)))]) for a, b in zip(starts, ends, strict=True)]
+    values = as_array(data)
+    split = jnp.array_split if isinstance(values, jax.Array) else np.array_split
+    return [NDArray(part) for part in split(values, num_slice, batch_axis)]
 
 
 def split_and_load(data: Any, ctx_list: Sequence[Context], batch_axis: int = 0, even_split: bool = True) -> list[NDArray]:

@@ -180,21 +180,6 @@ class EvalMetric:
         picks = self._picks(_places(label), _places(pred), True)
         _fold(picks, list(label.values()), list(pred.values()), weights, (list(label), list(pred)))
 
-    def set_sums(self, sums: Any, global_sums: Any = None) -> None:
-        """Replace the running sums, for example by those of a train step that accumulated the pure metrics itself.
-
-        Args:
-            sums: local sums, as returned by the `update` of the pure metric; for a composite, one entry per metric of
-                `leaves()`.
-            global_sums: global sums in the same form; None: the same as `sums`.  The arrays are stored without a copy, so
-                the caller must not donate them.
-        """
-        leaves: list[Any] = self.leaves()
-        single = len(leaves) == 1 and leaves[0] is self
-        local, everything = ([s] if single else list(s) for s in (sums, global_sums or sums))
-        for leaf, local_sums, total in zip(leaves, local, everything, strict=True):
-            leaf._store((local_sums, total))
-
     def leaves(self) -> list[EvalMetric]:
         """Return the metrics that accumulate values: this metric, or all metrics of a (nested) composite."""
         return [self]

@@ -212,12 +212,7 @@ def np(numpy_feval: Callable[[Any, Any], Any], name: str | None = None, allow_ex
         >>> np(lambda label, output: (abs(label - output).sum(), label.size), name="l1").name
         'l1'
     """
-
-    def feval(label: Any, pred: Any) -> Any:
-        return numpy_feval(label, pred)
-
-    feval.__name__ = getattr(numpy_feval, "__name__", type(numpy_feval).__name__)
-    return CustomMetric(feval, name, allow_extra_outputs=allow_extra_outputs)
+    return CustomMetric(numpy_feval, name, allow_extra_outputs=allow_extra_outputs)
 
 
 def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:

@@ -106,6 +106,15 @@ class DeviceMetric(EvalMetric):
         rule = self._pure()
         return _form(rule, self._sums[0], True), _form(rule, self._sums[1], True)
 
+    def set_sums(self, sums: Any, global_sums: Any) -> None:
+        """Replace the running sums, for example by those of a train step that accumulated the pure metric itself.
+
+        Args:
+            sums: local sums, as returned by the `update` of the pure metric.
+            global_sums: global sums in the same form.  The arrays are stored without a copy, so do not donate them.
+        """
+        self._store((sums, global_sums))
+
     def _store(self, sums: tuple[Any, Any]) -> None:
         self._sums, self._host = sums, None
 

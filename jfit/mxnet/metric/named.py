@@ -39,9 +39,12 @@ class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
     """Top-k accuracy: fraction of rows whose label is among the `top_k` largest entries of a (rows, classes) output.
 
     Args:
-        top_k: number of classes.
+        top_k: number of classes, at least 2.
         name: name of the metric, for logs; `_<top_k>` is appended.
         output_names, label_names: as in `EvalMetric`.
+
+    Raises:
+        AssertionError: top_k is at most 1.
 
     Example:
         >>> TopKAccuracy(3).name
@@ -51,6 +54,8 @@ class TopKAccuracy(DeviceMetric, rule=pure.top_k_accuracy):
     """
 
     def __init__(self, top_k: int = 1, name: str = "top_k_accuracy", output_names: Names = None, label_names: Names = None):
+        if top_k <= 1:
+            raise AssertionError(f"Please use Accuracy if top_k is no more than 1; top_k is {top_k}.")
         super().__init__({"top_k": top_k}, f"{name}_{top_k}", output_names, label_names, top_k=top_k)
         self.top_k = top_k
 

@@ -74,9 +74,7 @@ def _binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(lhs: Any, rhs: Any) -> Any:
         if isinstance(lhs, NDArray):
             return binary(array_op, scalar_op, lhs, rhs)
-        if isinstance(rhs, NDArray):
-            return binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
-        raise TypeError(f"at least one argument must be an NDArray, found {type(lhs).__name__} and {type(rhs).__name__}")
+        return binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
 
     return call
 

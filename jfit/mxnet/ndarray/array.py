@@ -84,9 +84,7 @@ class NDArray(MutableArray):
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        if self.size > 1:
-            raise ValueError(f"the truth value of an array of shape {self.shape} is ambiguous; use .asnumpy().any() or .all()")
-        return self.size == 1 and bool(self.asscalar())
+        return self.size > 0 and bool(self.asnumpy())
 
     def __float__(self) -> float:
         return float(self.asscalar())
@@ -95,9 +93,7 @@ class NDArray(MutableArray):
         return int(self.asscalar())
 
     def __index__(self) -> int:
-        if not issubclass(self.dtype, np.integer):
-            raise TypeError(f"only an integer array can be used as an index, found {self.dtype.__name__}; use .astype('int32')")
-        return int(self.asscalar())
+        return operator.index(self.asscalar())
 
     def __iter__(self) -> Iterator[NDArray]:
         return (self[i] for i in range(len(self)))
@@ -118,8 +114,6 @@ class NDArray(MutableArray):
         Raises:
             ValueError: the array has more than one value, or none.
         """
-        if self.size != 1:
-            raise ValueError(f"asscalar needs an array of one value, found shape {self.shape}; index it, or use asnumpy()")
         return self.asnumpy().reshape(())[()]
 
     def item(self) -> Any:

@@ -25,9 +25,6 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
         (outputs, states): the outputs of all steps, stacked along a new first axis, and the states after the last step, both
         nested as `body` returns them.
 
-    Raises:
-        ValueError: the first axis of `data` is empty.
-
     Example:
         >>> import jfit.mx as mx
         >>> outs, total = mx.nd.contrib.foreach(lambda x, s: (x + s, x + s), mx.nd.array([1, 2, 3]), mx.nd.zeros(1))
@@ -36,8 +33,6 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
     """
     items, structure = _flatten(data)
     states, steps, out_structure = init_states, [], None
-    if not items or not items[0].shape or not items[0].shape[0]:
-        raise ValueError("foreach needs data with at least one step along its first axis; skip the call when the data is empty")
     for t in range(items[0].shape[0]):
         outs, states = body(nested([item[t] for item in items], structure), states)
         flat, out_structure = _flatten(outs)
@@ -61,9 +56,6 @@ def while_loop(
         (outputs, loop variables): the outputs of all steps, stacked along a new first axis (an empty list if no step ran), and
         the loop variables after the last step.
 
-    Raises:
-        ValueError: there are no loop variables, or `func` returns another number of them.
-
     Example:
         >>> import jfit.mx as mx
         >>> outs, last = mx.nd.contrib.while_loop(lambda i: i < 2, lambda i: (i, [i + 1]), [mx.nd.zeros(1)], max_iterations=3)
@@ -72,22 +64,17 @@ def while_loop(
     """
     if max_iterations is None:
         raise ValueError("while_loop needs max_iterations, the maximum number of steps")
+    length = int(max_iterations)
     single = isinstance(loop_vars, NDArray)
     values: list[Any] = [loop_vars] if single else list(loop_vars)
-    if not values:
-        raise ValueError("while_loop needs at least one loop variable")
     steps: list[list[Any]] = []
     out_structure: Any = []
-    while len(steps) < int(max_iterations) and _truth(cond(*values)):
+    while len(steps) < length and _truth(cond(*values)):
         outs, new = func(*values)
         flat, out_structure = _flatten([] if outs is None else outs)
-        new = [new] if isinstance(new, NDArray) else list(new or ())
-        if len(new) != len(values) or (steps and len(flat) != len(steps[0])):
-            expected = f"{len(values)} and {len(steps[0]) if steps else len(flat)}"
-            raise ValueError(f"func returned {len(new)} loop variables and {len(flat)} outputs, expected {expected}")
-        values = new
+        values = [new] if isinstance(new, NDArray) else list(new or ())
         steps.append(flat)
-    stacked = [_stack_and_pad(parts, int(max_iterations)) for parts in zip(*steps, strict=True)]
+    stacked = [_stack_and_pad(parts, length) for parts in zip(*steps, strict=True)]
     return nested(stacked, out_structure), values[0] if single else values
 
 

@@ -305,22 +305,16 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
 
     Raises:
         TypeError: a name is not a str, or a value is not an array.
-        ValueError: `data` is neither an array nor a list or dict.
 
     Example:
         >>> save("two.params", {"a": ones(2), "b": zeros((1, 3))})
         >>> sorted(load("two.params"))
         ['a', 'b']
     """
-    if isinstance(data, MutableArray):
-        data = [data]
-    if not isinstance(data, (Mapping, list, tuple)):
-        raise ValueError(f"save needs an NDArray, a list of them or a dict of them by name, found {type(data).__name__}")
-    for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
-        if isinstance(data, Mapping) and not isinstance(key, str):
-            raise TypeError(f"save only accepts names that are str, found the key {key!r}; pass {str(key)!r}")
-        if value is not None and not is_array(value):
-            raise TypeError(f"save only accepts NDArrays, found {value!r} at {key!r}; make it one with mx.nd.array")
+    data = data if isinstance(data, (Mapping, list, tuple)) else [data]
+    wrong = [v for v in (data.values() if isinstance(data, Mapping) else data) if v is not None and not is_array(v)]
+    if wrong:
+        raise TypeError(f"save needs an NDArray, a list of them or a dict of them by name, found {wrong[0]!r}")
     if isinstance(data, Mapping):
         mxnet_arrays.save_arrays(fname, {k: to_record(v) for k, v in data.items()})
     else:

@@ -114,8 +114,6 @@ def _write_out(results: list[MutableArray], out: Any) -> Any:
     if out is None:
         return results[0] if len(results) == 1 else results
     targets = list(out) if isinstance(out, (list, tuple)) else [out]
-    if len(targets) != len(results):
-        raise MXNetError(f"out= has {len(targets)} arrays, the operator has {len(results)} outputs; pass one array per output")
     for target, result in zip(targets, results, strict=True):
         target[:] = result.value
     return out

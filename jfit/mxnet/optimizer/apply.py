@@ -38,7 +38,7 @@ def rule_of(hyper_key: Any) -> Any:
     (`OptState.lr_mult`, `OptState.wd_mult`), so that a change of them does not compile the update again.
     """
     name, hyper = hyper_key
-    return by_name(name, {"lr_mult": None, "wd_mult": None, **dict(hyper)}, checks=False).transform  # as MXNet does not
+    return by_name(name, {"lr_mult": None, "wd_mult": None, **dict(hyper)}, checks=False)  # as MXNet does not
 
 
 def slot_names(optimizer: Any) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from jfit.mxnet.optimizer.apply import (
     store_hidden,
     warn_of_precision,
 )
-from jfit.mxnet.optimizer.settings import restore_settings, settings_of
 from jfit.mxnet.optimizer.shared import Shared
 from jfit.ops import nearest
 from jfit.optim.core import MASTER, copied, is_small, wide
@@ -216,19 +215,6 @@ class Optimizer:
             near = nearest(name.lower(), Optimizer.opt_registry) or ", ".join(map(repr, Optimizer.opt_registry))
             raise ValueError(f"Cannot find optimizer {name}: the nearest names are {near}.")
         return klass(**kwargs)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the class, learning rate, weight decay, hyperparameters and scheduler as plain data, for `restore`."""
-        return settings_of(self)
-
-    def restore(self, settings: Mapping[str, Any]) -> None:
-        """Set the attributes from the result of `settings` of an optimizer of the same class, with its scheduler's progress.
-
-        Raises:
-            ValueError: the settings are of another class.
-            FormatError: a value has the wrong type or range.
-        """
-        restore_settings(self, settings)
 
     # ---- rates and multipliers
 

@@ -1,7 +1,7 @@
 """MXNet's learning rate schedulers: stateful callables, update number (from 1) -> learning rate.
 
 They return MXNet 1.9.1's values as Python floats.  Each decay changes `base_lr`, so a later call with a smaller update number
-does not return the earlier rate.  `.schedule` is the equivalent pure schedule of `jfit.optim` from the current state on.
+does not return the earlier rate.  The schedules of `jfit.optim` have the same rates and no state.
 
 >>> drop = FactorScheduler(step=5, factor=0.5, base_lr=0.1)
 >>> drop(5), drop(6), drop(5)
@@ -14,12 +14,9 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jfit import checks
-from jfit.optim import schedules
-from jfit.optim.schedules import Schedule
 
 
 class LRScheduler:
@@ -70,20 +67,6 @@ class LRScheduler:
         """Return the learning rate of update `num_update`; the first update has number 1."""
         raise NotImplementedError(f"{type(self).__name__} has no learning rate; define __call__(self, num_update) in it.")
 
-    @property
-    def schedule(self) -> Schedule | None:
-        """Return the pure schedule with the same rates from the current state on; None if a script defines `__call__`.
-
-        The schedule of PolyScheduler and CosineScheduler is `final_lr` after `max_update`.
-        """
-        return self._pure() if getattr(type(self).__call__, "__module__", "") == __name__ else None
-
-    def _pure(self) -> Schedule | None:
-        return None
-
-    def _warmup(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("warmup_steps", "warmup_begin_lr", "warmup_mode")}
-
 
 class FactorScheduler(LRScheduler):
     """Decay every `step` updates: rate = max(base_lr * factor^floor((num_update - 1) / step), stop_factor_lr).
@@ -104,17 +87,8 @@ class FactorScheduler(LRScheduler):
     Source: Apache MXNet 1.9.1, `FactorScheduler`.
     """
 
-    def __init__(
-        self,
-        step: int,
-        factor: float = 1,
-        stop_factor_lr: float = 1e-8,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, step: int, factor: float = 1, stop_factor_lr: float = 1e-8, *base: Any, **others: Any) -> None:
+        super().__init__(*base, **others)
         _require(self, step >= 1, f"a step ({step}) of at least 1 update between decays")
         _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
         self.step = step
@@ -137,11 +111,6 @@ class FactorScheduler(LRScheduler):
             logging.info(f"Update[%d]: {change}", num_update, self.base_lr)
         return self.base_lr
 
-    def _pure(self) -> Schedule:
-        pure = schedules.factor(self.step, self.factor, self.stop_factor_lr, self.base_lr)
-        rule, done = pure.rule, self.count
-        return _with_warmup(self, replace(pure, rule=lambda count, base: rule(count - done, base)), done)
-
 
 class MultiFactorScheduler(LRScheduler):
     """Decay after given updates: rate = base_lr * factor^(number of entries of `step` below num_update).
@@ -162,16 +131,8 @@ class MultiFactorScheduler(LRScheduler):
     Source: Apache MXNet 1.9.1, `MultiFactorScheduler`.
     """
 
-    def __init__(
-        self,
-        step: Sequence[int],
-        factor: float = 1,
-        base_lr: float = 0.01,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, step: Sequence[int], factor: float = 1, *base: Any, **others: Any) -> None:
+        super().__init__(*base, **others)
         increases = all(earlier < later for earlier, later in itertools.pairwise([0, *step]))
         _require(self, increases, f"an increasing list of update numbers from 1 as step, found {step}")
         _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
@@ -191,32 +152,19 @@ class MultiFactorScheduler(LRScheduler):
             logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
         return self.base_lr
 
-    def _pure(self) -> Schedule:
-        left = self.step[self.cur_step_ind :]
-        pure = schedules.multifactor(left, self.factor, self.base_lr) if left else schedules.constant(self.base_lr)
-        return _with_warmup(self, pure, self.count)
-
 
 class _ToTheEnd(LRScheduler):
     """Base of schedulers that decay from the constructor's `base_lr` to `final_lr` at `max_update`, then stay constant."""
 
     _left: Callable[[float], float]  # fraction of the decay that is done -> fraction of the learning rate that is left
 
-    def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
-    ) -> None:
-        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+    def __init__(self, max_update: int, base_lr: float = 0.01, final_lr: float = 0, *warmup: Any, **others: Any) -> None:
+        super().__init__(base_lr, *warmup, **others)
         # an optimizer's learning_rate replaces base_lr but not base_lr_orig, so it has no effect, as in MXNet
         self.base_lr_orig = base_lr
         self.max_update = max_update
         self.final_lr = final_lr
-        self.max_steps = max_update - warmup_steps
+        self.max_steps = max_update - self.warmup_steps
 
     def __call__(self, num_update: int) -> float:
         """Return the learning rate of update `num_update`; after `max_update` the last returned rate."""
@@ -249,24 +197,13 @@ class PolyScheduler(_ToTheEnd):
     """
 
     def __init__(
-        self,
-        max_update: int,
-        base_lr: float = 0.01,
-        pwr: float = 2,
-        final_lr: float = 0,
-        warmup_steps: int = 0,
-        warmup_begin_lr: float = 0,
-        warmup_mode: str = "linear",
+        self, max_update: int, base_lr: float = 0.01, pwr: float = 2, final_lr: float = 0, *warmup: Any, **others: Any
     ) -> None:
-        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        super().__init__(max_update, base_lr, final_lr, *warmup, **others)
         self.power = pwr
 
     def _left(self, done: float) -> float:
         return pow(1 - done, self.power)
-
-    def _pure(self) -> Schedule | None:
-        arguments = (self.max_update, self.base_lr_orig, self.power, self.final_lr)
-        return schedules.poly(*arguments, **self._warmup()) if self.max_steps >= 1 else None
 
 
 class CosineScheduler(_ToTheEnd):
@@ -290,16 +227,6 @@ class CosineScheduler(_ToTheEnd):
 
     def _left(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
-
-    def _pure(self) -> Schedule | None:
-        arguments = (self.max_update, self.base_lr_orig, self.final_lr)
-        return schedules.cosine(*arguments, **self._warmup()) if self.max_steps >= 1 else None
-
-
-def _with_warmup(scheduler: LRScheduler, pure: Schedule, decayed: int) -> Schedule:
-    if not scheduler.warmup_steps or decayed:  # update numbers only increase: once decayed, the warm-up is over
-        return pure
-    return replace(pure, warmup_final_lr=scheduler.warmup_final_lr, **scheduler._warmup())
 
 
 def _require(scheduler: LRScheduler, holds: bool, expected: str) -> None:

@@ -70,10 +70,8 @@ def need_like(now: Any) -> Need:
 
 def same_kind(now: Any) -> Need:
     """Return the condition on a saved attribute of a user-defined class: text if `now` is text, a number if it is one."""
-    if isinstance(now, str):
-        return TEXT
     number = isinstance(now, (bool, int, float))
-    return Need("a number", lambda value: not number or isinstance(value, (bool, int, float)))
+    return TEXT if isinstance(now, str) else Need("a number", lambda v: not number or isinstance(v, (bool, int, float)))
 
 
 def is_plain(value: Any) -> bool:

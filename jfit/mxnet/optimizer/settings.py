@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from jfit.formats import FormatError
 from jfit.mxnet.optimizer import lr_scheduler, saved
@@ -66,20 +64,20 @@ def restore_settings(optimizer: Any, settings: Mapping[str, Any], path: saved.Pa
     if scheduler is None and fresh.get("lr", 0) is None:
         saved.reject(path, f"{where}, attribute 'lr'", None, f"{saved.NUMBER.words}, because there is no lr_scheduler")
     vars(optimizer).update(fresh, lr_scheduler=scheduler, **tables)
-    if progress:
+    if scheduler is not None:
         vars(scheduler).update(progress)
     optimizer.shared.restore(optimizer.shared_of_mxnet(settings) if shared is None else shared, path)
 
 
 def _scheduler_after(optimizer: Any, settings: Mapping[str, Any], path: saved.Path, updates: int) -> tuple[Any, Any]:
-    """Return (scheduler to set on the optimizer, saved attributes to restore on it or None), from the settings of a file."""
+    """Return (scheduler to set on the optimizer, saved attributes to restore on it), from the settings of a file."""
     current, attributes = optimizer.lr_scheduler, settings.get("lr_scheduler")
     if attributes is None:
-        return current, None
+        return current, {}
     if not isinstance(attributes, Mapping):
         saved.reject(path, "optimizer, attribute 'lr_scheduler'", attributes, "the attributes of a scheduler")
     if current is None:
-        return from_settings(attributes, path, updates), None
+        current = _new_scheduler(attributes, path)
     _same_class(current, attributes)
     return current, progress_from(current, attributes, path, updates)
 
@@ -98,15 +96,13 @@ def _checked_table(path: saved.Path, where: str, name: str, table: Any) -> dict[
 
 def _table(values: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the entries of a table of names or multipliers that can be saved: int or str -> bool, number or str."""
-    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    return {k: v for k, v in values.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
+    plain = {key: saved.as_plain(value) for key, value in values.items()}
+    return {k: v for k, v in plain.items() if type(k) in (int, str) and type(v) in (bool, int, float, str)}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those entries that a file may contain: numbers, text, None, and lists and dicts of them."""
-
-    values = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    return {key: value for key, value in values.items() if saved.is_plain(value)}
+    return {key: saved.as_plain(value) for key, value in values.items() if saved.is_plain(value)}
 
 
 def _same_class(current: Any, settings: Mapping[str, Any]) -> None:
@@ -122,8 +118,6 @@ def _same_class(current: Any, settings: Mapping[str, Any]) -> None:
 
 # Largest number of decays that a restored scheduler may have to apply at once; each takes about a microsecond.
 _MOST_DECAYS = 1_000_000
-
-Conflict = tuple[str, str] | None
 
 
 def _is_steps(value: Any) -> bool:
@@ -163,29 +157,15 @@ _NEEDS: dict[type, Mapping[str, saved.Need]] = {
 }
 
 
-def from_settings(settings: Mapping[str, Any], path: saved.Path = "settings", updates: int = 0) -> lr_scheduler.LRScheduler:
-    """Create a scheduler from saved attributes: `vars(scheduler)`, including its progress, and the name of its class.
-
-    Args:
-        settings: the attributes, and the class name under "class".
-        path: the file they were read from, for error messages.
-        updates: number of updates that the file records.
-
-    Raises:
-        FormatError: the class is not one of MXNet's, an attribute is missing, or a value has the wrong type or range.
-
-    Example:
-        >>> from_settings({**vars(lr_scheduler.PolyScheduler(20, base_lr=0.4)), "class": "PolyScheduler"})(10)
-        0.1
-    """
+def _new_scheduler(attributes: Mapping[str, Any], path: saved.Path) -> lr_scheduler.LRScheduler:
+    """Create a scheduler of the saved class, which is one of MXNet's; the file `path` needs to have all its attributes."""
     kinds = (lr_scheduler.FactorScheduler(1), lr_scheduler.MultiFactorScheduler([1]))
     kinds += (lr_scheduler.PolyScheduler(1), lr_scheduler.CosineScheduler(1))
-    scheduler = {type(each).__name__: each for each in kinds}.get(saved.class_of(settings))
-    if scheduler is None or not vars(scheduler).keys() <= settings.keys():
-        names = ", ".join(map(str, settings))[:200]
-        found = f"found class {saved.class_of(settings)} with {names}; it cannot be created from these"
+    scheduler = {type(each).__name__: each for each in kinds}.get(saved.class_of(attributes))
+    if scheduler is None or not vars(scheduler).keys() <= attributes.keys():
+        names = ", ".join(map(str, attributes))[:200]
+        found = f"found class {saved.class_of(attributes)} with {names}; it cannot be created from these"
         raise FormatError(path, "lr_scheduler", found, "pass a scheduler of that class to the optimizer before loading.")
-    vars(scheduler).update(progress_from(scheduler, settings, path, updates))
     return scheduler
 
 
@@ -196,7 +176,9 @@ def progress_from(
 
     Args:
         scheduler: a scheduler of the saved class; for user-defined classes only the types of attributes are checked.
-        settings, path, updates: as in `from_settings`.
+        settings: the attributes, and the class name under "class".
+        path: the file they were read from, for error messages.
+        updates: number of updates that the file records.
 
     Raises:
         FormatError: a value has the wrong type or range.
@@ -214,37 +196,21 @@ def progress_from(
     for name, value in now.items():
         if name in settings and (name in needs or saved.is_plain(settings[name])):
             fresh[name] = saved.checked(path, where, name, settings[name], needs.get(name) or saved.same_kind(value))
-    after = {**now, **fresh}
-    for kind, conflict in _CONFLICTS.items():
-        if isinstance(scheduler, kind) and (problem := conflict(after, updates)):
-            saved.reject(path, f"{where}, attribute {problem[0]!r}", after[problem[0]], problem[1])
+    conflict = _conflict(scheduler, after := {**now, **fresh}, updates)
+    if conflict is not None:
+        name, expected = conflict
+        saved.reject(path, f"{where}, attribute {name!r}", after[name], expected)
     return fresh
 
 
-def _count_lags(attributes: Mapping[str, Any], updates: int) -> Conflict:
-    step, count = attributes["step"], attributes["count"]
-    if (updates - count) / step <= _MOST_DECAYS:
-        return None
-    return "count", f"a count at most {_MOST_DECAYS} steps of {step} behind the {updates} updates of the file"
-
-
-def _past_the_steps(attributes: Mapping[str, Any], updates: int) -> Conflict:
-    most = len(attributes["step"])
-    return ("cur_step_ind", f"at most {most}, the number of steps") if attributes["cur_step_ind"] > most else None
-
-
-def _no_length(attributes: Mapping[str, Any], updates: int) -> Conflict:
-    length = attributes["max_update"] - attributes["warmup_steps"]
-    if not length:
-        return "max_update", f"not warmup_steps ({attributes['warmup_steps']}), because rates divide by the difference"
-    return None if attributes["max_steps"] == length else ("max_steps", f"max_update - warmup_steps ({length})")
-
-
-# scheduler class -> function (attributes by name, number of updates of the saved file) that checks the attributes against each
-# other: returns (name of the wrong attribute, text of what was expected), or None if they are consistent
-_CONFLICTS: dict[type, Callable[[Mapping[str, Any], int], Conflict]] = {
-    lr_scheduler.FactorScheduler: _count_lags,
-    lr_scheduler.MultiFactorScheduler: _past_the_steps,
-    lr_scheduler.PolyScheduler: _no_length,
-    lr_scheduler.CosineScheduler: _no_length,
-}
+def _conflict(scheduler: Any, attributes: Mapping[str, Any], updates: int) -> tuple[str, str] | None:
+    """Return (name of an attribute that contradicts others or the number of updates of the file, what was expected)."""
+    if isinstance(scheduler, lr_scheduler.FactorScheduler):
+        step = attributes["step"]
+        if (updates - attributes["count"]) / step > _MOST_DECAYS:
+            return "count", f"a count at most {_MOST_DECAYS} steps of {step} behind the {updates} updates of the file"
+    if isinstance(scheduler, lr_scheduler.PolyScheduler | lr_scheduler.CosineScheduler):
+        length = attributes["max_update"] - attributes["warmup_steps"]
+        if not length or attributes["max_steps"] != length:
+            return "max_steps", f"max_update - warmup_steps ({length}), by which rates divide, so not 0"
+    return None

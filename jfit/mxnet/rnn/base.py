@@ -68,7 +68,6 @@ class BaseRNNCell:
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._prefix = prefix
-        self._own_params = params is None
         self._params = RNNParams(prefix) if params is None else params
         self._modified = False
         self.reset()
@@ -95,7 +94,6 @@ class BaseRNNCell:
     @property
     def params(self) -> RNNParams:
         """The container of the cell's variables."""
-        self._own_params = False
         return self._params
 
     @property
@@ -107,10 +105,6 @@ class BaseRNNCell:
     def state_shape(self) -> list[tuple[int, ...]]:
         """Shape of each state, 0 for the batch size."""
         return [info["shape"] for info in self.state_info]
-
-    @property
-    def _num_gates(self) -> int:
-        return len(self._gate_names)
 
     # -------------------------------------------------------------------------------- initial states
     def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> States:
@@ -161,7 +155,7 @@ class BaseRNNCell:
         """
         others, unpacked = dict(args), {}
         for name, gates in self._stacked_names():
-            stacked = pop_array(others, name)
+            stacked = others.pop(name)
             size = stacked.shape[0] // len(gates)
             unpacked.update({gate: stacked[i * size : (i + 1) * size].copy() for i, gate in enumerate(gates)})
         return {**others, **unpacked}
@@ -176,7 +170,7 @@ class BaseRNNCell:
             Dict of arrays by name.
         """
         others = dict(args)
-        packed = {name: nd.concatenate([pop_array(others, g) for g in gates]) for name, gates in self._stacked_names()}
+        packed = {name: nd.concatenate([others.pop(g) for g in gates]) for name, gates in self._stacked_names()}
         return {**others, **packed}
 
     def _stacked_names(self) -> list[tuple[str, list[str]]]:
@@ -239,10 +233,8 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
     """Convert a sequence to one symbol (`merge` True) or to a list with one symbol per step (False); None: leave it unchanged.
 
     Raises:
-        ValueError: `inputs` is None, or its length is not `length`.
+        ValueError: the length of `inputs` is not `length`, or `layout` has no time axis.
     """
-    if inputs is None:
-        raise ValueError("inputs is None; create the input, such as mx.sym.Variable('data'), and pass it to unroll")
     axis = layout.find("T")
     if axis < 0:
         raise ValueError(f"layout is {layout!r}, expected one with a T for the time axis: NTC or TNC")
@@ -253,17 +245,4 @@ def sequence(length: int | None, inputs: Any, layout: str, merge: bool | None) -
         return sym.Concat(*[sym.expand_dims(s, axis=axis) for s in steps], dim=axis) if merge else steps
     if merge is not False:
         return inputs
-    if len(inputs) != 1:
-        raise ValueError(f"{inputs!r} has {len(inputs)} outputs, expected 1; pass list(inputs) if each output is one time step")
     return list(sym.split(inputs, axis=axis, num_outputs=length, squeeze_axis=1))
-
-
-def pop_array(args: Arrays, name: str) -> Any:
-    """Remove the array `name` from `args` and return it.
-
-    Raises:
-        KeyError: there is no such array.
-    """
-    if name not in args:
-        raise KeyError(f"no array is named {name!r}, which this cell needs; the arrays are {sorted(args)[:20]}")
-    return args.pop(name)

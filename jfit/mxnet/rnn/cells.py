@@ -7,8 +7,8 @@ function, W and U the weights i2h_weight and h2h_weight, b and d their biases, *
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
 from typing import Any
 
 from jfit.graph.symbol import Symbol
@@ -27,7 +27,7 @@ class GatedCell(BaseRNNCell):
         num_hidden: size of the state and of the output.
         prefix: prepended to the names of the cell's nodes and weights.
         params: container of the weights, to share them with another cell; a new one by default.
-        bias: further arguments of the variable `i2h_bias`.
+        initializers: initializers of the variables `i2h_weight`, `h2h_weight`, `i2h_bias` and `h2h_bias`, by name.
     """
 
     _states = 1
@@ -35,11 +35,11 @@ class GatedCell(BaseRNNCell):
     _channels: Mapping[str, int] = {}  # the axis of the channels, if it is not axis 1
     _gru_mark = "_"  # MXNet's: it names the nodes of a GRU gru_t0__i2h and gru_t0__h2h
 
-    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **bias: Any) -> None:
+    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
         super().__init__(prefix, params)
         self._num_hidden = num_hidden
-        self._iW, self._hW = self._params.get("i2h_weight"), self._params.get("h2h_weight")
-        self._iB, self._hB = self._params.get("i2h_bias", **bias), self._params.get("h2h_bias")
+        names = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+        self._iW, self._hW, self._iB, self._hB = (self._params.get(n, init=initializers.get(n)) for n in names)
 
     @property
     def state_info(self) -> list[Any]:
@@ -48,7 +48,7 @@ class GatedCell(BaseRNNCell):
 
     def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
         """Return the input projection W x + b and the state projection U h + d of all gates."""
-        size = self._num_hidden * self._num_gates
+        size = self._num_hidden * len(self._gate_names)
         i2h = sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=size, name=f"{name}i2h")
         h2h = sym.FullyConnected(data=hidden, weight=self._hW, bias=self._hB, num_hidden=size, name=f"{name}h2h")
         return i2h, h2h
@@ -113,7 +113,7 @@ class LSTMCell(GatedCell):
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
-        super().__init__(num_hidden, prefix, params, init=initializer.LSTMBias(forget_bias=forget_bias))
+        super().__init__(num_hidden, prefix, params, i2h_bias=initializer.LSTMBias(forget_bias=forget_bias))
 
     def __call__(self, inputs: Symbol, states: States) -> tuple[Symbol, States]:
         """Compute one time step (batch, features): (inputs, [h, c]) -> (output, new [h, c])."""
@@ -187,8 +187,6 @@ class DropoutCell(BaseRNNCell):
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
         super().__init__(prefix, params)
-        if not isinstance(dropout, Number):
-            raise TypeError(f"dropout is {dropout!r}, expected a number: the fraction of the inputs to drop")
         self.dropout = dropout
 
     @property
@@ -262,10 +260,12 @@ class BaseConvRNNCell(GatedCell):
         params: RNNParams | None = None,
         conv_layout: str = "NCHW",
     ) -> None:
-        BaseRNNCell.__init__(self, self._default_prefix if prefix is None else prefix, params)
+        inits = {"i2h_weight": i2h_weight_initializer, "h2h_weight": h2h_weight_initializer}
+        inits |= {"i2h_bias": i2h_bias_initializer, "h2h_bias": h2h_bias_initializer}
+        super().__init__(num_hidden, self._default_prefix if prefix is None else prefix, params, **inits)
         if any(k % 2 == 0 for k in h2h_kernel):
             raise ValueError(f"h2h_kernel is {tuple(h2h_kernel)}; only odd sizes keep the height and width of the state")
-        self._num_hidden, self._activation = num_hidden, activation
+        self._activation = activation
         self._input_shape, self._conv_layout = tuple(input_shape), conv_layout
         self._channels = {"axis": conv_layout.find("C")}
         self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate}
@@ -274,10 +274,6 @@ class BaseConvRNNCell(GatedCell):
         # MXNet also creates an unnamed Convolution here, which advances the numbering of automatic node names.
         probe = sym.Convolution(sym.Variable("data"), num_filter=num_hidden, layout=conv_layout, **self._i2h)
         self._state_shape = (0, *probe.infer_shape(data=self._input_shape)[1][0][1:])
-        self._iW = self._params.get("i2h_weight", init=i2h_weight_initializer)
-        self._hW = self._params.get("h2h_weight", init=h2h_weight_initializer)
-        self._iB = self._params.get("i2h_bias", init=i2h_bias_initializer)
-        self._hB = self._params.get("h2h_bias", init=h2h_bias_initializer)
 
     @property
     def state_info(self) -> list[Any]:
@@ -286,7 +282,7 @@ class BaseConvRNNCell(GatedCell):
 
     def _projections(self, inputs: Symbol, hidden: Symbol, name: str) -> tuple[Symbol, Symbol]:
         """Return the input projection W * x + b and the state projection U * h + d of all gates."""
-        shared: dict[str, Any] = {"num_filter": self._num_hidden * self._num_gates, "layout": self._conv_layout}
+        shared: dict[str, Any] = {"num_filter": self._num_hidden * len(self._gate_names), "layout": self._conv_layout}
         i2h = sym.Convolution(inputs, self._iW, self._iB, name=f"{name}i2h", **self._i2h, **shared)
         h2h = sym.Convolution(hidden, self._hW, self._hB, name=f"{name}h2h", **self._h2h, **shared)
         return i2h, h2h
@@ -371,8 +367,6 @@ class Composite(BaseRNNCell):
     def _adopt(self, cell: BaseRNNCell) -> None:
         """Append a child and merge the containers of the weights."""
         if self._override_cell_params:
-            if not cell._own_params:
-                raise ValueError("both this cell and its child were created with params=; pass params= to only one of them")
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
         self._cells.append(cell)
@@ -403,15 +397,8 @@ class Composite(BaseRNNCell):
 
     def _split_states(self, states: Sequence[Any]) -> list[States]:
         """Split a flat list of states into one list for each child."""
-        expected = len(self.state_info)
-        if len(states) != expected:
-            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
-        parts, offset = [], 0
-        for cell in self._cells:
-            count = len(cell.state_info)
-            parts.append(list(states[offset : offset + count]))
-            offset += count
-        return parts
+        each = iter(states)
+        return [list(itertools.islice(each, len(cell.state_info))) for cell in self._cells]
 
 
 class SequentialRNNCell(Composite):

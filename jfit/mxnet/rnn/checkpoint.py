@@ -5,10 +5,12 @@ Files store the weights per gate (unpacked), so a network of fused cells can loa
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jfit.mxnet.callback import every_epochs
 from jfit.mxnet.files import save_checkpoint
 from jfit.mxnet.ndarray_classes import load_checkpoint
 from jfit.mxnet.rnn.base import BaseRNNCell, States
@@ -87,13 +89,7 @@ def do_rnn_checkpoint(cells: Cells, prefix: str, period: int = 1) -> Callable[..
         >>> callback = do_rnn_checkpoint([], "rnn", period=2)
         >>> callback(0)  # epoch 1: no checkpoint is due
     """
-    period = max(1, int(period))
-
-    def save(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> None:
-        if (iter_no + 1) % period == 0:
-            save_rnn_checkpoint(cells, prefix, iter_no + 1, sym, arg, aux)
-
-    return save
+    return every_epochs(period, functools.partial(save_rnn_checkpoint, cells, prefix))
 
 
 def rnn_unroll(

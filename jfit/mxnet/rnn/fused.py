@@ -12,7 +12,7 @@ from jfit.init.fused import gate_parts, parts_of
 from jfit.mxnet import initializer
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet import symbol as sym
-from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, pop_array, sequence
+from jfit.mxnet.rnn.base import Arrays, BaseRNNCell, RNNParams, States, sequence
 from jfit.mxnet.rnn.cells import BidirectionalCell, DropoutCell, GRUCell, LSTMCell, RNNCell, SequentialRNNCell
 from jfit.ops.rnn import GATES
 
@@ -75,7 +75,7 @@ class FusedRNNCell(BaseRNNCell):
         others = dict(args)
         name = self._parameter.name
         assert name is not None
-        vector = pop_array(others, name)
+        vector = others.pop(name)
         unpacked, offset = {}, 0
         for part, shape in parts_of(math.prod(vector.shape), *self._sizes, name=name):
             size = math.prod(shape)
@@ -87,8 +87,8 @@ class FusedRNNCell(BaseRNNCell):
         """Concatenate the weights of all layers, directions and gates into the vector; the inverse of `unpack_weights`."""
         others = dict(args)
         first = self._prefix + gate_parts(1, *self._sizes)[0][0]
-        inputs = pop_array(dict(others), first).shape[1]
-        parts = [pop_array(others, self._prefix + part).reshape((-1,)) for part, _ in gate_parts(inputs, *self._sizes)]
+        inputs = others[first].shape[1]
+        parts = [others.pop(self._prefix + part).reshape((-1,)) for part, _ in gate_parts(inputs, *self._sizes)]
         return {**others, str(self._parameter.name): nd.concatenate(parts)}
 
     # -------------------------------------------------------------------------------- unrolling

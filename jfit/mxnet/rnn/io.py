@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,19 +48,15 @@ def encode_sentences(
     build = vocab is None
     vocabulary = {invalid_key: invalid_label} if vocab is None else vocab
     used = set(vocabulary.values())
-    label = start_label
+    free = (label for label in itertools.count(start_label) if label not in used)
 
     def number(word: Any) -> int:
-        nonlocal label
         if word not in vocabulary and unknown_token is not None:
             word = unknown_token
         if word not in vocabulary:
             if not build and word != unknown_token:
                 raise ValueError(f"the word {word!r} is not in the vocabulary; pass unknown_token= to replace such words")
-            while label in used:
-                label += 1
-            vocabulary[word] = label
-            used.add(label)
+            vocabulary[word] = next(free)
         return vocabulary[word]
 
     return [[number(word) for word in sentence] for sentence in sentences], vocabulary

@@ -32,7 +32,6 @@ class ModifierCell(BaseRNNCell):
     @property
     def params(self) -> RNNParams:
         """The container of the wrapped cell's variables."""
-        self._own_params = False
         return self.base_cell.params
 
     @property

@@ -196,10 +196,6 @@ class Symbol(Graph):
         """Bind the symbol to NDArrays by name and return its outputs, a list of NDArrays."""
         return self.bind(Context("cpu", 0) if ctx is None else ctx, kwargs, grad_req="null").forward()
 
-    def gradient(self, wrt: Any) -> Any:
-        """Raise NotImplementedError, as MXNet does: bind the symbol and call `backward` on the executor."""
-        raise NotImplementedError("Symbol.gradient is not implemented; bind the symbol and call backward on the executor")
-
 
 # ------------------------------------------------------------------------------------------------ functions
 Variable = var = bind_class(Symbol, compose.variable)
@@ -280,14 +276,7 @@ def operator(name: str) -> Any:
         >>> operator("Flatten")(Variable("x"), name="flat").list_outputs()
         ['flat_output']
     """
-    build = compose.function(name, Symbol)
-
-    @functools.wraps(build)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with translated():
-            return build(*args, **kwargs)
-
-    return call
+    return translated()(compose.function(name, Symbol))
 
 
 def zeros(shape: Any, dtype: Any = "float32", **kwargs: Any) -> Symbol:
