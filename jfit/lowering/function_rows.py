@@ -39,18 +39,17 @@ class FunctionRows:
         """Return shapes and row layouts of the outputs, see `Model.plan`; without labels in `specs`, those of a prediction."""
         # Inside pmap results of operations would have a sharding, and specs none; Equinox compares those of old and new states.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            return self._plan_of(specs)
-
-    def _plan_of(self, specs: Specs) -> Plan:
-        params, aux = self.adapter.specs(specs)
-        shapes, _ = jax.eval_shape(lambda *v: self.adapter.apply(*v, key=jax.random.key(0)), params, aux, self._data(specs))
-        evaluation = self._plan(specs, shapes, train=False)
-        return self._plan(specs, shapes, train=True)._replace(evaluation=evaluation) if self._labelled(specs) else evaluation
+            values = (*self.adapter.specs(specs), self._data(specs))
+            shapes, _ = jax.eval_shape(lambda *v: self.adapter.apply(*v, key=jax.random.key(0)), *values)
+            evaluation = self._plan(specs, shapes, train=False)
+            if not self.adapter.labelled(specs):
+                return evaluation
+            return self._plan(specs, shapes, train=True)._replace(evaluation=evaluation)
 
     def verify(self, params: Params, aux: Aux, inputs: Inputs) -> None:
         """See `Model.verify`: tests the modes whose jaxpr contains primitives that `dependence` has no rule for."""
         specs = specs_of(inputs)
-        for train in (False, True) if self._labelled(specs) else (False,):
+        for train in (False, True) if self.adapter.labelled(specs) else (False,):
             key = self._row_shapes(specs, train)
             if key not in self._tested and self._trace(specs, train)[0].kind == "unknown":
                 constants = counters.read((params, aux))  # sync: once, before the first step
@@ -61,7 +60,7 @@ class FunctionRows:
         def run(inputs: Inputs) -> tuple[Any, Any]:
             outputs, new_aux = self.adapter.apply(*constants, inputs, key=jax.random.key(0), train=train)
             results, size = list(outputs), self.adapter.rows(inputs)
-            if self._labelled(inputs):
+            if self.adapter.labelled(inputs):
                 results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, constants[0], new_aux, separate=True))
             rows = [x for x in results if x.shape[:1] == (size,)]
             shared = [x for x in results if x.shape[:1] != (size,)]
@@ -96,7 +95,7 @@ class FunctionRows:
 
     def _apply_coupling(self, specs: Specs, train: bool) -> tuple[Coupling, tuple[Layout, ...]]:
         """Find how rows affect each other in the outputs, the losses and, in training, the auxiliary states."""
-        adapter, size, labelled = self.adapter, self.adapter.rows(specs), self._labelled(specs)
+        adapter, size, labelled = self.adapter, self.adapter.rows(specs), self.adapter.labelled(specs)
         weight = jax.ShapeDtypeStruct((size,), jnp.float32)
 
         def apply(params: Any, aux: Any, data: Any, weight: Any) -> Any:
@@ -174,9 +173,6 @@ class FunctionRows:
     def _names(self, specs: Mapping[str, Any]) -> list[str]:
         names = [*self.adapter.data_names(specs), *self.adapter.label_names(specs)]
         return [*names, *([LABEL_WEIGHT] if LABEL_WEIGHT in specs else [])]
-
-    def _labelled(self, specs: Mapping[str, Any]) -> bool:
-        return self.adapter.labelled(specs)
 
     def _shapes(self, specs: Specs, train: bool) -> Any:
         return tuple((n, specs[n].shape, str(specs[n].dtype)) for n in self._names(specs)), train

@@ -60,13 +60,11 @@ def loops_may_convolve() -> bool:
 
 def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> Store:
     """Run all operators; `values` are those of the variables.  Returns the values of all entries."""
-    store = Store(values, run)
+    store = Store(values, run, program.deferred)
     for i, item in enumerate(program.items):
         if isinstance(item, Block):
             store.run_block(item, program.outside[i], program.nodes[i])
-        elif id(item) in program.deferred:
-            store.deferred.add(id(item))
-        else:
+        elif id(item) not in program.deferred:
             store.run(item)
     return store
 
@@ -74,9 +72,9 @@ def run_program(program: Program, values: dict[Key, Value | None], run: Run) -> 
 class Store:
     """The values of a graph while it runs, by (id(node), output index)."""
 
-    def __init__(self, values: dict[Key, Value | None], run: Run) -> None:
+    def __init__(self, values: dict[Key, Value | None], run: Run, deferred: Collection[int]) -> None:
         self.values = values
-        self.deferred: set[int] = set()
+        self.deferred = deferred
         self._run = run
         self._stacked: dict[Key, tuple[Stack, int]] = {}
 
