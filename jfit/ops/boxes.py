@@ -129,13 +129,13 @@ def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
     wide = accumulating(lhs.dtype)
     one = corners(lax.stop_gradient(lhs).astype(wide).reshape(-1, 1, 4), attrs.format)
     two = corners(lax.stop_gradient(rhs).astype(wide).reshape(1, -1, 4), attrs.format)
-    shared = _shared(one, two)
+    shared = intersection(one, two)
     union = _area(one) + _area(two) - shared
     ratio = jnp.where(shared > 0, shared / jnp.where(shared > 0, union, 1), 0)
     return ratio.astype(lhs.dtype).reshape(lhs.shape[:-1] + rhs.shape[:-1])
 
 
-def _shared(one: Corners, two: Corners) -> Array:
+def intersection(one: Corners, two: Corners) -> Array:
     """Return the area of the intersection of boxes; the shapes of `one` and `two` broadcast."""
     width = jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left)
     height = jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top)
@@ -231,7 +231,7 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
 
     def suppresses(at: Array) -> Array:
         pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
-        shared = _shared(Corners(*map(pick, boxes)), boxes)
+        shared = intersection(Corners(*map(pick, boxes)), boxes)
         hit = shared / (pick(sizes) + sizes - shared) > attrs.overlap_thresh
         return hit & (pick(ids) == ids) if by_class else hit
 

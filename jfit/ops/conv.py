@@ -153,7 +153,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array 
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
-def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (pad, adj) of each spatial axis; a nonzero target_shape determines both."""
     dims, window = len(attrs.kernel), window_of(attrs)
     if not any(attrs.target_shape):
@@ -180,7 +180,7 @@ def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Arra
         weight = jnp.moveaxis(weight, -1, 1)
     runs = _runs_in(ctx, layout)
     start = 2 if runs[1] == "C" else 1
-    pads = _deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
+    pads = deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
     out = transposed(data, weight, window.stride, window.dilate, pads, attrs.num_group, runs, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 

@@ -25,7 +25,7 @@ from jfit.ops.rules import (
     unify,
     unmixed,
 )
-from jfit.ops.slicing import slices
+from jfit.ops.slicing import SLICE, slice_rows, slices
 
 DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
@@ -214,16 +214,11 @@ def _gather_rows(attrs, rows, shapes, outs):
     """
     data, ids = rows
     indexed = shapes[1][0]  # number of axes of data that are indexed
-    moved = []
     if isinstance(data, RowLayout):
-        moved.append(LOST if data.axis < indexed else data._replace(axis=data.axis - indexed + len(shapes[1]) - 1))
-    elif data is LOST:
-        moved.append(LOST)
+        data = LOST if data.axis < indexed else data._replace(axis=data.axis - indexed + len(shapes[1]) - 1)
     if isinstance(ids, RowLayout):
-        moved.append(LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1))
-    elif ids is LOST:
-        moved.append(LOST)
-    return [common_rows(moved)]
+        ids = LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1)
+    return [common_rows([data, ids])]
 
 
 @operator("gather_nd", aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
@@ -286,11 +281,9 @@ def index_copy(ctx, attrs, old, index, new):
 
 
 def _batch_take_shapes(attrs, ins, outs):
-    return (
-        ins
-        if ins[0] is None
-        else [ins[0], unify([ins[0][:-1], ins[1], *outs], "each vector along the last axis of a needs one index")]
-    )
+    if ins[0] is None:
+        return ins
+    return [ins[0], unify([ins[0][:-1], ins[1], *outs], "each vector along the last axis of a needs one index")]
 
 
 @operator(
@@ -305,23 +298,7 @@ def batch_take(ctx, attrs, a, indices):
     return jnp.take_along_axis(a, ids, -1).reshape(indices.shape)
 
 
-def _slice_assign_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the inputs if the slice covers the whole axis of the rows, else LOST (they cannot be distinguished any more).
-    """
-    for r in rows:
-        if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
-            size = shapes[0][r.axis]
-            if slices(attrs)[r.axis].indices(size) != (0, size, 1):
-                return [LOST]
-    return [common_rows(rows)]
-
-
-SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
-
-
-@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=_slice_assign_rows)
+@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=slice_rows)
 def slice_assign(ctx, attrs, lhs, rhs):
     """y = a copy of lhs with y[begin:end:step] = rhs."""
     return lhs.at[slices(attrs)].set(rhs.astype(lhs.dtype))
@@ -332,7 +309,7 @@ def slice_assign(ctx, attrs, lhs, rhs):
     attrs=SLICE | {"scalar": number(0.0)},
     aliases=("_crop_assign_scalar",),
     fill=same_shape,
-    rows=_slice_assign_rows,
+    rows=slice_rows,
 )
 def slice_assign_scalar(ctx, attrs, data):
     """y = a copy of x with y[begin:end:step] = scalar."""

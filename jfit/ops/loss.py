@@ -164,11 +164,10 @@ _softmax_output = head(_probabilities, _softmax_gradient)
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     """Return (-log p[label], weight 1), each (rows,), float32 or wider; both are 0 for ignore_label if use_ignore."""
     wide = output.astype(accumulating(output.dtype))
+    prob, axis = _by_class(attrs, wide)
     if _is_soft(output, label):
-        prob, axis = _by_class(attrs, wide)
         loss = -jnp.sum(label.astype(wide.dtype).reshape(prob.shape) * jnp.log(jnp.maximum(prob, TINY)), axis=axis)
         return _row_means(loss), jnp.ones(output.shape[:1], jnp.float32)
-    prob, axis = _by_class(attrs, wide)
     ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
     picked = jnp.take_along_axis(prob, jnp.expand_dims(jnp.clip(ids, 0, prob.shape[axis] - 1), axis), axis=axis)
     loss = -jnp.log(jnp.maximum(jnp.squeeze(picked, axis), TINY))
