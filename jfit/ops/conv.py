@@ -227,7 +227,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     taps = attrs.kernel[0] * attrs.kernel[1] * attrs.num_deformable_group
     weight = (attrs.num_filter, data[1] // attrs.num_group, *attrs.kernel)
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
-    bias = [] if attrs.no_bias else [(attrs.num_filter,)]
+    bias = _bias(attrs)
     expected = [*offset_and_mask[: len(ins) - 2 - len(bias)], weight, *bias]
     return [data, *(fill_unknown(actual, shape) for actual, shape in zip(ins[1:], expected, strict=True))]
 

@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import (
+    CAST_TO,
+    CAST_TO_NUMBERS,
     DTYPES,
     REQUIRED,
     choice,
@@ -27,17 +29,15 @@ from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, lost_rows, no_rows
 from jfit.ops.rules import dtype_attr_types, dtype_of, fixed_types, normalize_axis
 
-DTYPES_OUT = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
-RANGE_DTYPES = [name for name in DTYPES_OUT if name != "bool"]
 RECORD: dict[str, Any] = {"inputs": (), "types": dtype_attr_types, "rows": no_rows}
-SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*DTYPES_OUT, default="float32")}
+SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*CAST_TO, default="float32")}
 
 RANGE = {
     "step": number(1.0),
     "repeat": integer(1),
     "infer_range": flag(False),
     "ctx": text(""),
-    "dtype": choice(*RANGE_DTYPES, default="float32"),
+    "dtype": choice(*CAST_TO_NUMBERS, default="float32"),
 }
 
 
@@ -101,8 +101,7 @@ def _numbered(code: int) -> np.dtype:
 
 @operator(
     "_eye",
-    attrs=several(integer, N=REQUIRED, M=0, k=0)
-    | {"ctx": text(""), "dtype": choice(*(n for n in RANGE_DTYPES if n != "bfloat16"), default="float32")},
+    attrs=several(integer, N=REQUIRED, M=0, k=0) | {"ctx": text(""), "dtype": choice(*CAST_TO_NUMBERS[1:], default="float32")},
     **RECORD,
 )
 def eye(ctx, attrs):

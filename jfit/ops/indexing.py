@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, several, shape
+from jfit.ops.attributes import CAST_TO_NUMBERS, choice, flag, integer, maybe_integer, number, several, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows, first_rows, lost_rows
 from jfit.ops.rules import (
@@ -19,6 +19,7 @@ from jfit.ops.rules import (
     dtype_attr_types,
     dtype_of,
     first_types,
+    insert_axis,
     last_axis,
     normalize_axis,
     same_shape,
@@ -26,8 +27,6 @@ from jfit.ops.rules import (
     unmixed,
 )
 from jfit.ops.slicing import SLICE, slice_rows, slices
-
-DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
 def _within(ids: Array, size: int, mode: str) -> Array:
@@ -110,7 +109,7 @@ def pick(ctx, attrs, data, index):
     aliases=("_npx_one_hot",),
     attrs={"depth": integer()}
     | several(number, on_value=1.0, off_value=0.0)
-    | {"dtype": choice(*DTYPES_OUT, default="float32")},
+    | {"dtype": choice(*CAST_TO_NUMBERS, default="float32")},
     types=dtype_attr_types,
     rows=first_rows,
 )
@@ -320,12 +319,12 @@ def _strides(size: tuple[int, ...]) -> list[int]:
     return [math.prod(size[k + 1 :]) for k in range(len(size))]
 
 
-def _dropped(attrs, rows, shapes, outs):
-    r = rows[0]
-    return [r if not isinstance(r, RowLayout) else LOST if r.axis == 0 else r._replace(axis=r.axis - 1)]
-
-
-@operator("_ravel_multi_index", attrs={"shape": shape()}, aliases=("ravel_multi_index",), rows=_dropped)
+@operator(
+    "_ravel_multi_index",
+    attrs={"shape": shape()},
+    aliases=("ravel_multi_index",),
+    rows=lambda attrs, rows, shapes, outs: [drop_axes(rows[0], (0,))],
+)
 def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     pairs = zip(data.astype(jnp.int32), _strides(attrs.shape), strict=True)
@@ -333,11 +332,12 @@ def ravel_multi_index(ctx, attrs, data):
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)
 
 
-def _lifted(attrs, rows, shapes, outs):
-    return [r._replace(axis=r.axis + 1) if isinstance(r, RowLayout) else r for r in rows]
-
-
-@operator("_unravel_index", attrs={"shape": shape()}, aliases=("unravel_index",), rows=_lifted)
+@operator(
+    "_unravel_index",
+    attrs={"shape": shape()},
+    aliases=("unravel_index",),
+    rows=lambda attrs, rows, shapes, outs: [insert_axis(rows[0], 0)],
+)
 def unravel_index(ctx, attrs, data):
     """y[k] = index along axis k of the entry with flat index x (C order) in an array of `shape`, as np.unravel_index."""
     ids = data.astype(jnp.int32)

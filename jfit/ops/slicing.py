@@ -60,28 +60,19 @@ def _concat_rows(attrs, rows, shapes, outs):
     return [LOST if lost else layout]
 
 
-@operator(
-    "Concat",
-    inputs=argument_names,
-    variadic="num_args",
-    attrs={"num_args": integer(), "dim": integer(1)},
-    aliases=("concat", "_sparse_concat"),
-    fill=_concat_shapes,
-    rows=_concat_rows,
-)
+CONCAT: dict[str, Any] = {
+    "inputs": argument_names,
+    "variadic": "num_args",
+    "attrs": {"num_args": integer(), "dim": integer(1)},
+    "rows": _concat_rows,
+}
+
+
+@operator("_rnn_param_concat", fill=_weight_shapes, **CONCAT)
+@operator("Concat", aliases=("concat", "_sparse_concat"), fill=_concat_shapes, **CONCAT)
 def concat(ctx, attrs, *args):
     """y = the arrays concatenated along axis `dim`."""
     return jnp.concatenate(args, normalize_axis(attrs.dim, args[0].ndim, "dim"))
-
-
-operator(
-    "_rnn_param_concat",
-    inputs=argument_names,
-    variadic="num_args",
-    attrs={"num_args": integer(), "dim": integer(1)},
-    fill=_weight_shapes,
-    rows=_concat_rows,
-)(concat)
 
 
 @operator(
