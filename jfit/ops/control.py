@@ -53,7 +53,7 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         if not fits:
             bodies = [f"{graph.inputs} inputs and {graph.outputs} outputs" for graph in graphs]
             values = {key: value for key, value in attrs.items() if key != "graphs"}
-            raise ValueError(f"attributes {values} do not fit the bodies, which have {bodies}; build the node with sym.contrib")
+            raise ValueError(f"its attributes do not fit the bodies, which have {', '.join(bodies)}: {values}")
         return numbered_outputs(attrs.num_outputs)
 
     return names
