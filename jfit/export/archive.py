@@ -32,14 +32,14 @@ def safetensors(
         params: arrays by parameter name, or any pytree of arrays, named by their paths; or a Run or loaded model, whose
             parameters, auxiliary states and graph are used.
         aux: arrays by name of the auxiliary state; default: none, or those of the Run or loaded model.
-        metadata: further entries for the header, text -> text.
+        metadata: further entries for the header, text -> text; the keys `format`, `aux` and `symbol` are jfit's.
         symbol: the graph to store; default: none, or that of the Run or loaded model.
 
     Returns:
         The path of the file.
 
     Raises:
-        ExportError: a name is both a parameter and an auxiliary state, or metadata has one of jfit's keys.
+        ExportError: a name is both a parameter and an auxiliary state.
 
     Example:
         >>> import jfit, numpy as np
@@ -57,8 +57,6 @@ def safetensors(
     header = {"format": "jfit", "aux": json.dumps(sorted(aux))}
     if symbol is not None:
         header["symbol"] = symbol.tojson(remove_amp_cast=False)
-    if taken := sorted(set(header) & set(metadata or {})):
-        raise ExportError(f"metadata has the key {taken[0]!r}, which jfit writes itself; use another key")
     if not is_main():
         return Path(path)
-    return save_tensors(path, {**params, **aux}, {**header, **(metadata or {})})
+    return save_tensors(path, {**params, **aux}, {**(metadata or {}), **header})

@@ -158,8 +158,6 @@ def _traced(source: Source, nodes: Sequence[Node], inputs: Mapping[str, Any]) ->
 
 def _merged(counts: Sequence[int], traces: Sequence[Entry]) -> Entry:
     """Merge the shapes of one tensor, traced with counts[i] rows each, into one whose sizes are functions of the rows."""
-    if len({len(t.shape) for t in traces}) > 1:
-        raise ExportError(f"a tensor has ranks {[len(t.shape) for t in traces]} for {list(counts)} rows; pass batch=None")
     return Entry(tuple(_size_of_rows(counts, sizes) for sizes in zip(*(t.shape for t in traces), strict=True)), traces[0].dtype)
 
 

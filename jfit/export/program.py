@@ -146,36 +146,27 @@ def read(source: str | os.PathLike[str] | bytes, *, trust: bool = False) -> Prog
     """
     _check_flatbuffers()
     data, name = (source, "bytes") if isinstance(source, bytes) else (read_file(source), os.fspath(source))
-    if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + 8:
-        raise FormatError(name, "byte 0", f"found {data[:8]!r}, expected {MAGIC!r}", _REMEDY)
-    (length,) = struct.unpack_from("<Q", data, len(MAGIC))
-    start = len(MAGIC) + 8
-    if length > len(data) - start:
-        raise FormatError(name, "byte 8", f"the header has {length} bytes, but only {len(data) - start} follow", _REMEDY)
+    start, place = len(MAGIC) + 8, "header"
     try:
-        header = json.loads(data[start : start + length])
-        kind, outputs = header["kind"], [str(o) for o in header["outputs"]]
-        if kind not in _ARGUMENTS:
-            raise ValueError(f"kind is {kind!r}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(name, "header", f"it has no valid kind and outputs ({error})", _REMEDY) from None
-    content, digest = data[start + length :], header.get("sha256")
-    if digest is not None and digest != _digest(kind, outputs, content):
-        raise FormatError(name, "header field 'sha256'", "the bytes of the file changed: they have another checksum", _REMEDY)
-    unsafe = "" if trust or digest else "the program has no checksum"
-    try:
+        (length,) = struct.unpack_from("<Q", data, len(MAGIC))
+        header, content = json.loads(data[start : start + length]), data[start + length :]
+        kind, outputs, digest = header["kind"], [str(o) for o in header["outputs"]], header.get("sha256")
+        if not data.startswith(MAGIC) or digest not in (None, _digest(kind, outputs, content)):
+            raise ValueError("its first bytes or its checksum are others")
+        place = f"byte {start + length}"
         program = Program(export.deserialize(bytearray(content)), kind, outputs)
-        unsafe = unsafe or ("" if trust else _unsafe(program.exported))
-    except Exception as error:  # a damaged flatbuffer can raise any exception
-        problem = f"not a serialized jax.export.Exported ({type(error).__name__})"
-        raise FormatError(name, f"byte {start + length}", problem, _REMEDY) from None
+        unsafe = "" if trust else _unsafe(program.exported, digest)
+    except Exception as error:  # a damaged header or flatbuffer can raise any exception
+        raise FormatError(name, place, f"not a program of jfit.export ({type(error).__name__}: {error})", _REMEDY) from None
     if unsafe:
-        raise FormatError(name, f"byte {start + length}", unsafe, "pass trust=True if you know who wrote the file.")
+        raise FormatError(name, place, unsafe, "pass trust=True if you know who wrote the file.")
     return program
 
 
-def _unsafe(exported: export.Exported) -> str:
+def _unsafe(exported: export.Exported, digest: str | None) -> str:
     """What in the program may crash the process, as a part of a sentence; "" if nothing was found."""
+    if digest is None:
+        return "the program has no checksum"
     if exported.disabled_safety_checks:
         return f"the program was exported without the safety checks {[str(c) for c in exported.disabled_safety_checks][:5]}"
     calls = {quoted or plain for quoted, plain in _CALL.findall(exported.mlir_module())}

@@ -42,8 +42,8 @@ class FusedRNN(Initializer):
         forget_bias: value of the biases of the forget gates of an LSTM (input-to-hidden and hidden-to-hidden).
 
     Raises:
-        ValueError: `mode` is unknown or a size is below 1; when values are drawn: no such network has a vector of this
-            length, or `init` is None and there is no initializer of the model.
+        ValueError: `mode` is unknown; when values are drawn: no such network has a vector of this length, or `init` is None
+            and there is no initializer of the model.
 
     Example:
         >>> start = FusedRNN("zero", num_hidden=2, num_layers=1, mode="lstm")
@@ -62,8 +62,6 @@ class FusedRNN(Initializer):
 
     def __post_init__(self) -> None:
         one_of(tuple(GATES), **{"FusedRNN: mode": self.mode})
-        if self.num_hidden < 1 or self.num_layers < 1:
-            raise ValueError(f"FusedRNN: num_hidden is {self.num_hidden} and num_layers {self.num_layers}; expected at least 1")
 
     def within(self, outer: Initializer) -> Initializer:
         """Return a copy with `init=outer` if `init` is None."""

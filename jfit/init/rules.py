@@ -291,7 +291,7 @@ class Mixed(Initializer):
         initializers: an initializer for each pattern: anything that `get` accepts.
 
     Raises:
-        ValueError: the lengths differ, or (when values are drawn) no pattern matches.
+        ValueError: when values are drawn: no pattern matches, or the lengths differ.
 
     Example:
         >>> import jax
@@ -302,10 +302,6 @@ class Mixed(Initializer):
 
     patterns: Sequence[str]
     initializers: Sequence[Any]
-
-    def __post_init__(self) -> None:
-        if len(self.patterns) != len(self.initializers):
-            raise ValueError(f"Mixed: got {len(self.patterns)} patterns and {len(self.initializers)} initializers")
 
     def __call__(self, key: Array, desc: str, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
         desc = described(desc)

@@ -30,6 +30,9 @@ DTYPES: dict[str, np.dtype] = {
         ["float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool", "int16", "uint16", "uint32", "uint64"]
     )
 } | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# dtypes that operators can make, as choices of their attribute `dtype`; most of them not bool
+CAST_TO = ("bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8")
+CAST_TO_NUMBERS = tuple(name for name in CAST_TO if name != "bool")
 
 
 class Attrs(Mapping[str, Any]):

@@ -18,7 +18,7 @@ from jfit.ops.attributes import Attrs, choice, flag, integer, number, several
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, shared_batch_rows
+from jfit.ops.rules import accumulating, common_rows, shared_batch_rows, unmixed
 
 FORMAT = choice("center", "corner", default="corner")
 
@@ -129,13 +129,13 @@ def box_iou(ctx: Ctx, attrs: Attrs, lhs: Array, rhs: Array) -> Array:
     wide = accumulating(lhs.dtype)
     one = corners(lax.stop_gradient(lhs).astype(wide).reshape(-1, 1, 4), attrs.format)
     two = corners(lax.stop_gradient(rhs).astype(wide).reshape(1, -1, 4), attrs.format)
-    shared = _shared(one, two)
+    shared = intersection(one, two)
     union = _area(one) + _area(two) - shared
     ratio = jnp.where(shared > 0, shared / jnp.where(shared > 0, union, 1), 0)
     return ratio.astype(lhs.dtype).reshape(lhs.shape[:-1] + rhs.shape[:-1])
 
 
-def _shared(one: Corners, two: Corners) -> Array:
+def intersection(one: Corners, two: Corners) -> Array:
     """Return the area of the intersection of boxes; the shapes of `one` and `two` broadcast."""
     width = jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left)
     height = jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top)
@@ -199,21 +199,7 @@ def box_decode(ctx, attrs, data, anchors):
 
 
 # ------------------------------------------------------------------------------------------ box_nms
-def _leading_rows(attrs: Any, rows: Any, shapes: Any, outs: Any) -> list:
-    """Return where the batch rows are in the outputs (`RowLayout`).
-
-    As in the input, or LOST (they cannot be distinguished any more) if they are on one of the last two axes.
-    """
-    first = rows[0]
-    mixed = isinstance(first, RowLayout) and first.axis >= len(shapes[0]) - 2
-    return [LOST if mixed else first] * len(outs)
-
-
-def _check_nms(attrs: Attrs, shape: tuple[int, ...]) -> None:
-    width, start = shape[-1], attrs.coord_start
-    places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else []), *range(start, start + 4)]
-    if len(set(places)) != len(places) or not all(0 <= p < width for p in places):
-        raise ValueError(f"score, id and coordinates (from {start} on) must be different entries of the {width} of each box")
+_leading_rows = unmixed(lambda attrs, ndim: (ndim - 2, ndim - 1))
 
 
 def _nms_order(attrs: Attrs, data: Array) -> Array:
@@ -231,7 +217,7 @@ def _nms_order(attrs: Attrs, data: Array) -> Array:
 
     def suppresses(at: Array) -> Array:
         pick = functools.partial(jnp.take_along_axis, indices=at, axis=1)
-        shared = _shared(Corners(*map(pick, boxes)), boxes)
+        shared = intersection(Corners(*map(pick, boxes)), boxes)
         hit = shared / (pick(sizes) + sizes - shared) > attrs.overlap_thresh
         return hit & (pick(ids) == ids) if by_class else hit
 
@@ -293,7 +279,10 @@ def box_nms(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     id_index) do not suppress each other unless force_suppress.  The gradient of each output box flows to the input box that it
     is a copy of.
     """
-    _check_nms(attrs, data.shape)
+    width, start = data.shape[-1], attrs.coord_start
+    places = [attrs.score_index, *([attrs.id_index] if attrs.id_index >= 0 else []), *range(start, start + 4)]
+    if len(set(places)) != len(places) or not all(0 <= p < width for p in places):
+        raise ValueError(f"score, id and coordinates (from {start} on) must be different entries of the {width} of each box")
     if attrs.topk == 0:
         return data
     flat = data.reshape(-1, *data.shape[-2:])

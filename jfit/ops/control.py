@@ -19,8 +19,8 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, integer, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import MaybeShape, operator
-from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.ops.rules import numbered_outputs, unify
+from jfit.ops.rows import LOST, MaybeLayout
+from jfit.ops.rules import drop_axes, insert_axis, numbered_outputs, unify
 
 Shapes = list[MaybeShape]
 # a lowered body: (context, inputs, their layouts) -> (outputs, their layouts); a layout says where the batch rows are
@@ -53,7 +53,7 @@ def _outputs(*locs: tuple[str, ...]) -> Callable[[Attrs], tuple[str, ...]]:
         if not fits:
             bodies = [f"{graph.inputs} inputs and {graph.outputs} outputs" for graph in graphs]
             values = {key: value for key, value in attrs.items() if key != "graphs"}
-            raise ValueError(f"attributes {values} do not fit the bodies, which have {bodies}; build the node with sym.contrib")
+            raise ValueError(f"its attributes do not fit the bodies, which have {', '.join(bodies)}: {values}")
         return numbered_outputs(attrs.num_outputs)
 
     return names
@@ -130,11 +130,6 @@ def _fixed_point(
     return rows, [*outs[:first], *(rows[at] for at in states)]
 
 
-def _stacked(rows: MaybeLayout) -> MaybeLayout:
-    """Return the `RowLayout` (where the batch rows are) of the arrays of all iterations, stacked along a new first axis."""
-    return rows._replace(axis=rows.axis + 1) if isinstance(rows, RowLayout) else rows
-
-
 def _like(new: Array, old: Array, which: int) -> Array:
     if new.shape != old.shape:
         raise ValueError(f"loop state {which} has shape {old.shape}, and {new.shape} after an iteration; reshape it")
@@ -201,7 +196,7 @@ def foreach(ctx, attrs, *arrays):
         arrays[count + len(attrs.in_state_locs) :],
     )
     slices = [jax.ShapeDtypeStruct(_slice_shape(d.shape), d.dtype) for d in data]
-    rows = [_unstacked(r) for r in ctx.rows[:count]] + list(ctx.rows[count:])
+    rows = [drop_axes(r, (0,)) for r in ctx.rows[:count]] + list(ctx.rows[count:])
     inner = [[*slices, *states, *rest][at] for at in order]
     rows, out_rows = _fixed_point(body, ctx, inner, [rows[at] for at in order], attrs.in_state_locs, attrs.num_out_data)
 
@@ -212,14 +207,8 @@ def foreach(ctx, attrs, *arrays):
         return new, outs[: attrs.num_out_data]
 
     last, stacked = lax.scan(step, list(states), (jnp.arange(data[0].shape[0]), *data))
-    return (*stacked, *last), [*map(_stacked, out_rows[: attrs.num_out_data]), *out_rows[attrs.num_out_data :]]
-
-
-def _unstacked(rows: MaybeLayout) -> MaybeLayout:
-    """Return where the batch rows are in one slice along the first axis (`RowLayout`); LOST if they are on that axis."""
-    if not isinstance(rows, RowLayout):
-        return rows
-    return rows._replace(axis=rows.axis - 1) if rows.axis else LOST
+    stacked_rows = [insert_axis(r, 0) for r in out_rows[: attrs.num_out_data]]
+    return (*stacked, *last), [*stacked_rows, *out_rows[attrs.num_out_data :]]
 
 
 # ------------------------------------------------------------------------------------------------ while_loop
@@ -287,7 +276,7 @@ def while_loop(ctx, attrs, *arrays):
 
     start = (jnp.asarray(True), [arrays[place] for place in at])
     (_, last), stacked = lax.scan(step, start, jnp.arange(attrs.max_iterations))
-    return (*stacked, *last), [*map(_stacked, out_rows[:first]), *out_rows[first:]]
+    return (*stacked, *last), [*(insert_axis(r, 0) for r in out_rows[:first]), *out_rows[first:]]
 
 
 # ------------------------------------------------------------------------------------------------ cond

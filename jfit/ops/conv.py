@@ -153,7 +153,7 @@ def convolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Array 
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
 
-def _deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (pad, adj) of each spatial axis; a nonzero target_shape determines both."""
     dims, window = len(attrs.kernel), window_of(attrs)
     if not any(attrs.target_shape):
@@ -180,7 +180,7 @@ def deconvolution(ctx: Ctx, attrs: Attrs, data: Array, weight: Array, bias: Arra
         weight = jnp.moveaxis(weight, -1, 1)
     runs = _runs_in(ctx, layout)
     start = 2 if runs[1] == "C" else 1
-    pads = _deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
+    pads = deconv_pads(attrs, data.shape[start : start + len(attrs.kernel)])
     out = transposed(data, weight, window.stride, window.dilate, pads, attrs.num_group, runs, ctx.plain)
     return out if bias is None else out + along(bias.astype(out.dtype), runs.index("C"), out.ndim)
 
@@ -227,7 +227,7 @@ def _fill(attrs: Attrs, ins: list, outs: list) -> list:
     taps = attrs.kernel[0] * attrs.kernel[1] * attrs.num_deformable_group
     weight = (attrs.num_filter, data[1] // attrs.num_group, *attrs.kernel)
     offset_and_mask = [(data[0], 2 * taps, *_outputs(attrs, data)), (data[0], taps, *_outputs(attrs, data))]
-    bias = [] if attrs.no_bias else [(attrs.num_filter,)]
+    bias = _bias(attrs)
     expected = [*offset_and_mask[: len(ins) - 2 - len(bias)], weight, *bias]
     return [data, *(fill_unknown(actual, shape) for actual, shape in zip(ins[1:], expected, strict=True))]
 

@@ -47,12 +47,7 @@ class Window(NamedTuple):
 
     def without(self, axis: int) -> Window:
         """Return the window with one spatial axis fewer: without `axis`."""
-        after = axis + 1
-        return Window(
-            self.stride[:axis] + self.stride[after:],
-            self.pads[:axis] + self.pads[after:],
-            self.dilate[:axis] + self.dilate[after:],
-        )
+        return Window._make(entries[:axis] + entries[axis + 1 :] for entries in self)
 
     def output(self, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
         """Return the spatial sizes of the output for data and kernel of these sizes."""

@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array, lax
 
 from jfit.ops.attributes import (
+    CAST_TO,
+    CAST_TO_NUMBERS,
     DTYPES,
     REQUIRED,
     choice,
@@ -25,32 +27,30 @@ from jfit.ops.attributes import (
 )
 from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, lost_rows, no_rows
-from jfit.ops.rules import dtype_attr_types, dtype_of, normalize_axis
+from jfit.ops.rules import dtype_attr_types, dtype_of, fixed_types, normalize_axis
 
-DTYPES_OUT = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
-RANGE_DTYPES = [name for name in DTYPES_OUT if name != "bool"]
 RECORD: dict[str, Any] = {"inputs": (), "types": dtype_attr_types, "rows": no_rows}
-SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*DTYPES_OUT, default="float32")}
+SHAPED = {"shape": shape(()), "ctx": text(""), "dtype": choice(*CAST_TO, default="float32")}
 
 RANGE = {
     "step": number(1.0),
     "repeat": integer(1),
     "infer_range": flag(False),
     "ctx": text(""),
-    "dtype": choice(*RANGE_DTYPES, default="float32"),
+    "dtype": choice(*CAST_TO_NUMBERS, default="float32"),
 }
 
 
-@operator("_zeros", attrs=SHAPED, **RECORD)
-def zeros(ctx, attrs):
-    """y = 0 everywhere."""
-    return jnp.zeros(attrs.shape, dtype_of(attrs.dtype))
+def _add_constant(name: str, value: int) -> None:
+    def fn(ctx: Any, attrs: Any) -> Array:
+        return jnp.full(attrs.shape, value, dtype_of(attrs.dtype))
+
+    fn.__doc__ = f"y = {value} everywhere."
+    operator(name, attrs=SHAPED, **RECORD)(fn)
 
 
-@operator("_ones", attrs=SHAPED, **RECORD)
-def ones(ctx, attrs):
-    """y = 1 everywhere."""
-    return jnp.ones(attrs.shape, dtype_of(attrs.dtype))
+_add_constant("_zeros", 0)
+_add_constant("_ones", 1)
 
 
 @operator("_full", attrs=SHAPED | {"value": number()}, **RECORD)
@@ -101,8 +101,7 @@ def _numbered(code: int) -> np.dtype:
 
 @operator(
     "_eye",
-    attrs=several(integer, N=REQUIRED, M=0, k=0)
-    | {"ctx": text(""), "dtype": choice(*(n for n in RANGE_DTYPES if n != "bfloat16"), default="float32")},
+    attrs=several(integer, N=REQUIRED, M=0, k=0) | {"ctx": text(""), "dtype": choice(*CAST_TO_NUMBERS[1:], default="float32")},
     **RECORD,
 )
 def eye(ctx, attrs):
@@ -152,14 +151,10 @@ def arange_like(ctx, attrs, data):
     return _stepped(attrs.start, attrs.step, numbers, data.dtype).reshape(size)
 
 
-def _long_types(attrs, ins):
-    return ins, [DTYPES["int64"]]
-
-
 @operator(
     "_contrib_index_array",
     attrs={"axes": maybe_shape(None)},
-    types=_long_types,
+    types=fixed_types("int64"),
     rows=lambda attrs, rows, shapes, outs: list(rows),
 )
 def index_array(ctx, attrs, data):
@@ -169,13 +164,13 @@ def index_array(ctx, attrs, data):
     return jnp.stack(places, -1) if places else jnp.zeros((*data.shape, 0), dtype_of("int64"))
 
 
-@operator("shape_array", aliases=("_npx_shape_array",), types=_long_types, rows=lost_rows)
+@operator("shape_array", aliases=("_npx_shape_array",), types=fixed_types("int64"), rows=lost_rows)
 def shape_array(ctx, attrs, data):
     """y = the shape of x; it includes the padding rows of the batch, which cannot be excluded."""
     return jnp.asarray(data.shape, dtype_of("int64"))
 
 
-@operator("size_array", types=_long_types, rows=lost_rows)
+@operator("size_array", types=fixed_types("int64"), rows=lost_rows)
 def size_array(ctx, attrs, data):
     """y = the number of entries of x; it includes the padding rows of the batch, which cannot be excluded."""
     return jnp.asarray([data.size], dtype_of("int64"))

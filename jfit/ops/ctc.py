@@ -11,9 +11,9 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, choice, flag, integer, several
 from jfit.ops.context import Ctx
 from jfit.ops.loss import head, need_entries
-from jfit.ops.registry import operator
+from jfit.ops.registry import MaybeShape, Shape, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, fill_unknown, label_types
+from jfit.ops.rules import accumulating, common_rows, fill_unknown, from_data, label_types
 
 NEVER = -1e30  # logarithm of probability 0: finite, because -inf - (-inf) is NaN
 TINY = 1e-37
@@ -63,11 +63,9 @@ def _names(attrs: Attrs) -> tuple[str, ...]:
     return ("data", "label", *(name for name, used in lengths if used))
 
 
-def _fill(attrs: Attrs, ins: list, outs: list) -> list:
-    data = ins[0]
-    if data is None:
-        return ins
-    return [data, fill_unknown(ins[1], (data[1], 0)), *(fill_unknown(i, (data[1],)) for i in ins[2:])]
+@from_data
+def _fill(attrs: Attrs, data: Shape, label: MaybeShape, *lengths: MaybeShape) -> list:
+    return [data, fill_unknown(label, (data[1], 0)), *(fill_unknown(each, (data[1],)) for each in lengths)]
 
 
 def _rows(attrs, rows, shapes, outs):

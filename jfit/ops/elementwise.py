@@ -15,15 +15,13 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
-from jfit.ops.attributes import DTYPES, choice, flag, integer, number
+from jfit.ops.attributes import CAST_TO, CAST_TO_NUMBERS, DTYPES, choice, flag, integer, number
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows
 from jfit.ops.rules import argument_names, dtype_attr_types, dtype_of, same_shape, unify
 
 # ----------------------------------------------------------------------------------------------------
 # Elementwise functions of one array.  Each row of the table is one operator, y = f(x).
-
-CAST_TO = ["bfloat16", "bool", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
 
 
 def sign(x: Array) -> Array:
@@ -177,21 +175,9 @@ def _cast(ctx, attrs, data):
     return data.astype(dtype_of(attrs.dtype))
 
 
-operator(
-    "Cast",
-    attrs={"dtype": choice(*CAST_TO)},
-    aliases=("cast", "_npx_cast"),
-    fill=same_shape,
-    types=dtype_attr_types,
-    layout="any",
-)(_cast)
-operator(
-    "amp_cast",
-    attrs={"dtype": choice(*(t for t in CAST_TO if t != "bool"))},
-    fill=same_shape,
-    types=dtype_attr_types,
-    layout="any",
-)(_cast)
+for cast_name, cast_aliases, kinds in (("Cast", ("cast", "_npx_cast"), CAST_TO), ("amp_cast", (), CAST_TO_NUMBERS)):
+    record: dict[str, Any] = {"fill": same_shape, "types": dtype_attr_types, "layout": "any"}
+    operator(cast_name, attrs={"dtype": choice(*kinds)}, aliases=cast_aliases, **record)(_cast)
 
 
 # ----------------------------------------------------------------------------------------------------

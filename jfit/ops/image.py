@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import DTYPES, REQUIRED, Attrs, flag, integer, number, numbers, several, shape
+from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, number, numbers, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.resize import resized
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import along
+from jfit.ops.rules import along, fixed_types
 
 # principal components of ImageNet's colours (columns), and the same scaled by their deviations (Krizhevsky et al., 2012)
 COMPONENTS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], np.float32)
@@ -72,7 +72,7 @@ def straight(data: Array, changed: Array) -> Array:
 
 
 # ------------------------------------------------------------------------------------------ operators
-@_operator("_image_to_tensor", types=lambda attrs, ins: (ins, [DTYPES["float32"]]))
+@_operator("_image_to_tensor", types=fixed_types("float32"))
 def to_tensor(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[c, h, w] = x[h, w, c] / 255 in float32."""
     return jnp.moveaxis(data, -1, -3).astype(jnp.float32) / 255

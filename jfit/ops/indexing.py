@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfit.ops.attributes import choice, flag, integer, maybe_integer, number, several, shape
+from jfit.ops.attributes import CAST_TO_NUMBERS, choice, flag, integer, maybe_integer, number, several, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, elementwise_rows, first_rows, lost_rows
 from jfit.ops.rules import (
@@ -19,15 +19,14 @@ from jfit.ops.rules import (
     dtype_attr_types,
     dtype_of,
     first_types,
+    insert_axis,
     last_axis,
     normalize_axis,
     same_shape,
     unify,
     unmixed,
 )
-from jfit.ops.slicing import slices
-
-DTYPES_OUT = ["bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8"]
+from jfit.ops.slicing import SLICE, slice_rows, slices
 
 
 def _within(ids: Array, size: int, mode: str) -> Array:
@@ -110,7 +109,7 @@ def pick(ctx, attrs, data, index):
     aliases=("_npx_one_hot",),
     attrs={"depth": integer()}
     | several(number, on_value=1.0, off_value=0.0)
-    | {"dtype": choice(*DTYPES_OUT, default="float32")},
+    | {"dtype": choice(*CAST_TO_NUMBERS, default="float32")},
     types=dtype_attr_types,
     rows=first_rows,
 )
@@ -214,16 +213,11 @@ def _gather_rows(attrs, rows, shapes, outs):
     """
     data, ids = rows
     indexed = shapes[1][0]  # number of axes of data that are indexed
-    moved = []
     if isinstance(data, RowLayout):
-        moved.append(LOST if data.axis < indexed else data._replace(axis=data.axis - indexed + len(shapes[1]) - 1))
-    elif data is LOST:
-        moved.append(LOST)
+        data = LOST if data.axis < indexed else data._replace(axis=data.axis - indexed + len(shapes[1]) - 1)
     if isinstance(ids, RowLayout):
-        moved.append(LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1))
-    elif ids is LOST:
-        moved.append(LOST)
-    return [common_rows(moved)]
+        ids = LOST if ids.axis == 0 else ids._replace(axis=ids.axis - 1)
+    return [common_rows([data, ids])]
 
 
 @operator("gather_nd", aliases=("_npx_gather_nd",), types=first_types, rows=_gather_rows)
@@ -286,11 +280,9 @@ def index_copy(ctx, attrs, old, index, new):
 
 
 def _batch_take_shapes(attrs, ins, outs):
-    return (
-        ins
-        if ins[0] is None
-        else [ins[0], unify([ins[0][:-1], ins[1], *outs], "each vector along the last axis of a needs one index")]
-    )
+    if ins[0] is None:
+        return ins
+    return [ins[0], unify([ins[0][:-1], ins[1], *outs], "each vector along the last axis of a needs one index")]
 
 
 @operator(
@@ -305,23 +297,7 @@ def batch_take(ctx, attrs, a, indices):
     return jnp.take_along_axis(a, ids, -1).reshape(indices.shape)
 
 
-def _slice_assign_rows(attrs, rows, shapes, outs):
-    """Return where the batch rows are in the output (`RowLayout`).
-
-    As in the inputs if the slice covers the whole axis of the rows, else LOST (they cannot be distinguished any more).
-    """
-    for r in rows:
-        if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
-            size = shapes[0][r.axis]
-            if slices(attrs)[r.axis].indices(size) != (0, size, 1):
-                return [LOST]
-    return [common_rows(rows)]
-
-
-SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
-
-
-@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=_slice_assign_rows)
+@operator("_slice_assign", attrs=SLICE, aliases=("_crop_assign",), types=first_types, rows=slice_rows)
 def slice_assign(ctx, attrs, lhs, rhs):
     """y = a copy of lhs with y[begin:end:step] = rhs."""
     return lhs.at[slices(attrs)].set(rhs.astype(lhs.dtype))
@@ -332,7 +308,7 @@ def slice_assign(ctx, attrs, lhs, rhs):
     attrs=SLICE | {"scalar": number(0.0)},
     aliases=("_crop_assign_scalar",),
     fill=same_shape,
-    rows=_slice_assign_rows,
+    rows=slice_rows,
 )
 def slice_assign_scalar(ctx, attrs, data):
     """y = a copy of x with y[begin:end:step] = scalar."""
@@ -343,12 +319,12 @@ def _strides(size: tuple[int, ...]) -> list[int]:
     return [math.prod(size[k + 1 :]) for k in range(len(size))]
 
 
-def _dropped(attrs, rows, shapes, outs):
-    r = rows[0]
-    return [r if not isinstance(r, RowLayout) else LOST if r.axis == 0 else r._replace(axis=r.axis - 1)]
-
-
-@operator("_ravel_multi_index", attrs={"shape": shape()}, aliases=("ravel_multi_index",), rows=_dropped)
+@operator(
+    "_ravel_multi_index",
+    attrs={"shape": shape()},
+    aliases=("ravel_multi_index",),
+    rows=lambda attrs, rows, shapes, outs: [drop_axes(rows[0], (0,))],
+)
 def ravel_multi_index(ctx, attrs, data):
     """y = Σₖ x[k] strides[k]: the flat index (C order) of multi-index x in an array of `shape`, as np.ravel_multi_index."""
     pairs = zip(data.astype(jnp.int32), _strides(attrs.shape), strict=True)
@@ -356,11 +332,12 @@ def ravel_multi_index(ctx, attrs, data):
     return (total.reshape((1,)) if total.ndim == 0 else total).astype(data.dtype)
 
 
-def _lifted(attrs, rows, shapes, outs):
-    return [r._replace(axis=r.axis + 1) if isinstance(r, RowLayout) else r for r in rows]
-
-
-@operator("_unravel_index", attrs={"shape": shape()}, aliases=("unravel_index",), rows=_lifted)
+@operator(
+    "_unravel_index",
+    attrs={"shape": shape()},
+    aliases=("unravel_index",),
+    rows=lambda attrs, rows, shapes, outs: [insert_axis(rows[0], 0)],
+)
 def unravel_index(ctx, attrs, data):
     """y[k] = index along axis k of the entry with flat index x (C order) in an array of `shape`, as np.unravel_index."""
     ids = data.astype(jnp.int32)

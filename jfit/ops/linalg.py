@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -96,6 +97,12 @@ def _transposed(matrix: Array, transpose: bool = True) -> Array:
     return jnp.swapaxes(matrix, -1, -2) if transpose else matrix
 
 
+def _operator(name: str, **record: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that registers `_linalg_<name>`, by default with one input A and `stack_rows`."""
+    fields: dict[str, Any] = {"inputs": ("A",), "aliases": (f"linalg_{name}",), "rows": stack_rows}
+    return operator(f"_linalg_{name}", **fields | record)
+
+
 GEMM_ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"alpha": number(1.0), "axis": integer(-2)}
 
 
@@ -129,32 +136,19 @@ def _gemm_shapes(attrs, ins, outs):
     return [*filled, unify([tuple(product), ins[2], *outs], "C is added to the product")]
 
 
-@operator(
-    "_linalg_gemm",
-    inputs=("A", "B", "C"),
-    attrs=GEMM_ATTRS | {"beta": number(1.0)},
-    aliases=("linalg_gemm",),
-    fill=_gemm_shapes,
-    rows=_gemm_rows,
-)
+@_operator("gemm", inputs=("A", "B", "C"), attrs=GEMM_ATTRS | {"beta": number(1.0)}, fill=_gemm_shapes, rows=_gemm_rows)
 def gemm(ctx, attrs, left, right, summand):
     """y = alpha op(A) op(B) + beta C; op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return (_product(attrs, left, right) + attrs.beta * wide(summand)).astype(left.dtype)
 
 
-@operator("_linalg_gemm2", inputs=("A", "B"), attrs=GEMM_ATTRS, aliases=("linalg_gemm2",), fill=_gemm_shapes, rows=_gemm_rows)
+@_operator("gemm2", inputs=("A", "B"), attrs=GEMM_ATTRS, fill=_gemm_shapes, rows=_gemm_rows)
 def gemm2(ctx, attrs, left, right):
     """y = alpha op(A) op(B); op transposes if transpose_a or transpose_b; matrix rows are on `axis`, columns last."""
     return _product(attrs, left, right).astype(left.dtype)
 
 
-@operator(
-    "_linalg_syrk",
-    inputs=("A",),
-    attrs={"transpose": flag(False), "alpha": number(1.0)},
-    aliases=("linalg_syrk",),
-    rows=stack_rows,
-)
+@_operator("syrk", attrs={"transpose": flag(False), "alpha": number(1.0)})
 def syrk(ctx, attrs, matrix):
     """y = alpha A Aᵀ, or alpha Aᵀ A with transpose."""
     a = _transposed(wide(matrix), attrs.transpose)
@@ -175,11 +169,10 @@ TRIANGULAR_RECORD: dict[str, Any] = {
     "inputs": ("A", "B"),
     "attrs": several(flag, transpose=False, rightside=False, lower=True) | {"alpha": number(1.0)},
     "fill": _triangular_shapes,
-    "rows": stack_rows,
 }
 
 
-@operator("_linalg_trmm", aliases=("linalg_trmm",), **TRIANGULAR_RECORD)
+@_operator("trmm", **TRIANGULAR_RECORD)
 def trmm(ctx, attrs, matrix, other):
     """y = alpha op(A) B, or alpha B op(A) with rightside; A is triangular: the entries of the other triangle are ignored."""
     half = (jnp.tril if attrs.lower else jnp.triu)(wide(matrix))
@@ -187,7 +180,7 @@ def trmm(ctx, attrs, matrix, other):
     return (attrs.alpha * (jnp.matmul(b, half) if attrs.rightside else jnp.matmul(half, b))).astype(other.dtype)
 
 
-@operator("_linalg_trsm", aliases=("linalg_trsm",), **TRIANGULAR_RECORD)
+@_operator("trsm", **TRIANGULAR_RECORD)
 def trsm(ctx, attrs, matrix, other):
     """Solve op(A) y = alpha B, or y op(A) = alpha B with rightside, for y; only one triangle of A (`lower`) is read."""
     y = lax.linalg.triangular_solve(
@@ -213,7 +206,6 @@ def khatri_rao(ctx, attrs, *args):
 # Decompositions and inverses of square matrices (the last two axes). A matrix that is singular or not positive definite results
 # in nan where MXNet raises an error: compiled code cannot raise.
 
-SQUARE = {"inputs": ("A",), "fill": same_shape, "rows": stack_rows}
 CLOSE = 1e-30  # smallest eigenvalue gap used as a divisor in the gradient of syevd
 
 
@@ -225,13 +217,13 @@ def _from_lower(matrix: Array) -> Array:
     return average + lax.stop_gradient(mirrored - average)
 
 
-@operator("_linalg_potrf", aliases=("linalg_potrf",), **SQUARE)
+@_operator("potrf", fill=same_shape)
 def potrf(ctx, attrs, matrix):
     """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
     return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
 
 
-@operator("_linalg_potri", aliases=("linalg_potri",), **SQUARE)
+@_operator("potri", fill=same_shape)
 def potri(ctx, attrs, matrix):
     """y = (A Aᵀ)⁻¹ for a lower triangular A: the inverse of the matrix whose Cholesky factor is A."""
     factor = wide(matrix)
@@ -240,7 +232,7 @@ def potri(ctx, attrs, matrix):
     return jnp.matmul(_transposed(inverse), inverse).astype(matrix.dtype)
 
 
-@operator("_linalg_inverse", aliases=("linalg_inverse",), **SQUARE)
+@_operator("inverse", fill=same_shape)
 def inverse(ctx, attrs, matrix):
     """y = A⁻¹, the inverse of each matrix."""
     return jnp.linalg.inv(wide(matrix)).astype(matrix.dtype)
@@ -268,28 +260,28 @@ def _matrix_shape(matrix: Array) -> tuple[int, ...]:
     return (1,) * (matrix.ndim - 2) + matrix.shape[-2:]
 
 
-@operator("_linalg_slogdet", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_slogdet",), rows=stack_rows)
+@_operator("slogdet", outputs=("output0", "output1"))
 def slogdet(ctx, attrs, matrix):
     """y₀ = sign of det A, y₁ = ln|det A|; for a singular matrix 0 and -inf, with gradient 0."""
     sign, size = _log_det(wide(matrix))
     return jnp.atleast_1d(sign).astype(matrix.dtype), jnp.atleast_1d(size).astype(matrix.dtype)
 
 
-@operator("_linalg_det", inputs=("A",), outputs=("output0",), aliases=("linalg_det",), rows=stack_rows)
+@_operator("det", outputs=("output0",))
 def det(ctx, attrs, matrix):
     """y = det A; the gradient of a singular matrix is 0, as in MXNet."""
     sign, size = _log_det(wide(matrix))
     return jnp.atleast_1d(sign * jnp.exp(size)).astype(matrix.dtype)
 
 
-@operator("_linalg_sumlogdiag", inputs=("A",), aliases=("linalg_sumlogdiag",), rows=stack_rows)
+@_operator("sumlogdiag")
 def sumlogdiag(ctx, attrs, matrix):
     """y = Σᵢ ln A[i, i] of each matrix."""
     need_square(matrix)
     return jnp.atleast_1d(jnp.sum(jnp.log(jnp.diagonal(wide(matrix), axis1=-2, axis2=-1)), -1)).astype(matrix.dtype)
 
 
-@operator("_linalg_gelqf", inputs=("A",), outputs=("output0", "output1"), aliases=("linalg_gelqf",), rows=stack_rows)
+@_operator("gelqf", outputs=("output0", "output1"))
 def gelqf(ctx, attrs, matrix):
     """LQ factorization A = L Q: y₀ = Q with orthonormal rows, y₁ = L lower triangular; A (m, n) must have m ≤ n."""
     columns, upper = jnp.linalg.qr(_transposed(wide(matrix)))
@@ -305,11 +297,6 @@ def _eigen(matrix: Array) -> tuple[Array, Array]:
     return jnp.where(largest < 0, -rows, rows), values
 
 
-def _eigen_forward(matrix):
-    out = _eigen(matrix)
-    return out, out
-
-
 def _eigen_backward(residuals, cotangents):
     rows, values = residuals
     d_rows, d_values = cotangents
@@ -321,10 +308,10 @@ def _eigen_backward(residuals, cotangents):
     return (jnp.matmul(_transposed(rows), jnp.matmul(inner, rows)),)
 
 
-_eigen.defvjp(_eigen_forward, _eigen_backward)
+_eigen.defvjp(lambda matrix: (out := _eigen(matrix), out), _eigen_backward)
 
 
-@operator("_linalg_syevd", inputs=("A",), outputs=("output0", "output1"), rows=stack_rows)
+@_operator("syevd", outputs=("output0", "output1"), aliases=())
 def syevd(ctx, attrs, matrix):
     """Eigenvectors y₀ = U (as rows) and eigenvalues y₁ = λ of a symmetric A = Uᵀ diag(λ) U; reads the lower triangle of A."""
     rows, values = _eigen(wide(matrix))
@@ -354,7 +341,7 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
     return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
 
 
-@operator("_linalg_extractdiag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_extractdiag",), rows=stack_rows)
+@_operator("extractdiag", attrs={"offset": integer(0)})
 def extractdiag(ctx, attrs, matrix):
     """y[i] = A[i, i + offset]: one diagonal of each matrix."""
     need_square(matrix)
@@ -362,9 +349,7 @@ def extractdiag(ctx, attrs, matrix):
     return matrix[..., row, column]
 
 
-@operator(
-    "_linalg_makediag", inputs=("A",), attrs={"offset": integer(0)}, aliases=("linalg_makediag",), rows=unmixed(last_axis)
-)
+@_operator("makediag", attrs={"offset": integer(0)}, rows=unmixed(last_axis))
 def makediag(ctx, attrs, vector):
     """y[i, i + offset] = A[i], all other entries 0."""
     size = vector.shape[-1] + abs(attrs.offset)
@@ -375,7 +360,7 @@ def makediag(ctx, attrs, vector):
 TRIANGLE = {"offset": integer(0), "lower": flag(True)}
 
 
-@operator("_linalg_extracttrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_extracttrian",), rows=stack_rows)
+@_operator("extracttrian", attrs=TRIANGLE)
 def extracttrian(ctx, attrs, matrix):
     """y = a triangle of each matrix as a vector: the lower one by rows (offset < 0), the upper one by columns (offset > 0)."""
     need_square(matrix)
@@ -383,7 +368,7 @@ def extracttrian(ctx, attrs, matrix):
     return matrix[..., row, column]
 
 
-@operator("_linalg_maketrian", inputs=("A",), attrs=TRIANGLE, aliases=("linalg_maketrian",), rows=unmixed(last_axis))
+@_operator("maketrian", attrs=TRIANGLE, rows=unmixed(last_axis))
 def maketrian(ctx, attrs, vector):
     """y = square matrices with the vectors in one triangle, 0 elsewhere; the inverse of extracttrian."""
     count = vector.shape[-1]

@@ -106,13 +106,9 @@ def _by_class(attrs: Attrs, out: Array) -> tuple[Array, int]:
     return (out.reshape(out.shape[0], size_of(out.shape[1:])), 1) if axis is None else (out, axis)
 
 
-def _is_soft(out: Array, label: Array) -> bool:
-    return label.shape == out.shape
-
-
 def _softmax_gradient(attrs: Attrs, out: Array, label: Array, weight: Array | None, cotangent: Array) -> Array:
     """Return (p - onehot(label)) * grad_scale / denominator, the gradient of MXNet 1.9.1's SoftmaxOutput."""
-    if _is_soft(out, label):
+    if label.shape == out.shape:  # probabilities
         grad = (out - label.astype(out.dtype)) * attrs.grad_scale
     else:
         grad = _hard_gradient(attrs, out, label, weight).reshape(out.shape)
@@ -164,11 +160,10 @@ _softmax_output = head(_probabilities, _softmax_gradient)
 def _softmax_loss(attrs: Attrs, output: Array, label: Array) -> tuple[Array, Array]:
     """Return (-log p[label], weight 1), each (rows,), float32 or wider; both are 0 for ignore_label if use_ignore."""
     wide = output.astype(accumulating(output.dtype))
-    if _is_soft(output, label):
-        prob, axis = _by_class(attrs, wide)
+    prob, axis = _by_class(attrs, wide)
+    if label.shape == output.shape:  # probabilities
         loss = -jnp.sum(label.astype(wide.dtype).reshape(prob.shape) * jnp.log(jnp.maximum(prob, TINY)), axis=axis)
         return _row_means(loss), jnp.ones(output.shape[:1], jnp.float32)
-    prob, axis = _by_class(attrs, wide)
     ids = label.astype(jnp.int32).reshape(prob.shape[:axis] + prob.shape[axis + 1 :])
     picked = jnp.take_along_axis(prob, jnp.expand_dims(jnp.clip(ids, 0, prob.shape[axis] - 1), axis), axis=axis)
     loss = -jnp.log(jnp.maximum(jnp.squeeze(picked, axis), TINY))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfit.ops.attributes import Attrs, flag, integer, number, numbers, several
-from jfit.ops.boxes import Corners, corners, gathered, matched, survivors
+from jfit.ops.boxes import Corners, corners, gathered, intersection, matched, survivors
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import no_rows
@@ -53,9 +53,7 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 # ------------------------------------------------------------------------------------------ MultiBoxTarget
 def _overlaps(one: Corners, two: Corners) -> Array:
     """Return the intersection over union, 0 where both boxes are empty; if right < left, areas are signed, as in MXNet."""
-    width = jnp.maximum(jnp.minimum(one.right, two.right) - jnp.maximum(one.left, two.left), 0)
-    height = jnp.maximum(jnp.minimum(one.bottom, two.bottom) - jnp.maximum(one.top, two.top), 0)
-    shared = width * height
+    shared = intersection(one, two)
     first, second = ((box.right - box.left) * (box.bottom - box.top) for box in (one, two))
     union = first + second - shared
     return jnp.where(union == 0, 0, shared / jnp.where(union == 0, 1, union))

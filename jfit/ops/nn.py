@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfit.ops.attributes import DTYPES, Attrs, choice, flag, integer, maybe_flag, number, several, shape
+from jfit.ops.attributes import CAST_TO_NUMBERS, DTYPES, Attrs, choice, flag, integer, maybe_flag, number, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.elementwise import tanh
 from jfit.ops.registry import Shape, operator
@@ -125,7 +125,6 @@ def _leaky_fill(attrs: Attrs, ins: list, outs: list) -> list:
     data, gamma = ins
     if data is None or gamma is not None:
         return ins
-    need_rank("LeakyReLU(act_type=prelu)", data, 2, "one slope per channel, axis 1")
     return [data, (data[1],)]
 
 
@@ -223,7 +222,7 @@ def _embedding_rows(attrs, rows, shapes, outs):
 EMBEDDING = {
     "input_dim": integer(),
     "output_dim": integer(),
-    "dtype": choice("bfloat16", "float16", "float32", "float64", "int32", "int64", "int8", "uint8", default="float32"),
+    "dtype": choice(*CAST_TO_NUMBERS, default="float32"),
 }
 
 

@@ -17,7 +17,17 @@ from jfit.ops.axis import device_axis
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, ShapeRule, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, along, axis_or_all, batch_rows, from_data, need_rank, normalize_axis, unmixed
+from jfit.ops.rules import (
+    accumulating,
+    along,
+    at_least_one,
+    axis_or_all,
+    batch_rows,
+    from_data,
+    need_rank,
+    normalize_axis,
+    unmixed,
+)
 
 
 # ------------------------------------------------------------------------------------------ BatchNorm
@@ -39,11 +49,6 @@ def _count(x: Array, mask: Array | None, axis: int, over: str | None) -> Any:
     return count if over is None else lax.psum(count, over)
 
 
-def _at_least_one(count: Any) -> Any:
-    """Return max(count, 1) as a divisor, so that a device whose rows are all padding does not divide by 0."""
-    return float(max(count, 1)) if isinstance(count, (int, float)) else jnp.maximum(count, 1)  # an int may not fit in int32
-
-
 def _masked(x: Array, mask: Array | None) -> Array:
     return x if mask is None else x * mask.astype(x.dtype)
 
@@ -60,7 +65,7 @@ def _normalize(axis: int, eps: float, over: str | None, x: Array, gamma: Array, 
 
 def _normalize_forward(axis, eps, over, x, gamma, beta, mask):
     wide = x.astype(accumulating(x.dtype))
-    count = _at_least_one(_count(wide, mask, axis, over))
+    count = at_least_one(_count(wide, mask, axis, over))
     mean = _total(_masked(wide, mask), axis, over) / count
     # Two passes: E[x²] - E[x]² loses all significant digits if the mean is large.
     var = _total(_masked(jnp.square(wide - mean), mask), axis, over) / count
@@ -73,7 +78,7 @@ def _normalize_backward(axis, eps, over, residuals, cotangents):
     x, gamma, mask, mean, inverse = residuals
     wide = x.astype(accumulating(x.dtype))
     grad = cotangents[0].astype(wide.dtype)
-    count = _at_least_one(_count(wide, mask, axis, over))
+    count = at_least_one(_count(wide, mask, axis, over))  # 1 on a device whose rows are all padding
     unit = (wide - mean) * inverse
     d_beta, d_gamma = _total(grad, axis, None), _total(grad * unit, axis, None)
     # The statistics depend on the rows of every device, so their part of the gradient of x needs the sums over all devices.

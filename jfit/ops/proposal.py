@@ -13,9 +13,9 @@ from jax import Array, lax
 from jfit.ops.attributes import Attrs, flag, integer, number, numbers
 from jfit.ops.boxes import Corners, corners, gathered, survivors
 from jfit.ops.context import Ctx
-from jfit.ops.registry import operator
+from jfit.ops.registry import MaybeShape, Shape, operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows, fill_unknown
+from jfit.ops.rules import accumulating, common_rows, fill_unknown, from_data
 
 
 def base_anchors(stride: int, scales: tuple[float, ...], ratios: tuple[float, ...]) -> np.ndarray:
@@ -128,12 +128,9 @@ def _proposals(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) 
     return rois, jnp.take_along_axis(score, chosen, axis=1).reshape(-1, 1)
 
 
-def _fill(attrs: Attrs, ins: list, outs: list) -> list:
-    scores = ins[0]
-    if scores is None:
-        return ins
-    expected = [(scores[0], 2 * scores[1], *scores[2:]), (scores[0], 3)]
-    return [scores, *(fill_unknown(known, shape) for known, shape in zip(ins[1:], expected, strict=True))]
+@from_data
+def _fill(attrs: Attrs, scores: Shape, boxes: MaybeShape, images: MaybeShape) -> list:
+    return [scores, fill_unknown(boxes, (scores[0], 2 * scores[1], *scores[2:])), fill_unknown(images, (scores[0], 3))]
 
 
 def _rows(attrs: Attrs, rows: Any, shapes: Any, outs: Any) -> list:
@@ -168,13 +165,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-def _run(attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
-    values = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, bbox_pred, im_info))
-    rois, score = _proposals(attrs, *values)
-    return rois.astype(dtype), score.astype(dtype)
-
-
+@operator("_contrib_Proposal", **RECORD)  # which in MXNet takes one image only
 @operator("_contrib_MultiProposal", **RECORD)
 def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
     """y = (image, left, top, right, bottom) of the best anchors adjusted by bbox_pred, after suppression; gradient 0.
@@ -182,12 +173,7 @@ def multi_proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im
     Non-maximum suppression removes boxes whose IoU with a better one exceeds threshold. The second output holds the scores;
     it is visible if output_score. im_info is (height, width, scale) of each image.
     """
-    return _run(attrs, cls_prob, bbox_pred, im_info)
-
-
-@operator("_contrib_Proposal", **RECORD)
-def proposal(ctx: Ctx, attrs: Attrs, cls_prob: Array, bbox_pred: Array, im_info: Array) -> tuple[Array, Array]:
-    """y = MultiProposal(x) for a batch of one image: (0, left, top, right, bottom) of the best boxes; gradient 0."""
-    if cls_prob.shape[0] != 1:
-        raise ValueError("the batch has several images, expected one; use MultiProposal")
-    return _run(attrs, cls_prob, bbox_pred, im_info)
+    dtype, wide = cls_prob.dtype, accumulating(cls_prob.dtype)
+    values = (lax.stop_gradient(x).astype(wide) for x in (cls_prob, bbox_pred, im_info))
+    rois, score = _proposals(attrs, *values)
+    return rois.astype(dtype), score.astype(dtype)

@@ -29,7 +29,7 @@ from jfit.ops.attributes import (
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, last_axis, size_of, unify, unmixed
+from jfit.ops.rules import accumulating, common_rows, dtype_of, fixed_types, last_axis, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -275,7 +275,7 @@ def multinomial(ctx: Ctx, attrs: Attrs, data: Array) -> Array | tuple[Array, Arr
     "_sample_unique_zipfian",
     attrs={"range_max": integer(), "shape": maybe_shape()},
     outputs=("output0", "output1"),
-    types=lambda attrs, ins: (ins, [DTYPES["int64"]] * 2),
+    types=fixed_types("int64", "int64"),
     rows=no_rows,
     needs_rng=True,
 )

@@ -15,7 +15,7 @@ from jfit.ops.attributes import DTYPES, flag, integer, maybe_choice, maybe_integ
 from jfit.ops.elementwise import magnitude
 from jfit.ops.registry import operator
 from jfit.ops.rows import lost_rows
-from jfit.ops.rules import accumulating, axis_or_all, cast_types, dtype_of, normalize_axis, reduced, unify, unmixed
+from jfit.ops.rules import accumulating, axis_or_all, cast_types, dtype_of, fixed_types, normalize_axis, reduced, unify, unmixed
 
 REDUCE_ATTRS = {"axis": maybe_shape(None), "keepdims": flag(False), "exclude": flag(False)}
 
@@ -178,14 +178,10 @@ def cumsum(ctx, attrs, a):
     return jnp.cumsum(data.astype(accumulating(dtype)), axis, dtype=accumulating(dtype)).astype(dtype)
 
 
-def _float_types(attrs, ins):
-    return ins, [np.dtype(np.float32)]
-
-
 SEVERAL: dict[str, Any] = {
     "inputs": lambda attrs: tuple(f"array_{i}" for i in range(attrs.num_arrays)),
     "variadic": "num_arrays",
-    "types": _float_types,
+    "types": fixed_types("float32"),
     "rows": lost_rows,
 }
 
@@ -201,7 +197,7 @@ def _finite(arrays: Any) -> Any:
     return jnp.all(jnp.stack(finite)).astype(jnp.float32).reshape((1,))
 
 
-@operator("all_finite", attrs={"init_output": flag(True)}, types=_float_types, rows=lost_rows)
+@operator("all_finite", attrs={"init_output": flag(True)}, types=fixed_types("float32"), rows=lost_rows)
 def all_finite(ctx, attrs, data):
     """y = 1 if every entry of x is finite, else 0; shape (1,)."""
     return _finite([data])
@@ -253,7 +249,7 @@ def histogram(ctx, attrs, data, bins=None):
 @operator(
     "_contrib_getnnz",
     attrs={"axis": maybe_integer(None)},
-    types=lambda attrs, ins: (ins, [DTYPES["int64"]]),
+    types=fixed_types("int64"),
     rows=reduced(axis_or_all),
 )
 def getnnz(ctx, attrs, data):

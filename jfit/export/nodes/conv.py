@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts
+from jfit.export.nodes.core import At, Entry, Graph, Unsupported, converts, fixed
 from jfit.ops import Attrs
+from jfit.ops.conv import deconv_pads, window_of
 from jfit.ops.pooling import window_counts, windows_of
 from jfit.ops.resize import averages, linear_weights
 
@@ -40,19 +41,19 @@ def _parameters(graph: Graph, node: At, weight: str, bias: str) -> tuple[str, st
 
 def _window(attrs: Attrs) -> dict[str, Any]:
     """Return the ONNX attributes of a convolution but for the padding."""
-    ones = (1,) * len(attrs.kernel)
-    window = {"kernel_shape": attrs.kernel, "strides": attrs.stride or ones, "dilations": attrs.dilate or ones}
-    return {name: list(sizes) for name, sizes in window.items()} | {"group": attrs.num_group}
+    window = window_of(attrs)
+    each = {"kernel_shape": attrs.kernel, "strides": window.stride, "dilations": window.dilate}
+    return {name: list(sizes) for name, sizes in each.items()} | {"group": attrs.num_group}
 
 
 @converts("Convolution", "Convolution_v1")
 def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
     """Convert to ONNX Conv; the weight has the layout of the data."""
-    attrs, dims = node.attrs, len(node.attrs.kernel)
     parameters = _parameters(graph, node, weight, bias)
 
     def call(data: str, sizes: list[int]) -> str:
-        return graph.add("Conv", data, *parameters, **_window(attrs), pads=list(attrs.pad or (0,) * dims) * 2)
+        pads = [pad for pad, _ in window_of(node.attrs).pads]
+        return graph.add("Conv", data, *parameters, **_window(node.attrs), pads=pads * 2)
 
     return _in_channels_first(graph, node, data, call)
 
@@ -60,22 +61,15 @@ def convolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") 
 @converts("Deconvolution")
 def deconvolution(graph: Graph, node: At, data: str, weight: str, bias: str = "") -> str:
     """Convert to ONNX ConvTranspose; target_shape overrides pad and adj."""
-    attrs, dims = node.attrs, len(node.attrs.kernel)
-    window = _window(attrs)
     parameters = _parameters(graph, node, weight, bias)
 
     def call(data: str, sizes: list[int]) -> str:
-        pads, adj = list(attrs.pad or (0,) * dims), list(attrs.adj or (0,) * dims)
-        if any(attrs.target_shape):
-            each = zip(sizes, window["strides"], window["dilations"], attrs.kernel, strict=True)
-            wide = [s * (n - 1) + d * (k - 1) + 1 for n, s, d, k in each]
-            over = [w - t for w, t in zip(wide, attrs.target_shape, strict=True)]
-            pads, adj = [(o + 1) // 2 for o in over], [o % 2 for o in over]
+        pairs = deconv_pads(node.attrs, tuple(sizes))
         # adj adds rows at the end and the end padding removes them: ONNX gets only the difference
-        ends = [max(p - a, 0) for p, a in zip(pads, adj, strict=True)]
-        extra = [max(a - p, 0) for p, a in zip(pads, adj, strict=True)]
-        padding = {"pads": [*pads, *ends], "output_padding": extra if any(extra) else None}
-        return graph.add("ConvTranspose", data, *parameters, **window, **padding)
+        pads = [pad for pad, _ in pairs] + [max(pad - adj, 0) for pad, adj in pairs]
+        extra = [max(adj - pad, 0) for pad, adj in pairs]
+        padding = {"pads": pads, "output_padding": extra if any(extra) else None}
+        return graph.add("ConvTranspose", data, *parameters, **_window(node.attrs), **padding)
 
     return _in_channels_first(graph, node, data, call)
 
@@ -170,9 +164,7 @@ def _matrices(graph: Graph, node: At, data: str, rows: np.ndarray, columns: np.n
 
 
 def _sizes(entry: Entry) -> list[int]:
-    if not all(isinstance(d, int) for d in entry.shape[2:]):
-        raise Unsupported("it requires fixed image sizes; export with batch=None")
-    return [int(d) for d in entry.shape[2:] if isinstance(d, int)]
+    return [fixed(d) for d in entry.shape[2:]]
 
 
 @converts("_contrib_AdaptiveAvgPooling2D")

@@ -108,12 +108,8 @@ CONVERTERS.update({
 })  # fmt: skip
 
 
-def _rounding(build: Callable[..., str]) -> Callable[..., str]:
-    return lambda graph, node, data: build(graph, node, data) if _is_float(node) else data
-
-
-for ours, build in ROUNDING.items():
-    converts(ours)(_rounding(build))
+for ours, build in ROUNDING.items():  # which do not change integers
+    CONVERTERS[ours] = lambda g, n, x, build=build: build(g, n, x) if _is_float(n) else x
 
 
 @converts("_contrib_quadratic")

@@ -66,8 +66,7 @@ def _arg(kind: str) -> Callable[..., str]:
     return convert
 
 
-converts("argmax")(_arg("ArgMax"))
-converts("argmin")(_arg("ArgMin"))
+CONVERTERS |= {"argmax": _arg("ArgMax"), "argmin": _arg("ArgMin")}
 
 
 def centred(graph: Graph, data: str, axes: Sequence[int]) -> tuple[str, str, str]:
@@ -118,9 +117,7 @@ def _softmax(kind: str, sign: int = 1) -> Callable[..., str]:
     return convert
 
 
-converts("softmax")(_softmax("Softmax"))
-converts("log_softmax")(_softmax("LogSoftmax"))
-converts("softmin")(_softmax("Softmax", sign=-1))
+CONVERTERS |= {"softmax": _softmax("Softmax"), "log_softmax": _softmax("LogSoftmax"), "softmin": _softmax("Softmax", sign=-1)}
 
 
 def over_rest(graph: Graph, data: str, shape: Dims) -> str:

@@ -23,10 +23,8 @@ def _gates(attrs: Any, matrix: Any) -> np.ndarray:
 def _check(node: At) -> np.ndarray:
     """Return the constant flat weight vector; raise Unsupported for attributes without an ONNX form."""
     attrs, parameters = node.attrs, node.constant(1)
-    if attrs.projection_size:
-        raise Unsupported("projection_size has no ONNX form")
-    if attrs.lstm_state_clip_min is not None or attrs.lstm_state_clip_max is not None:
-        raise Unsupported("clipping the LSTM's state has no ONNX form (ONNX clips the gates instead)")
+    if attrs.projection_size or attrs.lstm_state_clip_min is not None or attrs.lstm_state_clip_max is not None:
+        raise Unsupported("a projection, or clipping the LSTM's state (ONNX clips the gates instead), has no ONNX form")
     if parameters is None:
         raise Unsupported("its weights depend on the inputs, but must depend on parameters only")
     return parameters

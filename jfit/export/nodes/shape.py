@@ -6,11 +6,14 @@ import numpy as np
 
 from jfit.export.nodes.core import CONVERTERS, FARTHEST, At, Graph, Unsupported, converts, fixed
 from jfit.ops import Ctx, lookup
+from jfit.ops.shape import swapped, transposed
 
 # ------------------------------------------------------------------------------------------ one ONNX node each
 CONVERTERS.update({
     **dict.fromkeys(("Reshape", "reshape_like", "squeeze"), lambda g, n, x, like="": g.reshape(x, n.outs[0].shape)),
     "Flatten": lambda g, n, x: g.add("Flatten", x, axis=1),
+    "transpose": lambda g, n, x: g.transpose(x, transposed(n.attrs, n.ndim)),
+    "SwapAxis": lambda g, n, x: g.transpose(x, swapped(n.attrs, n.ndim)),
     "expand_dims": lambda g, n, x: g.unsqueeze(x, [n.axis(n.attrs.axis, extra=1)]),
     **dict.fromkeys(
         ("broadcast_to", "broadcast_axis", "broadcast_like"),
@@ -27,21 +30,6 @@ CONVERTERS.update({
 
 
 # ------------------------------------------------------------------------------------------ reshaping
-@converts("transpose")
-def transpose(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Transpose; without `axes`, the order of the axes is reversed."""
-    order = [node.axis(a) for a in node.attrs.axes] or list(reversed(range(node.ndim)))
-    return graph.transpose(data, order)
-
-
-@converts("SwapAxis")
-def swap_axis(graph: Graph, node: At, data: str) -> str:
-    """Convert to ONNX Transpose of two axes."""
-    order, a, b = list(range(node.ndim)), node.axis(node.attrs.dim1), node.axis(node.attrs.dim2)
-    order[a], order[b] = b, a
-    return graph.transpose(data, order)
-
-
 @converts("tile")
 def tile(graph: Graph, node: At, data: str) -> str:
     """Convert to ONNX Tile; the shorter one of shape and reps is extended by leading ones."""
