@@ -14,7 +14,7 @@ import numpy as np
 
 from jfit.checks import integer, positive_integer, shown
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
+from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, split_named
 from jfit.data.columns import Columns, column_names, is_frame, label_without_columns, select
 from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
@@ -190,12 +190,7 @@ def _arrays(
     whole = names.structure is not None and not names.require_labels and is_argument(names.structure, data)
     if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")) or whole:
         data = (data,)
-    if len(data) not in (1, 2, 3):
-        raise ValueError(
-            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
-        )
-    x, y, weight = (*data, None, None)[:3]
-    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
+    return (*split_named(data, names, "data"), None)
 
 
 def _shared_weight(batch: Batch) -> Any | None:

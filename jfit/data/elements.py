@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.batch import Batch, Names, check_batch, is_array, quoted, rows, to_named
+from jfit.data.batch import Batch, Names, check_batch, is_array, rows, split_named, to_named
 from jfit.data.trees import split_weight
 
 
@@ -76,12 +76,7 @@ def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
     flat = len(names.inputs) > 1 and all(is_array(p) for p in parts)
     if flat and len(parts) in (len(names.all), len(names.inputs)):
         return dict(zip(names.all, parts, strict=False)), None
-    if len(parts) not in (1, 2, 3):
-        raise ValueError(
-            f"a batch is a {type(element).__name__} of length {len(parts)}, expected x, (x, y), (x, y, weight) or a dict."
-        )
-    x, y, weight = (*parts, None, None)[:3]
-    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
+    return split_named(parts, names, "a batch")
 
 
 def _is_mxnet_batch(element: Any) -> bool:
@@ -94,8 +89,6 @@ def _mxnet_arrays(element: Any, described: Any, names: Names) -> dict[str, Any]:
         arrays = getattr(element, side, None) or []
         descs = getattr(element, "provide_" + side, None) or getattr(described, "provide_" + side, None)
         keys = [d[0] for d in descs] if descs else fallback
-        if len(keys) != len(arrays):
-            raise ValueError(f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; expected one for each.")
         named.update(zip(keys, arrays, strict=True))
     return named
 

@@ -16,7 +16,6 @@ Load = TypeVar("Load", bound=Callable[..., None])
 
 _ARRAY, _BYTES = "__array__", "__bytes__"
 MAX_LEVELS = 150  # maximum nesting of a state; `jfit.formats.manifest` allows some more, for what is around it
-_DEEP = f"lists and dicts are nested more than {MAX_LEVELS} levels deep."
 
 
 class Exhausted(ValueError):
@@ -89,7 +88,7 @@ def encode(state: Any) -> Any:
 
 def _encoded(state: Any, level: int) -> Any:
     if level > MAX_LEVELS:
-        raise TypeError(_DEEP)
+        raise TypeError(f"lists and dicts are nested more than {MAX_LEVELS} levels deep.")
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     if isinstance(state, np.generic):
@@ -116,10 +115,8 @@ def decode(value: Any) -> Any:
     """
     try:
         return _decoded(value)
-    except RecursionError:
-        raise ValueError(f"a saved position is damaged: {_DEEP}") from None
-    except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"a saved position is damaged: an array or bytes value cannot be decoded ({error}).") from error
+    except (KeyError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"a saved position is damaged: it cannot be decoded ({error}).") from error
 
 
 def _decoded(value: Any) -> Any:
@@ -136,10 +133,8 @@ def _decoded(value: Any) -> Any:
 def _array(value: Mapping[str, Any]) -> np.ndarray:
     dtype, shape = np.dtype(value[_ARRAY]), tuple(int(size) for size in value["shape"])
     size = math.prod(shape) * dtype.itemsize
-    if dtype.kind not in "biuf" or min(shape, default=0) < 0:
-        raise ValueError(f"dtype {dtype}, shape {shape}")
     # Bound the output by the size in `shape`: a small damaged text could decompress to any size.
-    data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
-    if len(data) != size:
+    data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), max(size, 0) + 1)
+    if dtype.kind not in "biuf" or min(shape, default=0) < 0 or len(data) != size:
         raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -126,9 +126,7 @@ class _Channel:
                 self.changed.notify_all()
                 return self.items.popleft()
             error, self.error = self.error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+        raise StopIteration if error is None else error
 
     def _wait(self, patience: Callable[[int, float], None] | None, number: int) -> None:
         started = time.monotonic()
@@ -214,14 +212,10 @@ class Prefetch(Iterator[Any]):
             item = self._channel.get(self._patience, self._count)
             self._count += 1
             return item
-        except KeyboardInterrupt:
-            raise  # the caller may catch it and continue: no item is lost
-        except DataTimeout:
-            self._channel.gave_up = True
-            self.close()
-            raise
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):  # after which the caller may continue: no item is lost
+                self._channel.gave_up = isinstance(error, DataTimeout)
+                self.close()
             raise
 
     def close(self) -> None:

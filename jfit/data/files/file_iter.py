@@ -27,11 +27,9 @@ class Positioned(WholeBatches):
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
 
-    def _read(self) -> DataBatch | None:
-        raise NotImplementedError
+    def _read(self) -> DataBatch | None: ...
 
-    def _begin(self) -> None:
-        raise NotImplementedError
+    def _begin(self) -> None: ...
 
     def reset(self) -> None:
         """Start the next epoch."""
@@ -90,13 +88,10 @@ class FileIter(Positioned):
         super().__init__(batch_size, provide_data, provide_label)
         self.round_batch, self._readers = round_batch, list(readers)
         self._begin()
-        if self._take(1) is None:  # report an unreadable file now, not in the first epoch
-            raise ValueError(f"{self._name}: the file (or its part) has no rows, expected at least one.")
+        self._take(1)  # report an unreadable file now, not in the first epoch
         self._begin()
 
-    def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """Convert the columns of a batch that the readers returned to (data arrays, label arrays); subclasses override it."""
-        raise NotImplementedError
+    def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]: ...
 
     @property
     def _name(self) -> str:

@@ -109,8 +109,6 @@ class ImageRecords(WholeBatches):
         part_index, num_parts = part_index or 0, 1 if num_parts is None else num_parts
         self.rows = _part(len(offsets), part_index, num_parts)  # row indices of this part
         self._offsets = offsets
-        if not len(self.rows):
-            raise ValueError(f"{path}: part {part_index} of {num_parts} of {len(offsets)} records is empty; use fewer parts.")
         self.epoch, self.position = 0, 0  # of the next batch
         self._decoder: RowDecoder | None = None
         self._pool: Pool | None = None
@@ -166,9 +164,9 @@ class ImageRecords(WholeBatches):
         Raises:
             ValueError: the state was saved with a different number of rows or batch size.
         """
-        for name, expected in (("rows", len(self.rows)), ("batch_size", self.batch_size)):
-            if int(state[name]) != expected:
-                raise ValueError(f"the saved position is of images with {name}={int(state[name])}, these have {expected}.")
+        saved, found = ({name: of[name] for name in ("rows", "batch_size")} for of in (state, self.state_dict()))
+        if saved != found:
+            raise ValueError(f"the saved position is of images with {saved}, these have {found}.")
         self.seek_batch(int(state["epoch"]), int(state["position"]))
 
     def seek_batch(self, epoch: int, batch: int) -> None:
@@ -227,10 +225,9 @@ class ImageRecords(WholeBatches):
                 self._pool.submit(self._tasks(self._numbers(*self._submit_at)[0]), self._submit_at[0])
                 self._submit_at = self._after(*self._submit_at, 1)
             return self._pool.take()
-        except FormatError:
-            raise  # one record is damaged: later batches can still be read
-        except BaseException:
-            self.close()  # a worker died, or Ctrl-C left answers unread
+        except BaseException as error:
+            if not isinstance(error, FormatError):  # one damaged record: later batches can still be read
+                self.close()  # a worker died, or Ctrl-C left answers unread
             raise
 
     def _after(self, epoch: int, position: int, batches: int) -> tuple[int, int]:
