@@ -6,8 +6,7 @@ Objects of torch, grain, tf.data, pandas and MXNet are recognized by their metho
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,10 +78,10 @@ def as_data(
     """
     positive_integer(batch_size=batch_size, most=MOST_ROWS)
     integer(seed=seed)
-    if data is None or isinstance(data, (str, bytes, int, float, os.PathLike, AbstractSet, AsyncIterable)):
-        found = f"data is {shown(data)} ({type(data).__name__})"
+    if data is None or isinstance(data, (str, bytes, int, float, os.PathLike)):
         raise TypeError(
-            f"{found}, expected (x, y), a dict of arrays by input name, an array, or an iterable of batches{_remedy(data)}."
+            f"data is {shown(data)} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, or an "
+            "iterable of batches; read a file first, as in np.load(path) or pandas.read_csv(path)."
         )
     if isinstance(data, (ArrayData, StreamData)):
         explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__
@@ -123,15 +122,6 @@ def as_data(
     if columns is not None and len(names.inputs) == 1 and is_frame(data):
         converted.private.add(names.inputs[0])  # `select` copied its columns
     return converted
-
-
-def _remedy(data: Any) -> str:
-    """The end of the error message for data of a type that is not supported."""
-    if isinstance(data, (str, os.PathLike)):
-        return "; read the file first, as in np.load(path) or pandas.read_csv(path)"
-    if isinstance(data, AbstractSet):
-        return "; a set has no order, pass a list"
-    return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
 
 
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:

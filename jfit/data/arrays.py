@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.checks import positive_integer
 from jfit.data.batch import Batch, check_weights, equal_rows
 from jfit.data.valid import unmasked
 
@@ -245,7 +244,6 @@ class ArrayData:
 
     def num_batches(self, batch_size: int) -> int:
         """Number of batches per epoch, a short last batch included."""
-        positive_integer(batch_size=batch_size)
         count = -(-self.num_rows // batch_size)
         if self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(

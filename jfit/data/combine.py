@@ -8,7 +8,6 @@ from typing import Any
 
 from jfit.checks import positive_integer
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import checks_position
 
 
 class ResizeIter(WholeBatches):
@@ -64,7 +63,6 @@ class ResizeIter(WholeBatches):
         """Position: number of batches read in this epoch, and the state of the inner iterator."""
         return {"cur": self.cur, "inner": self.data_iter.state_dict()}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same data."""
         self.data_iter.load_state_dict(state["inner"])
@@ -160,7 +158,6 @@ class PrefetchingIter(WholeBatches):
         """Return the positions of the iterators after the last batch returned (batches read ahead are not included)."""
         return {"iters": self._positions or [it.state_dict() for it in self.iters]}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of iterators over the same data."""
         wait(self._ahead)

@@ -51,11 +51,6 @@ def to_batch(
     arrays, weight = split_weight(names.structure, arrays, weight)
     arrays, metric_weight = split_weight(names.structure, arrays, metric_weight)
     inputs = {n: _device_or_host(v, n) for n, v in names.check(arrays).items()}
-    for name, value in inputs.items():
-        if np.ndim(value) == 0:
-            raise ValueError(
-                f"input {name!r} of a batch is {value}: the data seems to yield single rows; pass jfit.data.Rows(data)"
-            )
     batch = Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight"))
     try:
         check_batch(batch, names.axes, where)

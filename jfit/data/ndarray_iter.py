@@ -17,7 +17,6 @@ from jfit.checks import one_of, positive_integer
 from jfit.data.arrays import to_array
 from jfit.data.batch import equal_rows
 from jfit.data.csr import as_csr, take_rows
-from jfit.data.positions import checks_position
 
 HANDLES = ("pad", "discard", "roll_over")
 
@@ -315,7 +314,6 @@ class NDArrayIter(DataIter):
         rng = None if self._rng is None else self._rng.bit_generator.state
         return {"position": self._position, "order": self._order, "mix": self._mix, "carry": self._carry, "rng": rng}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same data.
 

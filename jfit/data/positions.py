@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import functools
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-
-Load = TypeVar("Load", bound=Callable[..., None])
 
 _ARRAY, _BYTES = "__array__", "__bytes__"
 MAX_LEVELS = 150  # maximum nesting of a state; `jfit.formats.manifest` allows some more, for what is around it
@@ -39,38 +36,12 @@ class Exhausted(ValueError):
         )
 
 
-def checks_position(load: Load) -> Load:
-    """Decorate the method `load_state_dict(self, state)` of an iterator: a damaged state raises a ValueError that says so.
-
-    Example:
-        >>> class Rows:
-        ...     @checks_position
-        ...     def load_state_dict(self, state):
-        ...         self.batch = int(state["batch"])
-        >>> Rows().load_state_dict({"bacth": 4})
-        Traceback (most recent call last):
-            ...
-        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch')
-    """
-
-    @functools.wraps(load)
-    def checked(self: Any, state: Any) -> None:
-        try:
-            load(self, state)
-        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            kind = type(error).__name__
-            raise ValueError(
-                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({kind}: {error})"
-            ) from error
-
-    return checked  # type: ignore[return-value]
-
-
-def encode(state: Any) -> Any:
+def encode(state: Any, level: int = 0) -> Any:
     """Convert nested dicts, lists, numbers, strings, bytes, arrays and torch tensors to values that `json.dumps` accepts.
 
     Args:
         state: result of a `state_dict()`; keys must be strings, tuples become lists.
+        level: number of lists and dicts around the state.
 
     Returns:
         The same structure, arrays as {"__array__": dtype, "shape": [...], "data": base64 of zlib}, bytes as
@@ -83,10 +54,6 @@ def encode(state: Any) -> Any:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
         {'order': array([2, 0, 1]), 'batch': 4}
     """
-    return _encoded(state, 0)
-
-
-def _encoded(state: Any, level: int) -> Any:
     if level > MAX_LEVELS:
         raise TypeError(f"lists and dicts are nested more than {MAX_LEVELS} levels deep.")
     if state is None or isinstance(state, (bool, int, float, str)):
@@ -101,9 +68,9 @@ def _encoded(state: Any, level: int) -> Any:
         packed = base64.b64encode(zlib.compress(np.ascontiguousarray(state).tobytes(), 1)).decode("ascii")
         return {_ARRAY: state.dtype.str, "shape": list(state.shape), "data": packed}
     if isinstance(state, Mapping) and all(isinstance(key, str) for key in state):
-        return {key: _encoded(value, level + 1) for key, value in state.items()}
+        return {key: encode(value, level + 1) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return [_encoded(value, level + 1) for value in state]
+        return [encode(value, level + 1) for value in state]
     raise TypeError(f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store.")
 
 

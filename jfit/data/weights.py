@@ -86,13 +86,9 @@ class ClassWeights:
             factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
         elif np.isnan(factor).any():
             row = int(np.argmax(np.isnan(factor)))
-            raise ValueError(f"{where}{self._problem(labels, row, classes[row], bool(whole[row]))}")
+            known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
+            raise ValueError(
+                f"{where}label {self.label!r}: row {row} is {labels[row]}, expected one of the classes of class_weight, "
+                f"{known} (or one-hot rows); add the weight of this class, or {_OTHERWISE}"
+            )
         return factor if weight is None else factor * lib.asarray(weight, np.float32)
-
-    def _problem(self, labels: np.ndarray, row: int, label: int, is_class: bool) -> str:
-        place = f"label {self.label!r}: row {row}"
-        if not is_class:
-            kind = "is not one-hot" if labels[row].size > 1 else "is not a class index"
-            return f"{place} is {labels[row]}, which {kind}, so class_weight does not apply; {_OTHERWISE}"
-        known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
-        return f"{place} has class {label}, which class_weight does not have (it has {known}); add {label}: 1.0"

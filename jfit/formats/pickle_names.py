@@ -86,34 +86,30 @@ class PickleNames:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
         self.machine = Machine(b"", path, self.resolve)  # replaced by the machine that reads the file
-        array = Name("NDArray", lambda *_: NDArrayPlaceholder(self))
-        self.table: dict[str, Name] = dict.fromkeys(_ARRAYS, array)
+        functions: dict[str, Callable[..., Any] | None] = {
+            **dict.fromkeys(_ARRAYS, lambda *_: NDArrayPlaceholder(self)),
+            **dict.fromkeys((f"numpy.{name}" for name in ("ndarray", *_SCALARS)), None),
+            "numpy.dtype": self._dtype,
+            "collections.OrderedDict": self._dict,
+            "_codecs.encode": self._bytes,
+        }
         for module in ("builtins", "__builtin__"):
             # A bytearray becomes bytes: no copy is needed, because it is only read.
-            self._add(f"{module}.bytearray", self._bytes)
-            self._add(f"{module}.bytes", self._bytes)
-            self._add(f"{module}.set", lambda items=(): set(self._keys(items)))
-            self._add(f"{module}.frozenset", lambda items=(): frozenset(self._keys(items)))
-            self.table[f"{module}.object"] = Name("object")
-        self._add("collections.OrderedDict", self._dict)
-        self._add("_codecs.encode", self._bytes)
+            functions |= {f"{module}.bytearray": self._bytes, f"{module}.bytes": self._bytes, f"{module}.object": None}
+            functions[f"{module}.set"] = lambda items=(): set(self._keys(items))
+            functions[f"{module}.frozenset"] = lambda items=(): frozenset(self._keys(items))
         for module in ("copyreg", "copy_reg"):
-            self._add(f"{module}._reconstructor", lambda name, base, state: name.make())
-        self._add("numpy.dtype", self._dtype)
+            functions[f"{module}._reconstructor"] = lambda name, base, state: name.make()
         for core in ("numpy.core", "numpy._core"):
-            self._add(f"{core}.multiarray._reconstruct", lambda *_: NumpyPlaceholder(self))
-            self._add(f"{core}.multiarray.scalar", lambda dtype, raw: self.values(raw, dtype, (), "C")[()])
-            self._add(f"{core}.numeric._frombuffer", self.values)
-        for name in ("ndarray", *_SCALARS):
-            self.table[f"numpy.{name}"] = Name(f"numpy.{name}")
-
-    def _add(self, name: str, make: Callable[..., Any]) -> None:
-        self.table[name] = Name(name, make)
+            functions[f"{core}.multiarray._reconstruct"] = lambda *_: NumpyPlaceholder(self)
+            functions[f"{core}.multiarray.scalar"] = lambda dtype, raw: self.values(raw, dtype, (), "C")[()]
+            functions[f"{core}.numeric._frombuffer"] = self.values
+        self.table = {name: Name(name, make) for name, make in functions.items()}
 
     def resolve(self, name: str) -> Name | None:
         """Return the `Name` for the dotted name of a class or function; None if the file may not use it."""
         if name not in self.table and name.startswith(_INERT):
-            self._add(name, lambda *_: Inert(name))
+            self.table[name] = Name(name, lambda *_: Inert(name))
         return self.table.get(name)
 
     def values(self, raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:

@@ -196,7 +196,7 @@ def test_an_empty_source_raises_with_its_type():
 
 
 def test_single_rows_in_a_stream_of_batches_raise_and_the_error_suggests_batching():
-    with pytest.raises(ValueError, match="the data seems to yield single rows"):
+    with pytest.raises(ValueError, match="has no rows: at least one input needs a batch axis"):
         labels_of(data([(X, Y), (X[0], Y[0])]))
 
 

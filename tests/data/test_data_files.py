@@ -132,18 +132,6 @@ def test_positions_of_other_data_raise(folder):
         NDArrayIter(np.ones(4)).load_state_dict(small["pad"]().state_dict())
 
 
-def test_a_position_with_missing_or_other_fields_raises(folder):
-    small = makers(folder)
-    iterators = [small[kind]() for kind in ("csv", "mnist", "pad", "resized", "ahead")]
-    for it in [*iterators, mx.rnn.BucketSentenceIter([[1, 2], [3, 4]], 1, buckets=[2], seed=1)]:
-        state = it.state_dict()
-        for name in state:
-            with pytest.raises(ValueError, match=rf"^{type(it).__name__}: the saved position is damaged.*KeyError: '{name}'"):
-                it.load_state_dict({key: value for key, value in state.items() if key != name})
-        with pytest.raises(ValueError, match="the saved position is damaged, or not of such an iterator"):
-            it.load_state_dict([])
-
-
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -541,9 +541,9 @@ def test_class_weights_of_streams_and_one_hot_labels():
 @pytest.mark.parametrize(
     ("labels", "weights", "message"),
     [
-        (Y, {0: 1.0}, "row 0 has class 1, which class_weight does not have (it has 0); add 1: 1.0"),
-        (Y + 0.5, WEIGHTS, "is not a class index, so class_weight does not apply"),
-        (np.full((40, 2), 0.5), WEIGHTS, "is not one-hot"),
+        (Y, {0: 1.0}, "row 0 is 1, expected one of the classes of class_weight, 0 "),
+        (Y + 0.5, WEIGHTS, "expected one of the classes of class_weight"),
+        (np.full((40, 2), 0.5), WEIGHTS, "expected one of the classes of class_weight"),
         (Y, {}, "class_weight is {}, expected a dict of class indices"),
         (Y, {"a": 1.0}, "class_weight is {'a': 1.0}, expected a dict of class indices"),
         (Y, {0: -1.0}, "class_weight is {0: -1.0}, expected"),

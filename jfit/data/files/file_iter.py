@@ -11,7 +11,7 @@ from jfit.checks import positive_integer
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import Exhausted, checks_position
+from jfit.data.positions import Exhausted
 
 
 class Positioned(WholeBatches):
@@ -153,7 +153,6 @@ class FileIter(Positioned):
         sizes = [reader.files.size for reader in self._readers]
         return {"batch": self.batches_read, "before": self._before, "ended": self._ended, "bytes": sizes}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same files.
 

@@ -18,7 +18,6 @@ from jfit.data.files.csv_iter import number_type
 from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataBatch, DataDesc
 from jfit.data.parts import check_part
-from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, open_file
 
 _UINT8 = 8  # IDX type code of uint8, the only one that image data sets use
@@ -198,7 +197,6 @@ class MNISTIter(Positioned):
         """Return the position in the epoch as plain numbers; the order of the rows depends only on the arguments."""
         return {"batch": self.batches_read, "rows": len(self._order), "first": int(self._order[0])}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same files, created with the same arguments.
 

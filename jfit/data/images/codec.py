@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import one_of
 from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
@@ -158,14 +159,10 @@ def encode(array: np.ndarray, quality: int = 95, kind: str = ".jpg") -> bytes:
         >>> encode(np.zeros((2, 2, 3), "uint8"))[:2].hex()
         'ffd8'
     """
-    image = to_image(array)
-    out = io.BytesIO()
-    if kind.lower() in (".jpg", ".jpeg"):
-        image.save(out, "JPEG", quality=quality)
-    elif kind.lower() == ".png":
-        image.save(out, "PNG", compress_level=min(quality, 9))
-    else:
-        raise ValueError(f"the image format is {kind!r}, expected '.jpg' or '.png'.")
+    one_of((".jpg", ".jpeg", ".png"), kind=kind.lower())
+    out, is_png = io.BytesIO(), kind.lower() == ".png"
+    options = {"compress_level": min(quality, 9)} if is_png else {"quality": quality}
+    to_image(array).save(out, "PNG" if is_png else "JPEG", **options)
     return out.getvalue()
 
 

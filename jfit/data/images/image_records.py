@@ -15,7 +15,6 @@ from jfit.data.images.recipe import Recipe, check_recipe
 from jfit.data.images.source import Job, RowDecoder
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.data.parts import check_part, job_part
-from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
 
@@ -157,7 +156,6 @@ class ImageRecords(WholeBatches):
         """Return the position of the next batch, to continue an iterator over the same files with the same arguments."""
         return {"epoch": self.epoch, "position": self.position, "rows": len(self.rows), "batch_size": self.batch_size}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
 
