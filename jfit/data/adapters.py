@@ -6,15 +6,14 @@ Objects of torch, grain, tf.data, pandas and MXNet are recognized by their metho
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jfit.checks import integer, positive_integer, shown
 from jfit.data.arrays import ArrayData
-from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, to_named
+from jfit.data.batch import Axes, Batch, Names, is_array, is_mxnet_iter, split_named
 from jfit.data.columns import Columns, column_names, is_frame, label_without_columns, select
 from jfit.data.row_batches import RowBatches, Rows, has_random_access, has_rows_by_type, is_row
 from jfit.data.stream import StreamData
@@ -79,10 +78,10 @@ def as_data(
     """
     positive_integer(batch_size=batch_size, most=MOST_ROWS)
     integer(seed=seed)
-    if data is None or isinstance(data, (str, bytes, int, float, os.PathLike, AbstractSet, AsyncIterable)):
-        found = f"data is {shown(data)} ({type(data).__name__})"
+    if data is None or isinstance(data, (str, bytes, int, float, os.PathLike)):
         raise TypeError(
-            f"{found}, expected (x, y), a dict of arrays by input name, an array, or an iterable of batches{_remedy(data)}."
+            f"data is {shown(data)} ({type(data).__name__}), expected (x, y), a dict of arrays by input name, an array, or an "
+            "iterable of batches; read a file first, as in np.load(path) or pandas.read_csv(path)."
         )
     if isinstance(data, (ArrayData, StreamData)):
         explicit, kind = None if isinstance(label, Columns) else label, type(data).__name__
@@ -123,15 +122,6 @@ def as_data(
     if columns is not None and len(names.inputs) == 1 and is_frame(data):
         converted.private.add(names.inputs[0])  # `select` copied its columns
     return converted
-
-
-def _remedy(data: Any) -> str:
-    """The end of the error message for data of a type that is not supported."""
-    if isinstance(data, (str, os.PathLike)):
-        return "; read the file first, as in np.load(path) or pandas.read_csv(path)"
-    if isinstance(data, AbstractSet):
-        return "; a set has no order, pass a list"
-    return "; write the generator with def instead of async def" if isinstance(data, AsyncIterable) else ""
 
 
 def _indexable_rows(data: Any, by_rows: bool | None, names: Names, columns: Columns | None) -> bool:
@@ -190,12 +180,7 @@ def _arrays(
     whole = names.structure is not None and not names.require_labels and is_argument(names.structure, data)
     if not isinstance(data, tuple) or (names.structure is not None and hasattr(data, "_fields")) or whole:
         data = (data,)
-    if len(data) not in (1, 2, 3):
-        raise ValueError(
-            f"data is a tuple of length {len(data)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
-        )
-    x, y, weight = (*data, None, None)[:3]
-    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight, None
+    return (*split_named(data, names, "data"), None)
 
 
 def _shared_weight(batch: Batch) -> Any | None:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.checks import positive_integer
 from jfit.data.batch import Batch, check_weights, equal_rows
 from jfit.data.valid import unmasked
 
@@ -86,10 +85,7 @@ def host_array(value: Any, name: str) -> np.ndarray:
         return np.asarray(value.asnumpy())
     if isinstance(value, (list, tuple)) and value and hasattr(value[0], "filled"):
         value = [unmasked(row, name) for row in value]
-    try:
-        return np.asarray(value)
-    except ValueError as err:
-        raise ValueError(f"input {name!r} is not rectangular ({err}); pad all rows to one shape") from err
+    return np.asarray(value)
 
 
 def _narrow(array: np.ndarray, name: str) -> np.ndarray:
@@ -248,7 +244,6 @@ class ArrayData:
 
     def num_batches(self, batch_size: int) -> int:
         """Number of batches per epoch, a short last batch included."""
-        positive_integer(batch_size=batch_size)
         count = -(-self.num_rows // batch_size)
         if self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(
@@ -391,9 +386,6 @@ def narrow_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _common_rows(arrays: Mapping[str, np.ndarray]) -> int:
-    for name, array in arrays.items():
-        if array.ndim == 0:
-            raise ValueError(f"input {name!r} is the scalar {array}, expected an array with one entry per row.")
     count = equal_rows({name: len(array) for name, array in arrays.items()})
     if not count:
         first = f"input {next(iter(arrays))!r} has 0 rows" if arrays else "there are no arrays"

@@ -100,11 +100,11 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
     for name, value in batch.inputs.items():
         axis = row_axis(name, axes)
         if axis is not None:
-            shape = np.shape(value)
-            if len(shape) <= axis:
-                raise ValueError(f"input {name!r} has shape {shape}, but its batch axis is axis {axis}; pass arrays with one")
-            return shape[axis]
-    raise ValueError(f"a batch with inputs {list(batch.inputs)} has no rows: at least one input needs a batch axis.")
+            if np.ndim(value) <= axis:
+                break
+            return np.shape(value)[axis]
+    shapes = {name: np.shape(value) for name, value in batch.inputs.items()}
+    raise ValueError(f"a batch with inputs of shapes {shapes} has no rows: at least one input needs a batch axis.")
 
 
 def wrapped_rows(batch: Batch) -> int:
@@ -150,10 +150,8 @@ def pad_rows(batch: Batch, size: int, axes: Axes | None = None, real: int | None
     if real is None:
         if count == size:
             return batch
-        if count > size:
-            raise ValueError(f"a batch of {count} rows cannot be padded to {size} rows; pass a size of at least {count}.")
-        if count == 0:
-            raise ValueError("a batch of 0 rows cannot be padded: there is no row to repeat; drop empty batches.")
+        if not 0 < count < size:
+            raise ValueError(f"a batch of {count} rows cannot be padded to {size} rows; pass 1 to {size} rows.")
         real = count
     if count != size:
         index = np.arange(size) % count
@@ -226,8 +224,6 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         ...
         ValueError: input 'data' has 3 rows, input 'label' has 2; all inputs need the same number of rows.
     """
-    if not isinstance(batch.inputs, dict) or not batch.inputs:
-        raise ValueError(f"{where}inputs of a batch must be a non-empty dict, input name -> array; found {batch.inputs!r:.80}.")
     count = equal_rows(
         {name: rows(Batch({name: x}), axes) for name, x in batch.inputs.items() if row_axis(name, axes) is not None}, where
     )
@@ -390,6 +386,16 @@ def to_named(value: Any, names: Sequence[str], what: str, graph: Names) -> dict[
             f"by name (all inputs of the {model}: {quoted(graph.all)})."
         )
     return dict(zip(names, arrays, strict=True))
+
+
+def split_named(parts: Sequence[Any], names: Names, what: str) -> tuple[dict[str, Any], Any | None]:
+    """Convert `(x,)`, `(x, y)` or `(x, y, weight)` to (dict input name -> array, row weights or None)."""
+    if len(parts) > 3:
+        raise ValueError(
+            f"{what} is a tuple of length {len(parts)}, expected (x, y) or (x, y, weight); pass several inputs as a list x."
+        )
+    x, y, weight = (*parts, None, None, None)[:3]
+    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
 
 
 def _has_rows(value: Any) -> bool:

@@ -7,15 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfit.data.arrays import empty_aligned
+from jfit.data.arrays import empty_aligned, to_array
 from jfit.data.batch import Names, quoted
 from jfit.data.valid import unmasked
 from jfit.ops.registry import nearest
-
-_NO_NUMBERS = (
-    "column {0!r} has dtype {1}, expected numbers; encode it as numbers (categories as integer codes or one-hot columns), or "
-    "drop the column."
-)
 
 
 class Columns(NamedTuple):
@@ -40,9 +35,7 @@ class Columns(NamedTuple):
             return label
         if isinstance(label, str):
             return cls((label,))
-        if isinstance(label, Sequence) and label and all(isinstance(name, str) for name in label):
-            return cls(tuple(label))
-        raise ValueError(f"label is {label!r}, expected the name of a column or a list of names of columns.")
+        return cls(tuple(label))
 
     def to_json(self) -> list[Any]:
         """Return the names as JSON values, for a checkpoint; `from_json` is the inverse.
@@ -159,15 +152,11 @@ def _labels(data: Any, have: list[Any], names: Names, columns: Columns | None) -
         return {}, used
     if len(names.labels) == 1 and len(used) > 1:
         return {names.labels[0]: np.stack([np.asarray(_column(data, n)) for n in used], axis=1)}, used
-    if len(names.labels) != len(used):
-        raise ValueError(f"label has {quoted(used)}, but the model has the labels {quoted(names.labels)}; pass one for each.")
     return {label: _column(data, n) for label, n in zip(names.labels, used, strict=True)}, used
 
 
 def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[str, ...]:
     if columns is None or columns.features is None:
-        if not rest:
-            raise ValueError("the data has no columns except the label, expected at least one feature column.")
         return tuple(rest)
     by_json = {str(_as_json(n)): n for n in rest}  # the names of a run that was loaded are text if they were dates
     chosen = tuple(n if n in rest else by_json.get(str(_as_json(n)), n) for n in columns.features)
@@ -182,22 +171,14 @@ def _features(rest: list[Any], names: Names, columns: Columns | None) -> tuple[s
 
 def _stacked(data: Any, features: Sequence[str]) -> np.ndarray:
     """Stack columns of numbers to one float32 array (rows, columns), one column at a time to save memory."""
-    result: np.ndarray | None = None
-    for j, name in enumerate(features):
-        column = np.asarray(_column(data, name))
-        if column.ndim != 1 or (result is not None and len(column) != len(result)):
-            problem = f"column {name!r} has shape {column.shape}, but {quoted(features)} are stacked to one array"
-            raise ValueError(f"{problem}; name it like an input, or pass columns of one axis and one length.")
-        if column.dtype.kind not in "biuf":
-            raise ValueError(_NO_NUMBERS.format(name, column.dtype))
-        if result is None:
-            result = empty_aligned((len(column), len(features)), np.float32)
-        try:
-            with np.errstate(over="raise"):
-                result[:, j] = column
-        except FloatingPointError:
-            raise ValueError(f"column {name!r} ({column.dtype}) contains values that are out of range of float32") from None
-    assert result is not None
+    columns = {name: np.asarray(_column(data, name)) for name in features}
+    shapes = {column.shape for column in columns.values()}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+        found = {name: column.shape for name, column in columns.items()}
+        raise ValueError(f"the feature columns have the shapes {found}; expected columns of one axis and one length")
+    result = empty_aligned((*shape, len(features)), np.float32)
+    for j, (name, column) in enumerate(columns.items()):
+        result[:, j] = column if column.dtype.kind in "biu" else to_array(column, name)
     return result
 
 
@@ -206,8 +187,6 @@ def _column(data: Any, name: str) -> Any:
     column = data[name]
     if not is_frame(data):
         return unmasked(column, name)
-    if is_frame(column):
-        raise ValueError(f"the DataFrame has several columns {name!r}; rename them so that each name occurs once.")
     dtype = str(column.dtype)
     array = np.asarray(column.to_numpy())
     whole = dtype.lower().rstrip("0123456789") in ("int", "uint", "boolean")
@@ -215,5 +194,7 @@ def _column(data: Any, name: str) -> Any:
     if array.dtype.kind in "biuf" and not missing and not dtype.lower().startswith(("categor", "enum")):
         return array
     if missing or (whole and array.dtype.kind == "O"):
-        raise ValueError(f"column {name!r} ({dtype}) has missing values; fill them (df.fillna) or drop their rows first")
-    raise ValueError(_NO_NUMBERS.format(name, dtype))
+        problem = "has missing values; fill them (df.fillna) or drop their rows first"
+    else:
+        problem = "has no numbers; encode them (categories as integer codes or one-hot columns), or drop the column"
+    raise ValueError(f"column {name!r} ({dtype}) {problem}")

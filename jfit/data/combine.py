@@ -8,18 +8,6 @@ from typing import Any
 
 from jfit.checks import positive_integer
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import checks_position
-
-
-def position_of(source: Any) -> Any:
-    """Return the `state_dict()` of an iterator, which contains its position.
-
-    Raises:
-        ValueError: the iterator has no `state_dict` method.
-    """
-    if not hasattr(source, "state_dict"):
-        raise ValueError(f"a {type(source).__name__} has no state_dict, so its position cannot be saved; implement it.")
-    return source.state_dict()
 
 
 class ResizeIter(WholeBatches):
@@ -73,9 +61,8 @@ class ResizeIter(WholeBatches):
 
     def state_dict(self) -> dict[str, Any]:
         """Position: number of batches read in this epoch, and the state of the inner iterator."""
-        return {"cur": self.cur, "inner": position_of(self.data_iter)}
+        return {"cur": self.cur, "inner": self.data_iter.state_dict()}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same data."""
         self.data_iter.load_state_dict(state["inner"])
@@ -92,9 +79,6 @@ class PrefetchingIter(WholeBatches):
         rename_data: one dict per iterator, old data name -> new data name; None: keep the names.
         rename_label: the same for label names.
 
-    Raises:
-        ValueError: the list of iterators is empty.
-
     Example:
         >>> import numpy as np
         >>> from jfit.data import NDArrayIter
@@ -107,8 +91,6 @@ class PrefetchingIter(WholeBatches):
 
     def __init__(self, iters: Any, rename_data: Any = None, rename_label: Any = None) -> None:
         self.iters: Sequence[Any] = list(iters) if isinstance(iters, Iterable) and not hasattr(iters, "next") else [iters]
-        if not self.iters:
-            raise ValueError("PrefetchingIter needs at least one iterator.")
         self.rename_data, self.rename_label = rename_data, rename_label
         super().__init__(self.provide_data[0].shape[0])
         self.last_batch_handle = getattr(self.iters[0], "last_batch_handle", "pad")
@@ -150,20 +132,16 @@ class PrefetchingIter(WholeBatches):
             RuntimeError: the iterator is closed, or an earlier call raised an iterator's error; call `reset`.
             Exception: an error of one of the iterators, raised once.
         """
-        if self._pool is None:
-            raise RuntimeError("this PrefetchingIter was closed; call reset().")
-        if self._failed:
-            raise RuntimeError("an iterator of this PrefetchingIter raised an error and is out of step; call reset().")
+        if self._pool is None or self._failed:
+            raise RuntimeError("this PrefetchingIter was closed, or one of its iterators raised an error; call reset().")
         wait(self._ahead)
         self._failed = any(future.exception() for future in self._ahead)
         batches = [future.result() for future in self._ahead]
-        ended = [b is None for b in batches]
-        if any(ended):
-            if not all(ended):
-                raise ValueError("the iterators of a PrefetchingIter end at different batches; give them equal lengths.")
+        pads = ["ended" if b is None else b.pad for b in batches]
+        if len(set(pads)) > 1:
+            raise ValueError(f"the iterators of a PrefetchingIter end at different batches or padding rows: {pads}.")
+        if batches[0] is None:
             return False
-        if len({b.pad for b in batches}) > 1:
-            raise ValueError(f"the iterators of a PrefetchingIter have unequal padding: {[b.pad for b in batches]} rows.")
         self._read_ahead()
         self.current_batch = DataBatch(
             [a for b in batches for a in b.data],
@@ -177,14 +155,9 @@ class PrefetchingIter(WholeBatches):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the iterators after the last batch returned (batches read ahead are not included).
+        """Return the positions of the iterators after the last batch returned (batches read ahead are not included)."""
+        return {"iters": self._positions or [it.state_dict() for it in self.iters]}
 
-        Raises:
-            ValueError: an iterator has no `state_dict` method.
-        """
-        return {"iters": self._positions or [position_of(it) for it in self.iters]}
-
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of iterators over the same data."""
         wait(self._ahead)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfit.data.arrays import to_array
-from jfit.data.batch import Batch, Names, check_batch, is_array, quoted, rows, to_named
+from jfit.data.batch import Batch, Names, check_batch, is_array, rows, split_named, to_named
 from jfit.data.trees import split_weight
 
 
@@ -51,11 +51,6 @@ def to_batch(
     arrays, weight = split_weight(names.structure, arrays, weight)
     arrays, metric_weight = split_weight(names.structure, arrays, metric_weight)
     inputs = {n: _device_or_host(v, n) for n, v in names.check(arrays).items()}
-    for name, value in inputs.items():
-        if np.ndim(value) == 0:
-            raise ValueError(
-                f"input {name!r} of a batch is {value}: the data seems to yield single rows; pass jfit.data.Rows(data)"
-            )
     batch = Batch(inputs, _weight(weight, "weight"), _weight(metric_weight, "metric_weight"))
     try:
         check_batch(batch, names.axes, where)
@@ -76,12 +71,7 @@ def _split(element: Any, names: Names) -> tuple[dict[str, Any], Any | None]:
     flat = len(names.inputs) > 1 and all(is_array(p) for p in parts)
     if flat and len(parts) in (len(names.all), len(names.inputs)):
         return dict(zip(names.all, parts, strict=False)), None
-    if len(parts) not in (1, 2, 3):
-        raise ValueError(
-            f"a batch is a {type(element).__name__} of length {len(parts)}, expected x, (x, y), (x, y, weight) or a dict."
-        )
-    x, y, weight = (*parts, None, None)[:3]
-    return {**to_named(x, names.inputs, "x", names), **to_named(y, names.labels, "y", names)}, weight
+    return split_named(parts, names, "a batch")
 
 
 def _is_mxnet_batch(element: Any) -> bool:
@@ -94,8 +84,6 @@ def _mxnet_arrays(element: Any, described: Any, names: Names) -> dict[str, Any]:
         arrays = getattr(element, side, None) or []
         descs = getattr(element, "provide_" + side, None) or getattr(described, "provide_" + side, None)
         keys = [d[0] for d in descs] if descs else fallback
-        if len(keys) != len(arrays):
-            raise ValueError(f"a batch has {len(arrays)} {side} arrays for the names {quoted(keys)}; expected one for each.")
         named.update(zip(keys, arrays, strict=True))
     return named
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from jfit.checks import one_of, positive_integer
 from jfit.data.arrays import to_array
+from jfit.data.batch import equal_rows
 from jfit.data.csr import as_csr, take_rows
-from jfit.data.positions import checks_position
 
 HANDLES = ("pad", "discard", "roll_over")
 
@@ -137,6 +137,9 @@ class DataIter:
         """Return the next batch; raise StopIteration at the end of the epoch."""
         if not self.iter_next():
             raise StopIteration
+        return self._batch()
+
+    def _batch(self) -> DataBatch:
         return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
 
     def reset(self) -> None:
@@ -290,9 +293,8 @@ class NDArrayIter(DataIter):
             return self._stream[low : low + self.batch_size]
         return self._stream[np.arange(low, low + self.batch_size) % len(self._stream)]
 
-    def next(self) -> DataBatch:
-        """Return the next batch; raise StopIteration at the end of the epoch."""
-        batch = super().next()
+    def _batch(self) -> DataBatch:
+        batch = super()._batch()
         batch.rolled = self.last_batch_handle == "roll_over"
         return batch
 
@@ -307,7 +309,6 @@ class NDArrayIter(DataIter):
         rng = None if self._rng is None else self._rng.bit_generator.state
         return {"position": self._position, "order": self._order, "mix": self._mix, "carry": self._carry, "rng": rng}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same data.
 
@@ -368,11 +369,10 @@ def _array(value: Any, name: str) -> Any:
 
 def _count(named: list[tuple[str, Any]]) -> int:
     counts = {name: array.shape[0] if array.shape else 0 for name, array in named}
-    if not counts or min(counts.values()) == 0:
+    count = equal_rows(counts)
+    if not count:
         raise ValueError(f"empty data: the numbers of rows are {counts}; expected at least one array with at least one row.")
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"arrays have unequal numbers of rows: {counts}; pass arrays of equal length along axis 0.")
-    return next(iter(counts.values()))
+    return count
 
 
 class LazyRows:
@@ -424,29 +424,21 @@ class WholeBatches(DataIter):
         super().__init__(batch_size)
         self.current_batch: Any = None
 
-    def next(self) -> DataBatch:
-        """Return the next batch; raise StopIteration at the end of the epoch."""
-        if not self.iter_next():
-            raise StopIteration
+    def _batch(self) -> DataBatch:
         return self.current_batch
 
     def getdata(self) -> list[Any]:
         """Data arrays of the current batch."""
-        return self._current().data
+        return self.current_batch.data
 
     def getlabel(self) -> list[Any]:
         """Label arrays of the current batch."""
-        return self._current().label
+        return self.current_batch.label
 
     def getindex(self) -> Any:
         """Row indices of the current batch, or None if unknown."""
-        return self._current().index
+        return self.current_batch.index
 
     def getpad(self) -> int:
         """Number of padding rows in the current batch."""
-        return self._current().pad or 0
-
-    def _current(self) -> DataBatch:
-        if self.current_batch is None:
-            raise ValueError(f"{type(self).__name__}: there is no current batch before the first next() or iter_next().")
-        return self.current_batch
+        return self.current_batch.pad or 0

@@ -16,7 +16,7 @@ def job_part(rank: int | None = None, count: int | None = None) -> tuple[int, in
     """Return (rank of this process, number of processes) of the job, or what is passed instead; (0, 1) without a job.
 
     Raises:
-        ValueError: only one of the two is passed, or the rank is not below the number.
+        ValueError: the rank is not below the number.
 
     Example:
         >>> job_part(), job_part(1, 4)
@@ -24,15 +24,14 @@ def job_part(rank: int | None = None, count: int | None = None) -> tuple[int, in
     """
     if rank is None and count is None:
         return (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
-    if rank is None or count is None or not 0 <= rank < count:
-        raise ValueError(f"rank is {rank} and count {count}; expected both or neither, and 0 <= rank < count.")
-    return rank, count
+    return check_part(rank, count)
 
 
-def check_part(part_index: int, num_parts: int) -> None:
-    """Raise a ValueError unless 0 <= part_index < num_parts."""
+def check_part(part_index: Any, num_parts: Any) -> tuple[int, int]:
+    """Return both; raise a ValueError unless 0 <= part_index < num_parts."""
     if not 0 <= part_index < num_parts:
         raise ValueError(f"part_index is {part_index}, num_parts is {num_parts}; expected 0 <= part_index < num_parts.")
+    return part_index, num_parts
 
 
 def own_size(batch_size: int) -> int:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import base64
-import functools
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-Load = TypeVar("Load", bound=Callable[..., None])
-
 _ARRAY, _BYTES = "__array__", "__bytes__"
 MAX_LEVELS = 150  # maximum nesting of a state; `jfit.formats.manifest` allows some more, for what is around it
-_DEEP = f"lists and dicts are nested more than {MAX_LEVELS} levels deep."
 
 
 class Exhausted(ValueError):
@@ -40,38 +36,12 @@ class Exhausted(ValueError):
         )
 
 
-def checks_position(load: Load) -> Load:
-    """Decorate the method `load_state_dict(self, state)` of an iterator: a damaged state raises a ValueError that says so.
-
-    Example:
-        >>> class Rows:
-        ...     @checks_position
-        ...     def load_state_dict(self, state):
-        ...         self.batch = int(state["batch"])
-        >>> Rows().load_state_dict({"bacth": 4})
-        Traceback (most recent call last):
-            ...
-        ValueError: Rows: the saved position is damaged, or not of such an iterator (KeyError: 'batch')
-    """
-
-    @functools.wraps(load)
-    def checked(self: Any, state: Any) -> None:
-        try:
-            load(self, state)
-        except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            kind = type(error).__name__
-            raise ValueError(
-                f"{type(self).__name__}: the saved position is damaged, or not of such an iterator ({kind}: {error})"
-            ) from error
-
-    return checked  # type: ignore[return-value]
-
-
-def encode(state: Any) -> Any:
+def encode(state: Any, level: int = 0) -> Any:
     """Convert nested dicts, lists, numbers, strings, bytes, arrays and torch tensors to values that `json.dumps` accepts.
 
     Args:
         state: result of a `state_dict()`; keys must be strings, tuples become lists.
+        level: number of lists and dicts around the state.
 
     Returns:
         The same structure, arrays as {"__array__": dtype, "shape": [...], "data": base64 of zlib}, bytes as
@@ -84,12 +54,8 @@ def encode(state: Any) -> Any:
         >>> decode(encode({"order": np.array([2, 0, 1]), "batch": 4}))
         {'order': array([2, 0, 1]), 'batch': 4}
     """
-    return _encoded(state, 0)
-
-
-def _encoded(state: Any, level: int) -> Any:
     if level > MAX_LEVELS:
-        raise TypeError(_DEEP)
+        raise TypeError(f"lists and dicts are nested more than {MAX_LEVELS} levels deep.")
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     if isinstance(state, np.generic):
@@ -102,9 +68,9 @@ def _encoded(state: Any, level: int) -> Any:
         packed = base64.b64encode(zlib.compress(np.ascontiguousarray(state).tobytes(), 1)).decode("ascii")
         return {_ARRAY: state.dtype.str, "shape": list(state.shape), "data": packed}
     if isinstance(state, Mapping) and all(isinstance(key, str) for key in state):
-        return {key: _encoded(value, level + 1) for key, value in state.items()}
+        return {key: encode(value, level + 1) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return [_encoded(value, level + 1) for value in state]
+        return [encode(value, level + 1) for value in state]
     raise TypeError(f"the state of an iterator contains a {type(state).__name__}, which a checkpoint cannot store.")
 
 
@@ -116,10 +82,8 @@ def decode(value: Any) -> Any:
     """
     try:
         return _decoded(value)
-    except RecursionError:
-        raise ValueError(f"a saved position is damaged: {_DEEP}") from None
-    except (KeyError, OverflowError, SyntaxError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"a saved position is damaged: an array or bytes value cannot be decoded ({error}).") from error
+    except (KeyError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"a saved position is damaged: it cannot be decoded ({error}).") from error
 
 
 def _decoded(value: Any) -> Any:
@@ -136,10 +100,8 @@ def _decoded(value: Any) -> Any:
 def _array(value: Mapping[str, Any]) -> np.ndarray:
     dtype, shape = np.dtype(value[_ARRAY]), tuple(int(size) for size in value["shape"])
     size = math.prod(shape) * dtype.itemsize
-    if dtype.kind not in "biuf" or min(shape, default=0) < 0:
-        raise ValueError(f"dtype {dtype}, shape {shape}")
     # Bound the output by the size in `shape`: a small damaged text could decompress to any size.
-    data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), size + 1)
-    if len(data) != size:
+    data = zlib.decompressobj().decompress(base64.b64decode(value["data"], validate=True), max(size, 0) + 1)
+    if dtype.kind not in "biuf" or min(shape, default=0) < 0 or len(data) != size:
         raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -63,7 +63,8 @@ class Patience:
 
     def __call__(self, number: int, seconds: float) -> None:
         """Log after `LOG_SECONDS` seconds, then each time that the seconds have doubled; raise after `timeout` seconds."""
-        if self.timeout is not None and seconds >= self.timeout and self._is_late():
+        own_seconds = seconds if self._own_seconds is None else self._own_seconds()
+        if self.timeout is not None and min(seconds, own_seconds) >= self.timeout:
             limit = f"waited {self.timeout:g} s for {self.what(number)}, the limit that data_timeout= sets"
             raise DataTimeout(f"{limit}; the loader is stopped or slow: look at it with py-spy dump, or raise the limit")
         if seconds < LOG_SECONDS:
@@ -75,9 +76,6 @@ class Patience:
                 self.what(number),
                 seconds,
             )
-
-    def _is_late(self) -> bool:
-        return self._own_seconds is None or self.timeout is None or self._own_seconds() >= self.timeout
 
 
 def next_patiently(iterator: Iterator[Any], patience: Patience) -> Any:
@@ -126,9 +124,7 @@ class _Channel:
                 self.changed.notify_all()
                 return self.items.popleft()
             error, self.error = self.error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+        raise StopIteration if error is None else error
 
     def _wait(self, patience: Callable[[int, float], None] | None, number: int) -> None:
         started = time.monotonic()
@@ -176,35 +172,45 @@ def _stop(channel: _Channel, thread: threading.Thread) -> None:
 
 
 class Prefetch(Iterator[Any]):
-    """Iterator over items that a background thread reads up to `size` ahead; created by `prefetch`.
+    """Iterate over an iterable in order, reading up to `size` items ahead in a background thread.
+
+    An exception raised by the iterable or by `transform` is raised in the caller after all items before it, with its original
+    traceback.  The thread ends at the end of the iterable, on an error, on `close()`, on leaving the `with` block, or when the
+    last reference to the iterator is dropped.  `jfit.data.prefetch` is another name of this class.
 
     Args:
-        source: iterable to read.
-        size: maximum number of items in the queue.
-        transform: function applied to each item in the thread, or None.
-        patience: called with the number of the next item and the seconds of the wait for it, several times per second; None.
+        iterable: the iterable; a generator is closed in the background thread.
+        size: maximum number of items read ahead, at least 1.
+        transform: function applied to each item in the thread, such as decoding or `jax.device_put`; None: no function.
+        patience: called with the number of the next item, from 0, and the seconds of the wait for it, several times per second
+            while the caller waits; it may raise an exception, which ends the iteration.  None: waits have no limit.
 
     Attributes:
         thread: the `threading.Thread` that reads.
 
+    Raises:
+        ValueError: size is less than 1.
+
     Example:
-        >>> items = Prefetch(range(3), 1, None)
-        >>> next(items), items.close(), list(items)
-        (0, None, [])
+        >>> with prefetch(range(4), size=2, transform=lambda k: k * k) as squares:
+        ...     list(squares)
+        [0, 1, 4, 9]
     """
 
     def __init__(
         self,
-        source: Iterable[Any],
-        size: int,
-        transform: Callable[[Any], Any] | None,
+        iterable: Iterable[Any],
+        size: int = 2,
+        transform: Callable[[Any], Any] | None = None,
+        *,
         patience: Callable[[int, float], None] | None = None,
     ):
+        positive_integer(size=size)
         self._channel, self._patience, self._count = _Channel(size), patience, 0
         # The thread refers only to the queue, so that this object can be garbage-collected while the thread runs; the finalizer
         # then closes the queue, which ends the thread.
         self.thread = thread = threading.Thread(
-            target=_read, args=(self._channel, source, transform), name="jfit-prefetch", daemon=True
+            target=_read, args=(self._channel, iterable, transform), name="jfit-prefetch", daemon=True
         )
         self._finalizer = weakref.finalize(self, _stop, self._channel, thread)
         thread.start()
@@ -214,14 +220,10 @@ class Prefetch(Iterator[Any]):
             item = self._channel.get(self._patience, self._count)
             self._count += 1
             return item
-        except KeyboardInterrupt:
-            raise  # the caller may catch it and continue: no item is lost
-        except DataTimeout:
-            self._channel.gave_up = True
-            self.close()
-            raise
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):  # after which the caller may continue: no item is lost
+                self._channel.gave_up = isinstance(error, DataTimeout)
+                self.close()
             raise
 
     def close(self) -> None:
@@ -235,36 +237,4 @@ class Prefetch(Iterator[Any]):
         self.close()
 
 
-def prefetch(
-    iterable: Iterable[Any],
-    size: int = 2,
-    transform: Callable[[Any], Any] | None = None,
-    *,
-    patience: Callable[[int, float], None] | None = None,
-) -> Prefetch:
-    """Iterate over an iterable in order, reading up to `size` items ahead in a background thread.
-
-    An exception raised by the iterable or by `transform` is raised in the caller after all items before it, with its original
-    traceback.  The thread ends at the end of the iterable, on an error, on `close()`, on leaving the `with` block, or when the
-    last reference to the iterator is dropped.
-
-    Args:
-        iterable: the iterable; a generator is closed in the background thread.
-        size: maximum number of items read ahead, at least 1.
-        transform: function applied to each item in the thread, such as decoding or `jax.device_put`; None: no function.
-        patience: called with the number of the next item, from 0, and the seconds of the wait for it, several times per second
-            while the caller waits; it may raise an exception, which ends the iteration.  None: waits have no limit.
-
-    Returns:
-        Prefetch: an iterator with a `close()` method, also a context manager.
-
-    Raises:
-        ValueError: size is less than 1.
-
-    Example:
-        >>> with prefetch(range(4), size=2, transform=lambda k: k * k) as squares:
-        ...     list(squares)
-        [0, 1, 4, 9]
-    """
-    positive_integer(size=size)
-    return Prefetch(iterable, size, transform, patience)
+prefetch = Prefetch

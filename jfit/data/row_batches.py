@@ -60,8 +60,6 @@ class RowBatches:
         self.keys = None if keys is None else set(keys)
         self.num_rows = len(source)
         own_size(batch_size)  # a job has at most as many processes as a batch has rows
-        if not self.num_rows:
-            raise ValueError(f"empty data: the {type(source).__name__} has 0 rows; expected at least one row.")
         self._position = (0, 0)  # epoch and number of the first batch of the next iterator
         if _is_kind(source, "datasets", "Dataset"):
             if self.keys is not None:  # other columns, such as images, are not decoded
@@ -117,21 +115,13 @@ def collate(elements: Sequence[Any], keys: set[str] | None = None, where: str = 
     first = elements[0]
     if isinstance(first, Mapping):
         names = [k for k in first if keys is None or k in keys]
-        _require(all(isinstance(e, Mapping) and all(k in e for k in names) for e in elements), first, elements)
         return {k: collate([e[k] for e in elements], keys, k) for k in names}
     if isinstance(first, (tuple, list)) and (not where or any(is_array(value) for value in first)):
-        _require(all(isinstance(e, (tuple, list)) and len(e) == len(first) for e in elements), first, elements)
-        fields = [collate([e[i] for e in elements], keys, f"{where}[{i}]") for i in range(len(first))]
+        fields = [collate(e, keys, f"{where}[{i}]") for i, e in enumerate(zip(*elements, strict=True))]
         if hasattr(first, "_fields"):
             return type(first)(*fields)
         return fields if where else tuple(fields)
     return _joined(elements, where)
-
-
-def _require(same: bool, first: Any, elements: Sequence[Any]) -> None:
-    if not same:
-        kinds = ", ".join(sorted({f"{type(e).__name__} of {len(e)}" if hasattr(e, "__len__") else str(e) for e in elements}))
-        raise ValueError(f"the rows of a batch have different structures ({kinds}); expected the same fields or keys")
 
 
 def _joined(values: Sequence[Any], where: str) -> Any:

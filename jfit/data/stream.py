@@ -212,11 +212,9 @@ class StreamData:
             self._record(epoch)
         self._next = min(self._next, epoch * steps + start)  # batches read ahead from a source without a state are lost
         while self._next < (epoch + 1) * steps:
-            try:
-                batch = next(self._sequence)  # not `yield from`, which would close the sequence together with this generator
-            except Exception:
-                self._sequence = None
-                raise
+            sequence, self._sequence = self._sequence, None  # it stays None after an error
+            batch = next(sequence)  # not `yield from`, which would close the sequence together with this generator
+            self._sequence = sequence
             self._next += 1
             if self._next > epoch * steps + start:
                 yield batch
@@ -230,7 +228,8 @@ class StreamData:
                 any_batch = True
                 yield batch
             first = False
-        raise ValueError(_too_short(self.source, epoch, 0, self.steps_per_epoch))
+        steps = self.steps_per_epoch or 1
+        raise ValueError(_too_short(self.source, *divmod(self._next, steps), steps))
 
     def epoch_start(self, epoch: int) -> Any | None:
         """Return the state of the source at the start of an epoch, as JSON values for a checkpoint.
@@ -398,16 +397,9 @@ class StreamData:
             return source
         if position is not None and _put(source, position):
             position = None
-        try:
-            iterator = iter(source)
-        except TypeError:
-            kind = type(source).__name__
-            raise TypeError(f"{_kind(self.source)} returned a {kind}, expected an iterable of batches.") from None
+        iterator = iter(source)
         if iterator is self.source:
-            if self._exhausted and self._continues:
-                steps = self.steps_per_epoch or 1
-                raise ValueError(_too_short(self.source, *divmod(self._next, steps), steps))
-            if self._exhausted:
+            if self._exhausted and not self._continues:
                 raise ValueError(
                     f"epoch {epoch}: the {_kind(self.source)} was exhausted by an earlier pass; pass a callable that makes one."
                 )

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.data.valid import unmasked
+from jfit.data.valid import check_values, unmasked, valid_weights
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 
 
@@ -120,10 +120,7 @@ def split_weight(structure: Structure | None, arrays: Mapping[str, Any], weight:
         return dict(arrays), weight
     if not hasattr(weight, "addressable_shards"):  # reading a jax.Array would block the host
         weight = np.asarray(unmasked(weight, "weight"), np.float32)
-        valid = np.isfinite(weight) & (weight >= 0)
-        if not valid.all():
-            at = tuple(int(k) for k in np.argwhere(~valid)[0])
-            raise ValueError(f"weight of position {at} is {weight[at]}; weights must be finite and at least 0")
+        check_values(weight, valid_weights("weight"))
     return {**arrays, LABEL_WEIGHT: weight}, None
 
 
@@ -163,8 +160,6 @@ def _leaves(structure: Structure, name: str, tree: Any, is_array: bool = False) 
         raise ValueError(
             f"{name!r} has the arrays {_shown(shape)}, expected {_shown(first)} as in the first batch; pass one structure"
         )
-    if not leaves:
-        raise ValueError(f"{name!r} has no arrays: found {tree!r}")
     single = jax.tree_util.treedef_is_leaf(shape.treedef)
     return {name: leaves[0]} if single else {f"{name}/{n}": v for n, v in zip(shape.names, leaves, strict=True)}
 

@@ -14,6 +14,12 @@ from jfit.data.batch import Batch
 _OTHERWISE = "pass row weights instead: sample_weight, or (x, y, weight)."
 
 
+def _is_class_weight(key: Any, value: Any) -> bool:
+    """Whether a class is an integer of at least 0, and its weight a finite number of at least 0."""
+    is_class = isinstance(key, (int, np.integer)) and not isinstance(key, bool) and int(key) >= 0
+    return is_class and isinstance(value, (int, float, np.integer, np.floating)) and 0 <= float(value) < np.inf
+
+
 class ClassWeights:
     """Row weights by class: wᵢ is multiplied by the weight of the class of row i.
 
@@ -33,14 +39,11 @@ class ClassWeights:
     """
 
     def __init__(self, weights: Mapping[int, float], label: str, ignore: float | None = None) -> None:
-        if not isinstance(weights, Mapping) or not weights:
-            raise ValueError(f"class_weight is {weights!r}, expected a dict class -> weight, such as {{0: 1.0, 1: 10.0}}.")
-        for key, value in weights.items():
-            if isinstance(key, bool) or not isinstance(key, (int, np.integer)) or key < 0:
-                raise ValueError(f"class_weight has the key {key!r}, expected class indices: integers of at least 0.")
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, np.complexfloating)
-            if not number or not np.isfinite(value) or value < 0:
-                raise ValueError(f"class_weight[{key}] is {value!r}, expected a finite weight of at least 0.")
+        if not isinstance(weights, Mapping) or not weights or not all(_is_class_weight(*item) for item in weights.items()):
+            raise ValueError(
+                f"class_weight is {weights!r}, expected a dict of class indices, integers of at least 0, with finite weights "
+                "of at least 0, such as {0: 1.0, 1: 10.0}."
+            )
         self.label, self.ignore = label, ignore
         self.table = np.full(max(weights) + 1, np.nan, np.float32)
         self.table[list(weights)] = list(weights.values())
@@ -83,13 +86,9 @@ class ClassWeights:
             factor = jnp.where(jnp.isnan(factor), jnp.inf, factor)  # not nan, which the loss would treat as the weight 0
         elif np.isnan(factor).any():
             row = int(np.argmax(np.isnan(factor)))
-            raise ValueError(f"{where}{self._problem(labels, row, classes[row], bool(whole[row]))}")
+            known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
+            raise ValueError(
+                f"{where}label {self.label!r}: row {row} is {labels[row]}, expected one of the classes of class_weight, "
+                f"{known} (or one-hot rows); add the weight of this class, or {_OTHERWISE}"
+            )
         return factor if weight is None else factor * lib.asarray(weight, np.float32)
-
-    def _problem(self, labels: np.ndarray, row: int, label: int, is_class: bool) -> str:
-        place = f"label {self.label!r}: row {row}"
-        if not is_class:
-            kind = "is not one-hot" if labels[row].size > 1 else "is not a class index"
-            return f"{place} is {labels[row]}, which {kind}, so class_weight does not apply; {_OTHERWISE}"
-        known = ", ".join(map(str, np.flatnonzero(~np.isnan(self.table))))
-        return f"{place} has class {label}, which class_weight does not have (it has {known}); add {label}: 1.0"

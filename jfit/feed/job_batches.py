@@ -99,7 +99,6 @@ class StreamAgreement:
             if (current := job.current()) is not None:
                 with contextlib.suppress(JobError):
                     current.channel.post(self._name, None)
-            raise
 
     def _fill(self, source: Iterator[Batch]) -> None:
         """Read batches: one, and more where that has not taken long, as the first of them waits for the others."""

@@ -38,9 +38,6 @@ def split_rows(data: ArrayData | StreamData, fraction: float) -> tuple[ArrayData
             "validation_split= takes the last rows of arrays, but the training data is an iterable: pass eval_data"
         )
     count = math.floor(data.num_rows * (1 - fraction))
-    if not 0 < count < data.num_rows:
-        parts = f"{count} rows to train and {data.num_rows - count} to evaluate"
-        raise ValueError(f"validation_split={fraction} of {data.num_rows} rows leaves {parts}; expected at least one of each")
     held_back = data.part(slice(count, None))
     held_back.steps_per_epoch = None  # all of its rows are evaluated
     return data.part(slice(0, count)), held_back

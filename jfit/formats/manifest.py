@@ -39,17 +39,10 @@ def dump_sealed(record: Mapping[str, Any]) -> bytes:
         >>> b'"sha256": "' in dump_sealed({"step": 3})
         True
     """
-    try:
-        return _sealed(record)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-
-
-def _sealed(record: Mapping[str, Any]) -> bytes:
-    checksums = {name: _crc(value) for name, value in _parts(record).items()}
-    text = json.dumps({**record, "checksums": checksums}, indent=1)
     if _is_too_deep(record):
         raise ValueError(_TOO_DEEP)
+    checksums = {name: _crc(value) for name, value in _parts(record).items()}
+    text = json.dumps({**record, "checksums": checksums}, indent=1)
     head = (text.removesuffix("\n}") + _BEGIN).encode()
     return head + hashlib.sha256(head).hexdigest().encode() + _END
 
@@ -79,19 +72,12 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     try:
         content = read_file(path)
         record = json.loads(content.decode("utf-8"))
-    except FormatError:
-        raise
     except FileNotFoundError:
         raise FormatError(path.parent, path.name, "the file is missing", remedy) from None
-    except OSError as error:
-        raise FormatError(path, "content", f"it cannot be read ({error})", remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(path, "content", f"it is not valid JSON ({error})", remedy) from error
-    if not isinstance(record, dict):
-        raise FormatError(path, "content", f"found a JSON {type(record).__name__}, expected an object", remedy)
-    for name, value in _parts(record).items():
-        if _is_too_deep(value):
-            raise FormatError(path, f"field {name[:80]!r}", _TOO_DEEP, remedy)
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(path, "content", f"it cannot be read, or is not valid JSON ({error})", remedy) from error
+    if not isinstance(record, dict) or any(map(_is_too_deep, record.values())):
+        raise FormatError(path, "content", f"it is no JSON object, or {_TOO_DEEP}", remedy)
     digest_at = len(content) - len(_END) - _DIGEST_LENGTH
     head, digest, end = content[: max(digest_at, 0)], content[max(digest_at, 0) : -len(_END)], content[-len(_END) :]
     if end == _END and hashlib.sha256(head).hexdigest().encode() == digest:

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from jfit import counters
+from jfit.checks import one_of
 from jfit.formats.atomic import FormatError, atomic_write, open_file
 from jfit.formats.sparse import STYPES, SparseArray, bounded_dense, from_bcoo, sparse_problem
 
@@ -82,8 +83,7 @@ def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) ->
         >>> _as_kind(np.ones(1), "dense", "w.params", "w")
         array([1.])
     """
-    if kind not in SPARSE:
-        raise ValueError(f"sparse is {kind!r}; expected one of {', '.join(SPARSE)}.")
+    one_of(SPARSE, sparse=kind)
     if kind == "keep" or not isinstance(value, SparseArray):
         return value
     return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)
@@ -151,17 +151,14 @@ class _Source:
 
     def take(self, count: int, what: str) -> bytes:
         self.need(count, what)
-        data = self.file.read(count)
-        if len(data) != count:
-            raise self.error(f"the file ended while {what} was being read")
         self.left -= count
-        return data
+        return self.file.read(count)
 
     def number(self, kind: str, what: str) -> int:
         return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind), what))[0]
 
     def sizes(self, count: int, kind: str = "q") -> tuple[int, ...]:
-        if count > MAX_RANK:
+        if not 0 <= count <= MAX_RANK:
             raise self.error(f"a shape has {count} axes, expected at most {MAX_RANK}")
         shape = struct.unpack(f"<{count}{kind}", self.take(count * struct.calcsize("<" + kind), "a shape"))
         # Without the zeros, because NumPy multiplies the other sizes of an empty array too and may overflow.
@@ -170,10 +167,7 @@ class _Source:
         return shape
 
     def shape(self) -> tuple[int, ...]:
-        rank = self.number("i", "a shape")
-        if rank < 0:
-            raise self.error(f"a shape has {rank} axes")
-        return self.sizes(rank)
+        return self.sizes(self.number("i", "a shape"))
 
     def dtype(self) -> np.dtype[Any]:
         code = self.number("i", "a dtype")
@@ -207,31 +201,21 @@ def _read_list(source: _Source) -> list[Array] | dict[str, Array]:
         arrays.append(_read_record(source))
     source.where = "names"
     count = _count(source, "names", 8)
-    if count not in (0, len(arrays)):
-        raise source.error(f"{count} names for {len(arrays)} arrays")
-    named: dict[str, Array] = {}
-    for array in arrays[:count]:
-        name = _read_name(source)
-        if name in named:
-            raise source.error(f"the name {name[:80]!r} occurs twice")
-        named[name] = array
+    names = [source.take(source.number("Q", "a name's length"), "a name") for _ in range(count)]
+    try:
+        named = dict(zip((name.decode("utf-8") for name in names), arrays, strict=True)) if names else {}
+    except ValueError as error:
+        raise source.error(f"the names of the arrays are invalid ({error})") from None
+    if len(named) != count:
+        raise source.error("a name occurs twice")
     source.finish()
     return named if count else arrays
 
 
 def _count(source: _Source, what: str, least: int) -> int:
     count = source.number("Q", f"the number of {what}")
-    if count * least > source.left:
-        raise source.error(f"the file should have {count} {what}, but {source.left} bytes are left")
+    source.need(count * least, f"a list of {count} {what}")
     return count
-
-
-def _read_name(source: _Source) -> str:
-    raw = source.take(source.number("Q", "a name's length"), "a name")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise source.error(f"the name {raw[:40]!r} is not valid UTF-8") from None
 
 
 def _read_record(source: _Source) -> Array:
@@ -244,8 +228,6 @@ def _read_record(source: _Source) -> Array:
         rank = source.number("i", "a shape")
         if rank == (0 if version == V2 else -1):
             return None
-        if rank < 0:
-            raise source.error(f"a shape has {rank} axes")
         shape = source.sizes(rank)
     elif version == V1 or version <= MAX_RANK:  # oldest files have no version: the first number is the number of axes
         shape = source.shape() if version == V1 else source.sizes(version, "I")
@@ -281,7 +263,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any] | Iterab
         pathlib.Path of the file.
 
     Raises:
-        TypeError: a name is not a string, or an array has an unsupported dtype.
+        TypeError: an array has an unsupported dtype.
         ValueError: the fields of a sparse array are inconsistent.
 
     Example:
@@ -305,7 +287,7 @@ def dumps(arrays: Mapping[str, Any] | Iterable[Any]) -> bytes:
         bytes.
 
     Raises:
-        TypeError: a name is not a string, or an array has an unsupported dtype.
+        TypeError: an array has an unsupported dtype.
 
     Example:
         >>> len(dumps({}))
@@ -341,9 +323,6 @@ def dump_record(array: Any) -> bytes:
 def _prepared(arrays: Mapping[str, Any] | Iterable[Any]) -> tuple[list[str], list[Array]]:
     """Return (names, host arrays), all checked before anything is written."""
     names = list(arrays) if isinstance(arrays, Mapping) else []
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} of an array is not a string; pass {str(name)!r}.")
     values = to_host(arrays.values() if isinstance(arrays, Mapping) else arrays)
     return names, [host_array(value, f"array {repr(names[i]) if names else i}") for i, value in enumerate(values)]
 

@@ -79,22 +79,17 @@ def load_states(source: str | os.PathLike[str] | bytes | bytearray, where: str |
 def _read(data: bytes, path: str | os.PathLike[str]) -> States:
     names = PickleNames(path)
     names.machine = Machine(data, path, names.resolve)
-    value, optimizer = names.machine.run(), None
-    if isinstance(value, tuple) and len(value) == 2:
-        value, optimizer = value
-        if not isinstance(optimizer, Inert):
-            raise FormatError(path, "optimizer", f"found a {type(optimizer).__name__}, expected an optimizer", _REMEDY)
-    if not isinstance(value, dict):
-        raise FormatError(path, "states", f"found a {type(value).__name__}, expected a dict by index", _REMEDY)
+    content = names.machine.run()
+    value, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)
+    if not isinstance(value, dict) or any(isinstance(i, bool) or not isinstance(i, (int, str)) for i in value):
+        problem = f"found a {type(value).__name__}, expected a dict with integers or names as keys"
+        raise FormatError(path, "states", problem, _REMEDY)
     note = value.pop(NOTE, None)
     # Bound the number of visits (one per operation that made a value, doubled for shared values): with references to the same
     # list, a few bytes can describe a tree of exponential size.
     resolve = _Resolve(path, 2 * names.machine.operations + 100)
     states = {index: resolve(state, f"state {str(index)[:80]!r}") for index, state in value.items()}
-    for index in states:
-        if isinstance(index, bool) or not isinstance(index, (int, str)):
-            raise FormatError(path, "states", f"an index is a {type(index).__name__}, expected an int or a name", _REMEDY)
-    if optimizer is None:
+    if not isinstance(optimizer, Inert):
         return _with_note(path, states, resolve(note, "note"))
     attributes = resolve(optimizer, "optimizer", inert=True).attributes
     return States(states, *_progress(path, "optimizer", attributes, "_index_update_count"), optimizer)
@@ -128,38 +123,22 @@ class _Resolve:
 def _progress(
     path: str | os.PathLike[str], where: str, attributes: Mapping[Any, Any], name: str
 ) -> tuple[dict[Any, int] | None, int | None]:
-    """Return (update counts of the parameters, number of updates), each None if missing; attributes[name] has the counts."""
+    """Read update counts by index or name, and the number of updates."""
     counts, number = attributes.get(name), attributes.get("num_update")
-    return (
-        None if counts is None else _counts(path, f"{where}, {name!r}", counts),
-        None if number is None else _count(path, f"{where}, 'num_update'", number),
-    )
-
-
-def _count(path: str | os.PathLike[str], where: str, value: Any) -> int:
-    value = value.item() if isinstance(value, np.integer) else value
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise FormatError(path, where, f"found {shown(value)}, expected a non-negative whole number of updates", _REMEDY)
-    return value
-
-
-def _counts(path: str | os.PathLike[str], where: str, value: Any) -> dict[Any, int]:
-    if not isinstance(value, dict) or not all(isinstance(key, (int, str, np.integer)) for key in value):
-        raise FormatError(path, where, f"found {shown(value)}, expected a dict by index or name", _REMEDY)
-    return {
-        int(key) if isinstance(key, np.integer) else key: _count(path, f"{where}, entry {shown(key)}", count)
-        for key, count in value.items()
-    }
+    by_index = {} if counts is None else counts
+    numbers = [0 if number is None else number, *by_index.values()] if isinstance(by_index, dict) else [None]
+    if not all(isinstance(n, (int, np.integer)) and 0 <= n < 2**63 for n in numbers):
+        found = f"{name!r} is {shown(counts)}, 'num_update' is {shown(number)}"
+        raise FormatError(path, where, f"{found}; expected non-negative whole numbers of updates", _REMEDY)
+    plain = {index.item() if isinstance(index, np.integer) else index: int(n) for index, n in by_index.items()}
+    return None if counts is None else plain, None if number is None else int(number)
 
 
 def _with_note(path: str | os.PathLike[str], states: dict[Any, Any], note: Any) -> States:
     """Add the counts of jfit's `__jfit__` entry to the states, if its checksum matches them."""
     if not isinstance(note, dict) or note.get("digest") != digest(states):
         return States(states)
-    optimizer = note.get("optimizer")
-    if not isinstance(optimizer, (dict, type(None))):
-        raise FormatError(path, f"{NOTE}, optimizer", f"found a {type(optimizer).__name__}, expected a dict", _REMEDY)
-    return States(states, *_progress(path, NOTE, note, "counts"), optimizer)
+    return States(states, *_progress(path, NOTE, note, "counts"), note.get("optimizer"))
 
 
 def digest(states: Mapping[Any, Any]) -> int:

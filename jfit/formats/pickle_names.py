@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -35,12 +34,10 @@ class NDArrayPlaceholder:
     def set_state(self, state: Any) -> None:
         """Read the array from the pickled state of an NDArray."""
         parts = state if isinstance(state, tuple) else (state,)
-        records = [part["handle"] for part in parts if isinstance(part, dict) and "handle" in part]
-        if len(records) != 1 or not isinstance(records[0], (bytes, bytearray, type(None))):
-            raise ValueError("the state of an NDArray has no 'handle' of bytes")
-        if records[0] is not None:
-            self.names.machine.spend(len(records[0]))
-            self.value = load_record(bytes(records[0]), self.names.path, "an NDArray")
+        (record,) = [part["handle"] for part in parts if isinstance(part, dict) and "handle" in part]
+        if record is not None:
+            self.names.machine.spend(len(record))
+            self.value = load_record(bytes(record), self.names.path, "an NDArray")
 
 
 class NumpyPlaceholder:
@@ -56,9 +53,8 @@ class NumpyPlaceholder:
 
     def set_state(self, state: Any) -> None:
         """Build the array from the pickled state of a NumPy array: (version, shape, dtype, order, bytes)."""
-        if not isinstance(state, tuple) or len(state) != 5:
-            raise ValueError("the state of a NumPy array is not a tuple of 5")
-        self.value = self.names.values(state[4], state[2], state[1], "F" if state[3] else "C")
+        _, shape, dtype, is_fortran, raw = state
+        self.value = self.names.values(raw, dtype, shape, "F" if is_fortran else "C")
 
 
 class DtypePlaceholder:
@@ -73,8 +69,6 @@ class DtypePlaceholder:
 
     def set_state(self, state: Any) -> None:
         """Set the byte order from the pickled state of a NumPy dtype."""
-        if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise ValueError("the state of a NumPy dtype has no byte order")
         self.value = self.value.newbyteorder(">" if state[1] == ">" else "<")
 
 
@@ -92,79 +86,54 @@ class PickleNames:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
         self.machine = Machine(b"", path, self.resolve)  # replaced by the machine that reads the file
-        array = Name("NDArray", lambda *_: NDArrayPlaceholder(self))
-        self.table: dict[str, Name] = dict.fromkeys(_ARRAYS, array)
+        functions: dict[str, Callable[..., Any] | None] = {
+            **dict.fromkeys(_ARRAYS, lambda *_: NDArrayPlaceholder(self)),
+            **dict.fromkeys((f"numpy.{name}" for name in ("ndarray", *_SCALARS)), None),
+            "numpy.dtype": self._dtype,
+            "collections.OrderedDict": self._dict,
+            "_codecs.encode": self._bytes,
+        }
         for module in ("builtins", "__builtin__"):
             # A bytearray becomes bytes: no copy is needed, because it is only read.
-            self._add(f"{module}.bytearray", self._bytes)
-            self._add(f"{module}.bytes", self._bytes)
-            self._add(f"{module}.set", lambda items=(): set(self._keys(items)))
-            self._add(f"{module}.frozenset", lambda items=(): frozenset(self._keys(items)))
-            self.table[f"{module}.object"] = Name("object")
-        self._add("collections.OrderedDict", self._dict)
-        self._add("_codecs.encode", self._bytes)
+            functions |= {f"{module}.bytearray": self._bytes, f"{module}.bytes": self._bytes, f"{module}.object": None}
+            functions[f"{module}.set"] = lambda items=(): set(self._keys(items))
+            functions[f"{module}.frozenset"] = lambda items=(): frozenset(self._keys(items))
         for module in ("copyreg", "copy_reg"):
-            self._add(f"{module}._reconstructor", self._object)
-        self._add("numpy.dtype", self._dtype)
+            functions[f"{module}._reconstructor"] = lambda name, base, state: name.make()
         for core in ("numpy.core", "numpy._core"):
-            self._add(f"{core}.multiarray._reconstruct", lambda *_: NumpyPlaceholder(self))
-            self._add(f"{core}.multiarray.scalar", lambda dtype, raw: self.values(raw, dtype, (), "C")[()])
-            self._add(f"{core}.numeric._frombuffer", self.values)
-        for name in ("ndarray", *_SCALARS):
-            self.table[f"numpy.{name}"] = Name(f"numpy.{name}")
-
-    def _add(self, name: str, make: Callable[..., Any]) -> None:
-        self.table[name] = Name(name, make)
+            functions[f"{core}.multiarray._reconstruct"] = lambda *_: NumpyPlaceholder(self)
+            functions[f"{core}.multiarray.scalar"] = lambda dtype, raw: self.values(raw, dtype, (), "C")[()]
+            functions[f"{core}.numeric._frombuffer"] = self.values
+        self.table = {name: Name(name, make) for name, make in functions.items()}
 
     def resolve(self, name: str) -> Name | None:
         """Return the `Name` for the dotted name of a class or function; None if the file may not use it."""
         if name not in self.table and name.startswith(_INERT):
-            self._add(name, lambda *_: Inert(name))
+            self.table[name] = Name(name, lambda *_: Inert(name))
         return self.table.get(name)
 
     def values(self, raw: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
         """Build a NumPy array from its pickled fields, after checking them against each other."""
         raw = self._bytes(raw)
-        if not isinstance(dtype, DtypePlaceholder) or order not in ("C", "F"):
-            raise ValueError("a NumPy array has no dtype or no order")
-        if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError("a NumPy array has no valid shape")
-        if math.prod(filter(None, shape)) >= 2**59:
-            raise ValueError(f"a NumPy array has the impossibly large shape {shape}")
-        if (needed := math.prod(shape) * dtype.value.itemsize) != len(raw):
-            raise ValueError(f"a NumPy array of shape {shape} and dtype {dtype.value} has {len(raw)} bytes, expected {needed}")
+        array = np.ndarray(shape, dtype.value, raw, order=order)  # raises if there are too few bytes
+        if array.nbytes != len(raw):
+            raise ValueError(f"a NumPy array of shape {shape} and dtype {dtype.value} has {len(raw)} bytes")
         self.machine.spend(len(raw))
-        return np.ndarray(shape, dtype.value, raw, order=order).astype(dtype.value.newbyteorder("="))
+        return array.astype(dtype.value.newbyteorder("="))
 
     def _bytes(self, data: Any = b"", encoding: Any = "latin1") -> bytes:
         if isinstance(data, str) and encoding in ("latin1", "latin-1"):
             self.machine.spend(len(data))
             return data.encode("latin-1")
-        if not isinstance(data, (bytes, bytearray)):
-            raise ValueError(f"bytes are built from a {type(data).__name__}, expected bytes or latin-1 text")
-        return bytes(data)
+        return bytes(memoryview(data))  # type: ignore[arg-type]  bytes() alone would take a number as a length
 
     def _keys(self, items: Any) -> list[Any]:
-        if not isinstance(items, (list, tuple)):
-            raise ValueError(f"a set is built from a {type(items).__name__}, expected a list or tuple")
         self.machine.spend(8 * len(items))
         return [key(item) for item in items]
 
     def _dict(self, pairs: Any = ()) -> dict[Any, Any]:
-        if not isinstance(pairs, (list, tuple)):
-            raise ValueError(f"a dict is built from a {type(pairs).__name__}, expected a list or tuple of pairs")
         self.machine.spend(8 * len(pairs))
-        result: dict[Any, Any] = {}
-        for pair in pairs:
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise ValueError("a dict is built from items that are not pairs")
-            result[key(pair[0])] = pair[1]
-        return result
-
-    def _object(self, name: Any, base: Any, state: Any) -> Any:
-        if not isinstance(name, Name) or name.make is None or state is not None:
-            raise ValueError("copyreg._reconstructor is called with unsupported arguments")
-        return name.make()
+        return {key(name): value for name, value in pairs}
 
     def _dtype(self, code: Any, *_: Any) -> DtypePlaceholder:
         if code not in _NUMBERS:

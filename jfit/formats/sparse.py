@@ -150,7 +150,7 @@ def from_dense(dense: np.ndarray, stype: str) -> SparseArray:
     """Convert a dense array to a `SparseArray` of its nonzero rows ("row_sparse") or nonzero values ("csr").
 
     Raises:
-        ValueError: an unknown storage type, or "csr" for an array that is not a matrix.
+        ValueError: "csr" for an array that is not a matrix.
 
     Example:
         >>> from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]), "row_sparse").data.tolist()
@@ -159,8 +159,6 @@ def from_dense(dense: np.ndarray, stype: str) -> SparseArray:
     if stype == "row_sparse":
         rows = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1)).astype(np.int64)
         return SparseArray(stype, dense[rows], (rows,), dense.shape)
-    if stype != "csr" or dense.ndim != 2:
-        raise ValueError(f"storage type {stype!r} of an array with {dense.ndim} axes; expected csr with 2 axes or row_sparse.")
     rows, columns = np.nonzero(dense)
     starts = np.searchsorted(rows, np.arange(dense.shape[0] + 1)).astype(np.int64)
     return SparseArray(stype, dense[rows, columns], (starts, columns.astype(np.int64)), dense.shape)

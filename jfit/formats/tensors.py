@@ -24,7 +24,7 @@ _NAMES = {  # in the files -> of the dtype
 }  # fmt: skip
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
 _MAX_HEADER = 100_000_000
-_REMEDY = "the file is damaged or not a safetensors file: restore it from another copy, or save it again."
+_REMEDY = f"expected a safetensors file of {', '.join(_DTYPES)}: restore it from another copy, or save it again."
 
 
 def save_tensors(
@@ -84,7 +84,7 @@ def checksum(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> tuple[i
     """
     plain = _all_plain(arrays)
     with open(path, "rb") as file:
-        header, size = _read_header(path, file)
+        header, size = _read_header(file)
         file.seek(0)
         crc = zlib.crc32(file.read(size))
     header.pop("__metadata__", None)
@@ -135,33 +135,22 @@ def load_tensors(path: str | os.PathLike[str], content: bytes | None = None) -> 
 
     Source: https://github.com/huggingface/safetensors (format description).
     """
-    content = read_file(path) if content is None else content
+    content, where = read_file(path) if content is None else content, "header"
     try:
-        tensors = dict(safetensors.deserialize(content))
-    except safetensors.SafetensorError as error:
-        raise FormatError(path, "header", str(error), _REMEDY) from error
-    header, _ = _read_header(path, io.BytesIO(content))
-    metadata = header.pop("__metadata__", None) or {}
-    return {name: _array(path, name, **tensors[name]) for name in header}, metadata
+        tensors, (header, _) = dict(safetensors.deserialize(content)), _read_header(io.BytesIO(content))
+        metadata, arrays = header.pop("__metadata__", None) or {}, {}
+        for name in header:
+            where, tensor = f"tensor {name!r}", tensors[name]
+            arrays[name] = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    except (safetensors.SafetensorError, struct.error, KeyError, ValueError, OverflowError) as error:
+        raise FormatError(path, where, f"{type(error).__name__}: {error}", _REMEDY) from error
+    return arrays, metadata
 
 
-def _array(path: Any, name: str, dtype: str, shape: list[int], data: bytearray) -> np.ndarray:
-    where = f"tensor {name!r}"
-    if dtype not in _DTYPES:
-        raise FormatError(path, where, f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}", "cast it first.")
-    try:
-        return np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
-    except (ValueError, OverflowError) as error:  # too many axes, or an empty array with other sizes that are too large
-        raise FormatError(path, where, f"shape {str(shape)[:80]}: {error}", _REMEDY) from error
-
-
-def _read_header(path: Any, file: Any) -> tuple[dict[str, Any], int]:
+def _read_header(file: Any) -> tuple[dict[str, Any], int]:
     """Return the fields of the header, and the number of bytes before the data."""
-    try:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return json.loads(file.read(min(length, _MAX_HEADER)), object_pairs_hook=_unique), 8 + length
-    except (struct.error, ValueError) as error:
-        raise FormatError(path, "header", f"it is not valid JSON ({error})", _REMEDY) from error
+    (length,) = struct.unpack("<Q", file.read(8))
+    return json.loads(file.read(min(length, _MAX_HEADER)), object_pairs_hook=_unique), 8 + length
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

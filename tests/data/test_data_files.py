@@ -123,29 +123,13 @@ def test_bucketed_sentences_continue_from_a_saved_position():
 
 
 def test_positions_of_other_data_raise(folder):
-    small, other = makers(folder), CSVIter(folder / "x.csv", (6,), batch_size=4)
+    small = makers(folder)
     with pytest.raises(ValueError, match="the saved position is of files with"):
         small["csv"]().load_state_dict({**small["csv"]().state_dict(), "bytes": [1, 2]})
     with pytest.raises(ValueError, match=r"the saved position is of {'rows': 40, 'first': \d+}, this iterator"):
         MNISTIter(folder / "images40", folder / "labels40", 8, seed=3).load_state_dict(small["mnist"]().state_dict())
-    with pytest.raises(ValueError, match=r"the position \(byte 99999, row 0\) is outside of bytes 0 to"):
-        other.load_state_dict({**other.state_dict(), "before": [[99999, 0, 0]], "batch": 1})
     with pytest.raises(ValueError, match="of data with 40 rows, this iterator has 4"):
         NDArrayIter(np.ones(4)).load_state_dict(small["pad"]().state_dict())
-    with pytest.raises(ValueError, match="has no state_dict, so its position cannot be saved"):
-        ResizeIter(type("Bare", (), {"batch_size": 1, "provide_data": [], "provide_label": []})(), 2).state_dict()
-
-
-def test_a_position_with_missing_or_other_fields_raises(folder):
-    small = makers(folder)
-    iterators = [small[kind]() for kind in ("csv", "mnist", "pad", "resized", "ahead")]
-    for it in [*iterators, mx.rnn.BucketSentenceIter([[1, 2], [3, 4]], 1, buckets=[2], seed=1)]:
-        state = it.state_dict()
-        for name in state:
-            with pytest.raises(ValueError, match=rf"^{type(it).__name__}: the saved position is damaged.*KeyError: '{name}'"):
-                it.load_state_dict({key: value for key, value in state.items() if key != name})
-        with pytest.raises(ValueError, match="the saved position is damaged, or not of such an iterator"):
-            it.load_state_dict([])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +193,7 @@ def test_threads_of_several_iterators_end(folder):
     assert new()
     it.close()
     assert not new()
-    with pytest.raises(RuntimeError, match=r"was closed; call reset\(\)"):
+    with pytest.raises(RuntimeError, match=r"was closed, .* call reset\(\)"):
         it.next()
     it.reset()
     assert it.next().pad == 0
@@ -284,7 +268,6 @@ def test_sparse_lines_are_the_matrix_they_were_written_from(seed, count, end):
         (b"1,2\n3,1e300\n", "line 2: column 2 is '1e300', which float32 cannot hold"),
         (b"1,\xff\xfe" + b"\0" * 60 + b"\n", "line 1: column 2 is"),
         (b"", "the files are empty"),
-        (b"\n \n\n", "the file (or its part) has no rows"),
     ],
 )
 def test_broken_csv_files_raise_with_the_line(content, message, tmp_path):
@@ -331,7 +314,6 @@ def test_libsvm_lines_can_be_cut_between_any_words(monkeypatch):
         (b"1 1.5:1\n", "line 1: found the index 1.5"),
         (b"1 0:1\n1 4:1\n", "line 2: found the index 4, expected 0 to 3 because data_shape is (4,); indices start at 0"),
         (b"x 0:1\n", "line 1: word 1 is 'x', expected a number, the label"),
-        (b"# only a note\n", "the file (or its part) has no rows"),
     ],
 )
 def test_broken_libsvm_files_raise_with_the_line(content, message, tmp_path):
@@ -396,9 +378,9 @@ HEAD = bytes([0, 0, 8, 1])
             bytes([0, 0, 13, 1]) + struct.pack(">I", 1) + b"abcd",
             "byte 0: found 00 00 0d 01, expected 00 00 08 01 (uint8, 1 axes)",
         ),
-        (HEAD + struct.pack(">I", 9) + b"abc", "the header gives shape (9,), 9 bytes, but at most 3 bytes follow"),
-        (HEAD + struct.pack(">I", 2**32 - 1), "4294967295 bytes, but at most 0 bytes follow"),
-        (gzip.compress(HEAD + struct.pack(">I", 2**31), mtime=0), "2147483648 bytes, but at most"),
+        (HEAD + struct.pack(">I", 9) + b"abc", "the header gives shape (9,), 9 bytes, but the file has 11"),
+        (HEAD + struct.pack(">I", 2**32 - 1), "4,294,967,295 bytes, but the file has 8"),
+        (gzip.compress(HEAD + struct.pack(">I", 2**31), mtime=0), "2,147,483,648 bytes, but the file has"),
         (gzip.compress(HEAD + struct.pack(">I", 9) + b"abc", mtime=0), "byte 8: found 3 bytes after the header, expected 9"),
         (gzip.compress(HEAD + struct.pack(">I", 999) + b"abc" * 333, mtime=0)[:-9], "the gzip file is damaged or truncated"),
         (b"\x1f\x8bnonsense", "the gzip file is damaged or truncated"),

@@ -183,11 +183,9 @@ def test_layouts_and_dtypes_hold_the_same_numbers():
         ({"data_shape": (3, 8)}, "data_shape is"),
         ({"dtype": "float16"}, "dtype is 'float16'; expected one of 'float32'"),
         ({"inter_method": 7}, "inter_method is 7"),
-        ({"resize": 0}, "resize is 0"),
-        ({"min_random_area": 0.0}, "min_random_area is 0.0"),
+        ({"min_random_area": 0.0}, "the range of random areas is 0.0 to 1.0"),
         ({"random_resized_crop": True, "max_aspect_ratio": 2.0}, "range of aspect ratios"),
-        ({"min_crop_size": 4}, "min_crop_size and max_crop_size"),
-        ({"std": (1.0, 0.0, 1.0)}, "the image is divided by it"),
+        ({"min_crop_size": 9, "max_crop_size": 4}, "the range of crop sizes is 9 to 4"),
     ],
 )
 def test_an_invalid_recipe_raises(fields, says):

@@ -31,7 +31,7 @@ def test_sparse_arrays_are_kept_or_become_bcoo_or_dense(path):
         np.testing.assert_array_equal(dense[name], want)
     assert (sparse["rows"].n_sparse, sparse["rows"].n_dense) == (1, 1) and sparse["matrix"].n_sparse == 2
     assert sparse["dense"].tolist() == [1, 1]
-    with pytest.raises(ValueError, match="sparse is 'csr'; expected one of keep, bcoo, dense"):
+    with pytest.raises(ValueError, match="sparse is 'csr'; expected one of 'keep', 'bcoo', 'dense'"):
         load_arrays(path, sparse="csr")
 
 

@@ -62,7 +62,7 @@ class CSVIter(FileIter):
         label_name: str = "softmax_label",
     ):
         kind = number_type(dtype)
-        self._data_shape, self._label_shape = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
+        self._data_shape, self._label_shape = row_shape(data_shape), row_shape(label_shape)
         if math.prod(self._label_shape) == 1:
             self._label_shape = ()
         self._zeros = np.zeros((max(0, batch_size), *self._label_shape), kind)
@@ -88,25 +88,11 @@ def _table(text: bytes, columns: int, dtype: np.dtype[Any]) -> tuple[np.ndarray]
     return (parse_table(text, columns, dtype),)
 
 
-def row_shape(shape: Any, name: str) -> tuple[int, ...]:
-    """Convert a tuple or a single int to a shape.
-
-    Raises:
-        ValueError: a size is less than 1.
-    """
-    sizes = tuple(int(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{name} is {shape}, every size must be at least 1.")
-    return sizes
+def row_shape(shape: Any) -> tuple[int, ...]:
+    """Convert a tuple or a single int to a shape."""
+    return tuple(int(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,)))
 
 
 def number_type(dtype: Any) -> np.dtype[Any]:
-    """Convert a `dtype` argument to a NumPy dtype; None: float32.
-
-    Raises:
-        ValueError: the dtype is neither floating nor integer.
-    """
-    kind = np.dtype(np.float32 if dtype in (None, "None") else dtype)
-    if kind.kind not in "iuf":
-        raise ValueError(f"dtype is {dtype}, expected a floating or integer dtype.")
-    return kind
+    """Convert a `dtype` argument to a NumPy dtype; None: float32."""
+    return np.dtype(np.float32 if dtype in (None, "None") else dtype)

@@ -11,7 +11,7 @@ from jfit.checks import positive_integer
 from jfit.data.csr import concatenate, copy_rows, take_rows
 from jfit.data.files.text import RowReader
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
-from jfit.data.positions import Exhausted, checks_position
+from jfit.data.positions import Exhausted
 
 
 class Positioned(WholeBatches):
@@ -27,11 +27,9 @@ class Positioned(WholeBatches):
         self.provide_data, self.provide_label = provide_data, provide_label
         self.batches_read = 0  # of the current epoch
 
-    def _read(self) -> DataBatch | None:
-        raise NotImplementedError
+    def _read(self) -> DataBatch | None: ...
 
-    def _begin(self) -> None:
-        raise NotImplementedError
+    def _begin(self) -> None: ...
 
     def reset(self) -> None:
         """Start the next epoch."""
@@ -90,13 +88,10 @@ class FileIter(Positioned):
         super().__init__(batch_size, provide_data, provide_label)
         self.round_batch, self._readers = round_batch, list(readers)
         self._begin()
-        if self._take(1) is None:  # report an unreadable file now, not in the first epoch
-            raise ValueError(f"{self._name}: the file (or its part) has no rows, expected at least one.")
+        self._take(1)  # report an unreadable file now, not in the first epoch
         self._begin()
 
-    def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """Convert the columns of a batch that the readers returned to (data arrays, label arrays); subclasses override it."""
-        raise NotImplementedError
+    def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]: ...
 
     @property
     def _name(self) -> str:
@@ -158,7 +153,6 @@ class FileIter(Positioned):
         sizes = [reader.files.size for reader in self._readers]
         return {"batch": self.batches_read, "before": self._before, "ended": self._ended, "bytes": sizes}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same files.
 

@@ -68,23 +68,15 @@ class LibSVMIter(FileIter):
         label_name: str = "softmax_label",
     ):
         kind, label_file = number_type(dtype), label_libsvm is not None and label_libsvm != "NULL"
-        columns, label_columns = row_shape(data_shape, "data_shape"), row_shape(label_shape, "label_shape")
-        if len(columns) != 1 or len(label_columns) != 1:
-            raise ValueError(f"data_shape is {columns}, label_shape is {label_columns}; expected one axis each, (columns,).")
-        if label_file and label_columns == (1,):
-            raise ValueError("label_shape is (1,) with label_libsvm; labels of one number must be in data_libsvm.")
-        if not label_file and label_columns != (1,):
-            raise ValueError(f"label_shape is {label_columns} without label_libsvm, expected (1,): one number per line.")
-        if not round_batch:
-            raise ValueError("round_batch=False is unsupported: a short last batch is always padded with rows from the start.")
-        readers = [_reader(data_libsvm, columns[0], kind, num_parts, part_index)]
+        (columns,), (label_columns,) = row_shape(data_shape), row_shape(label_shape)
+        # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
+        if not round_batch or (label_file and num_parts != 1):
+            raise ValueError("LibSVMIter supports neither round_batch=False nor num_parts with label_libsvm")
+        readers = [_reader(data_libsvm, columns, kind, num_parts, part_index)]
         if label_file:
-            # Parts are cut by bytes: part k of the labels would belong to other rows than part k of the data.
-            if num_parts != 1:
-                raise ValueError(f"num_parts is {num_parts} with label_libsvm; only a file with its labels can have parts")
-            readers.append(_reader(label_libsvm, label_columns[0], kind, 1, 0))
-        data = [DataDesc(data_name, (batch_size, *columns), kind.type)]
-        label = [DataDesc(label_name, (batch_size, *(label_columns if label_file else ())), kind.type)]
+            readers.append(_reader(label_libsvm, label_columns, kind, 1, 0))
+        data = [DataDesc(data_name, (batch_size, columns), kind.type)]
+        label = [DataDesc(label_name, (batch_size, label_columns) if label_file else (batch_size,), kind.type)]
         super().__init__(readers, batch_size, True, data, label)
 
     def _arrays(self, columns: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:

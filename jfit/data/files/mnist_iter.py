@@ -18,11 +18,9 @@ from jfit.data.files.csv_iter import number_type
 from jfit.data.files.file_iter import Positioned
 from jfit.data.ndarray_iter import DataBatch, DataDesc
 from jfit.data.parts import check_part
-from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, open_file
 
 _UINT8 = 8  # IDX type code of uint8, the only one that image data sets use
-_DEFLATE = 1032  # maximum compression ratio of deflate
 _LARGE = 1 << 28  # bytes; files that are larger after decompression must have a compression ratio below _RATIO
 _RATIO = 64  # photographs and digits have about 5
 
@@ -58,13 +56,9 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:
             problem = f"found {head[:4].hex(' ') or 'nothing'}, expected 00 00 08 {axes:02x} (uint8, {axes} axes)"
             raise FormatError(path, "byte 0", problem, "pass images as image= and labels as label=.")
         size, file_size = math.prod(shape), path.stat().st_size
-        most = (file_size * _DEFLATE if packed else file_size) - len(head)
-        if size > most:
-            problem = f"the header gives shape {shape}, {size} bytes, but at most {most} bytes follow"
-            raise FormatError(path, "byte 4", problem, "the file is truncated or damaged: download it again.")
-        if packed and size > max(_LARGE, _RATIO * file_size):
-            problem = f"the header gives shape {shape}: {file_size:,} bytes would be decompressed to {size:,}"
-            remedy = "if you trust the file, decompress it with gunzip; it is then memory-mapped."
+        if size > (max(_LARGE, _RATIO * file_size) if packed else file_size - len(head)):
+            problem = f"the header gives shape {shape}, {size:,} bytes, but the file has {file_size:,}"
+            remedy = "if it is truncated, download it again; if you trust a compressed file, decompress it with gunzip."
             raise FormatError(path, "byte 4", problem, remedy)
         if not packed:
             return np.memmap(path, np.uint8, "r", offset=len(head), shape=shape) if size else np.zeros(shape, np.uint8)
@@ -203,7 +197,6 @@ class MNISTIter(Positioned):
         """Return the position in the epoch as plain numbers; the order of the rows depends only on the arguments."""
         return {"batch": self.batches_read, "rows": len(self._order), "first": int(self._order[0])}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the `state_dict` of an iterator over the same files, created with the same arguments.
 

@@ -122,10 +122,8 @@ def _paths(where: str | os.PathLike[str]) -> list[Path]:
         path = Path(name.removeprefix("file://"))
         if path.is_dir():
             paths += sorted(p for p in path.iterdir() if p.is_file())
-        elif name and path.exists():
-            paths.append(path)
         else:
-            raise FileNotFoundError(f"{name!r}: no such file or folder; check the path.")
+            paths.append(path)
     return paths
 
 
@@ -155,16 +153,8 @@ class RowReader:
         return [self._at, self._row, self.number]
 
     def seek(self, position: Any) -> None:
-        """Go to a position returned by `tell`.
-
-        Raises:
-            ValueError: the position is outside the files.
-        """
-        at, row, number = (int(v) for v in position)
-        if not (self.files.begin <= at <= self.files.end and row >= 0 and number >= 0):
-            part = f"bytes {self.files.begin} to {self.files.end} of these files"
-            raise ValueError(f"{self.files.paths[0]}: the position (byte {at}, row {row}) is outside of {part}.")
-        self._at, self._row, self.number = at, row, number
+        """Go to a position returned by `tell`."""
+        self._at, self._row, self.number = (int(v) for v in position)
         self._columns: tuple[Any, ...] | None = None
 
     def rewind(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jfit.checks import one_of
 from jfit.data.images.resample import resample
 from jfit.formats.atomic import FormatError
 
@@ -70,12 +71,10 @@ def open_image(content: bytes, path: str | os.PathLike[str] = "image", where: st
     image_module = pillow()
     try:
         image = image_module.open(io.BytesIO(content), formats=FORMATS)
-    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:  # warnings may be errors
-        raise FormatError(path, where, str(error), "make the image smaller.") from None
-    except Exception as error:  # Pillow raises many kinds of exceptions for a malformed header
+    except Exception as error:  # Pillow raises many kinds of exceptions for a malformed header, or a large image
         content_text = f"{len(content)} bytes that begin with {bytes(content[:8])!r}"
-        problem = f"{content_text} are no image that Pillow can open ({type(error).__name__})"
-        raise FormatError(path, where, problem, "replace the image, or create the record file again.") from None
+        problem = f"{content_text} are no image that Pillow can open ({type(error).__name__}: {str(error)[:200]})"
+        raise FormatError(path, where, problem, "replace the image, or make it smaller.") from None
     if image.width * image.height > MOST_PIXELS:
         problem = f"the image has {image.width} x {image.height} pixels, expected at most {MOST_PIXELS}"
         remedy = "make the image smaller, or set the environment variable JFIT_MOST_PIXELS before importing jfit."
@@ -160,16 +159,10 @@ def encode(array: np.ndarray, quality: int = 95, kind: str = ".jpg") -> bytes:
         >>> encode(np.zeros((2, 2, 3), "uint8"))[:2].hex()
         'ffd8'
     """
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
-        raise ValueError(f"the image has dtype {array.dtype} and shape {array.shape}, expected uint8 (H, W, 3) or (H, W).")
-    image = to_image(array)
-    out = io.BytesIO()
-    if kind.lower() in (".jpg", ".jpeg"):
-        image.save(out, "JPEG", quality=quality)
-    elif kind.lower() == ".png":
-        image.save(out, "PNG", compress_level=min(quality, 9))
-    else:
-        raise ValueError(f"the image format is {kind!r}, expected '.jpg' or '.png'.")
+    one_of((".jpg", ".jpeg", ".png"), kind=kind.lower())
+    out, is_png = io.BytesIO(), kind.lower() == ".png"
+    options = {"compress_level": min(quality, 9)} if is_png else {"quality": quality}
+    to_image(array).save(out, "PNG" if is_png else "JPEG", **options)
     return out.getvalue()
 
 
@@ -199,8 +192,6 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialia
         >>> resize(np.arange(4, dtype="uint8").reshape(2, 2, 1), 1, 1, interp=3).item()
         2
     """
-    if width < 1 or height < 1 or interp not in INTERPOLATIONS:
-        raise ValueError(f"resize to {width} x {height}, interp {interp}; expected sizes of at least 1 and interp 0 to 4.")
     if array.shape[:2] == (height, width):
         return array
     if not antialias:

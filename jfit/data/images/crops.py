@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jfit.data.images.codec import INTERPOLATIONS, resize
+from jfit.data.images.codec import resize
 
 Box = tuple[int, int, int, int]
 
@@ -34,10 +34,7 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
         grows = [n > o for n, o in zip(new, old, strict=True)]
         shrinks = [n < o for n, o in zip(new, old, strict=True)]
         return 2 if all(grows) else 3 if all(shrinks) else 1
-    interp = drawn if interp == 10 else interp
-    if interp not in INTERPOLATIONS:
-        raise ValueError(f"interpolation {interp}; expected 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos, 9 or 10.")
-    return interp
+    return drawn if interp == 10 else interp
 
 
 def short_size(width: int, height: int, size: int) -> tuple[int, int]:
@@ -161,8 +158,6 @@ def border(
         >>> border(np.ones((1, 1, 1), "uint8"), 1, 0, 0, 1, values=9)[..., 0].tolist()
         [[9, 9], [1, 9]]
     """
-    if kind not in BORDERS:
-        raise ValueError(f"border type {kind}; expected one of {BORDERS}.")
     around = ((top, bottom), (left, right), (0, 0))
     if kind:
         return np.pad(image, around, BORDERS[kind])  # type: ignore[call-overload]

@@ -15,7 +15,6 @@ from jfit.data.images.recipe import Recipe, check_recipe
 from jfit.data.images.source import Job, RowDecoder
 from jfit.data.ndarray_iter import DataBatch, DataDesc, WholeBatches
 from jfit.data.parts import check_part, job_part
-from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError
 from jfit.formats.records import read_index, record_offsets
 
@@ -109,8 +108,6 @@ class ImageRecords(WholeBatches):
         part_index, num_parts = part_index or 0, 1 if num_parts is None else num_parts
         self.rows = _part(len(offsets), part_index, num_parts)  # row indices of this part
         self._offsets = offsets
-        if not len(self.rows):
-            raise ValueError(f"{path}: part {part_index} of {num_parts} of {len(offsets)} records is empty; use fewer parts.")
         self.epoch, self.position = 0, 0  # of the next batch
         self._decoder: RowDecoder | None = None
         self._pool: Pool | None = None
@@ -159,16 +156,15 @@ class ImageRecords(WholeBatches):
         """Return the position of the next batch, to continue an iterator over the same files with the same arguments."""
         return {"epoch": self.epoch, "position": self.position, "rows": len(self.rows), "batch_size": self.batch_size}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
 
         Raises:
             ValueError: the state was saved with a different number of rows or batch size.
         """
-        for name, expected in (("rows", len(self.rows)), ("batch_size", self.batch_size)):
-            if int(state[name]) != expected:
-                raise ValueError(f"the saved position is of images with {name}={int(state[name])}, these have {expected}.")
+        saved, found = ({name: of[name] for name in ("rows", "batch_size")} for of in (state, self.state_dict()))
+        if saved != found:
+            raise ValueError(f"the saved position is of images with {saved}, these have {found}.")
         self.seek_batch(int(state["epoch"]), int(state["position"]))
 
     def seek_batch(self, epoch: int, batch: int) -> None:
@@ -227,10 +223,9 @@ class ImageRecords(WholeBatches):
                 self._pool.submit(self._tasks(self._numbers(*self._submit_at)[0]), self._submit_at[0])
                 self._submit_at = self._after(*self._submit_at, 1)
             return self._pool.take()
-        except FormatError:
-            raise  # one record is damaged: later batches can still be read
-        except BaseException:
-            self.close()  # a worker died, or Ctrl-C left answers unread
+        except BaseException as error:
+            if not isinstance(error, FormatError):  # one damaged record: later batches can still be read
+                self.close()  # a worker died, or Ctrl-C left answers unread
             raise
 
     def _after(self, epoch: int, position: int, batches: int) -> tuple[int, int]:

@@ -211,8 +211,6 @@ class Pool:
 
 def _shared_file(size: int) -> int:
     """Open an anonymous file of `size` bytes, in memory if the system supports it, and return its file descriptor."""
-    if sys.platform == "win32":
-        raise OSError("worker processes need a POSIX system; pass workers=0 to decode in this process.")
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("jfit-images")
     else:

@@ -108,20 +108,16 @@ def check_recipe(recipe: Recipe) -> Recipe:
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
         raise ValueError(f"data_shape is {shape}, expected (channels, height, width) with 1 or 3 channels")
     one_of(DTYPES, dtype=recipe.dtype)
-    if recipe.inter_method not in (*INTERPOLATIONS, 9, 10):
-        raise ValueError(f"inter_method is {recipe.inter_method}, expected 0 to 4, 9 (by size) or 10 (random).")
-    if recipe.resize != -1 and recipe.resize < 1:
-        raise ValueError(f"resize is {recipe.resize}, expected the length of the shorter side, or -1 to keep the size.")
-    for low, high in (("min_random_area", "max_random_area"), ("min_random_scale", "max_random_scale")):
-        if not 0 < getattr(recipe, low) <= getattr(recipe, high):
-            raise ValueError(f"{low} is {getattr(recipe, low)}, {high} {getattr(recipe, high)}; expected 0 < {low} <= {high}.")
-    if recipe.random_resized_crop and not 0 < _ratios(recipe)[0] <= _ratios(recipe)[1]:
-        raise ValueError(f"the range of aspect ratios of random crops is {_ratios(recipe)}, expected 0 < minimum <= maximum.")
-    if (recipe.min_crop_size > 0) != (recipe.max_crop_size > 0) or recipe.min_crop_size > recipe.max_crop_size:
-        sizes = (recipe.min_crop_size, recipe.max_crop_size)
-        raise ValueError(f"min_crop_size and max_crop_size are {sizes}; expected minimum <= maximum, or -1 for both.")
-    if 0 in recipe.std[: shape[0]]:
-        raise ValueError(f"std is {recipe.std}, expected no 0: the image is divided by it.")
+    one_of((*INTERPOLATIONS, 9, 10), inter_method=recipe.inter_method)
+    ranges = {
+        "random areas": (recipe.min_random_area, recipe.max_random_area),
+        "random scales": (recipe.min_random_scale, recipe.max_random_scale),
+        "aspect ratios of random crops": _ratios(recipe) if recipe.random_resized_crop else (1, 1),
+        "crop sizes": (recipe.min_crop_size, recipe.max_crop_size) if recipe.max_crop_size > 0 else (1, 1),
+    }
+    for name, (low, high) in ranges.items():
+        if not 0 < low <= high:
+            raise ValueError(f"the range of {name} is {low} to {high}, expected 0 < minimum <= maximum.")
     return recipe
 
 

@@ -117,8 +117,9 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
         for number, line in enumerate(file, 1):
             parts = line.strip().split("\t")
             try:
-                key, values = int(parts[0]), _float32(parts[1:-1])
-            except ValueError:
+                with np.errstate(over="raise"):
+                    key, values = int(parts[0]), np.array([float(text) for text in parts[1:-1]]).astype(np.float32)
+            except (ValueError, FloatingPointError):
                 key, values = 0, np.zeros(0, np.float32)
             if not len(values) or labels not in (None, len(values)):
                 expected = f"a number, {'labels' if labels is None else f'{labels} labels'} and a file name, separated by tabs"
@@ -126,13 +127,3 @@ def read_list(path: str | os.PathLike[str], labels: int | None = None) -> list[t
                 raise FormatError(path, f"line {number}", problem, "correct the line or rebuild the list.")
             entries.append((key, (values, parts[-1])))
     return entries
-
-
-def _float32(texts: Sequence[str]) -> np.ndarray:
-    """Parse numbers to float32; raise ValueError if a text is not a number or overflows."""
-    exact = np.array([float(text) for text in texts])
-    with np.errstate(over="ignore"):
-        values = exact.astype(np.float32)
-    if (np.isinf(values) & np.isfinite(exact)).any():
-        raise ValueError(texts)
-    return values

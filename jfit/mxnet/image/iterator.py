@@ -15,7 +15,6 @@ from jfit.data import DataBatch, DataDesc, DataIter
 from jfit.data.images import decode, read_list
 from jfit.data.images.codec import inside
 from jfit.data.ndarray_iter import HANDLES
-from jfit.data.positions import checks_position
 from jfit.formats.atomic import FormatError, read_file
 from jfit.formats.records import RecordReader, read_index, record_offsets, unpack
 from jfit.mxnet.errors import translated
@@ -162,7 +161,6 @@ class ImageIter(DataIter):
             state |= {"random": random.getstate(), "numpy": np.random.get_state()}
         return state
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of an iterator over the same images; also restores the global generators if it contains them.
 

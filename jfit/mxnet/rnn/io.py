@@ -12,7 +12,6 @@ import numpy as np
 
 from jfit import checks
 from jfit.data import DataBatch, DataDesc, DataIter
-from jfit.data.positions import checks_position
 from jfit.mxnet import ndarray as nd
 from jfit.mxnet.mutable import as_array
 
@@ -185,7 +184,6 @@ class BucketSentenceIter(DataIter):
             rng = {"batches": [version, list(words), gauss], "rows": self._rows.get_state(legacy=False)}
         return {"curr_idx": self.curr_idx, "idx": list(self.idx), "orders": [o.copy() for o in self._orders], "rng": rng}
 
-    @checks_position
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict` of an iterator over the same sentences with the same arguments.
 
