@@ -68,20 +68,6 @@ class Trainer:
         return statistics.median(times)
 
 
-def digest(state: TrainState, devices: Sequence[Any]) -> str:
-    """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state.
-
-    Args:
-        state: on the devices.
-        devices: list of `jax.Device`, in a job of several processes those of all.
-    """
-    result = hashlib.sha256()
-    state = host_state(state, devices)
-    for leaf in jax.tree.leaves((state.params, state.aux, state.opt_state)):
-        result.update(np.asarray(leaf).tobytes())
-    return result.hexdigest()[:16]
-
-
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Measure one number of devices.
 
@@ -104,7 +90,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     trainer.train(1)
     first, compiled = time.perf_counter() - started, counters.compile_seconds() - compiled
     trainer.train(DIGEST_STEPS - 1)
-    result: dict[str, Any] = {"devices": count, "batch": request["batch"], "digest": _digest_of_all(trainer)}
+    result: dict[str, Any] = {"devices": count, "batch": request["batch"], "digest": digest(trainer.state, devices)}
     if distributed.num_processes() > 1:
         hosts = distributed.exchange(socket.gethostname(), "names of hosts")
         result |= {"processes": distributed.num_processes(), "hosts": len(set(hosts))}
@@ -132,8 +118,20 @@ def _slowest(seconds: float) -> float:
     return max(distributed.exchange(seconds, "times of the benchmark"))
 
 
-def _digest_of_all(trainer: Trainer) -> str:
-    digests = distributed.exchange(digest(trainer.state, trainer.devices), "digests of the benchmark")
+def digest(state: TrainState, devices: Sequence[Any]) -> str:
+    """Return the first 16 digits of the SHA-256 of parameters, auxiliary states and optimizer state, the same in all processes.
+
+    Args:
+        state: on the devices.
+        devices: list of `jax.Device`, in a job of several processes those of all.
+
+    Raises:
+        RuntimeError: the processes of a job have different ones.
+    """
+    sha, whole = hashlib.sha256(), host_state(state, devices)
+    for leaf in jax.tree.leaves((whole.params, whole.aux, whole.opt_state)):
+        sha.update(np.asarray(leaf).tobytes())
+    digests = distributed.exchange(sha.hexdigest()[:16], "digests of the benchmark")
     if len(set(digests)) > 1:
         by_rank = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(digests))
         problem = f"the processes have different parameters after {DIGEST_STEPS} steps ({by_rank})"

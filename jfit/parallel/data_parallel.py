@@ -141,14 +141,6 @@ class DataParallel:
         split = split_batch(batch, self._parts, self._axes, self._multiple, own=own)
         return place_split(split, self.devices) if isinstance(self.devices, SplitDevices) else split
 
-    def _run(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepOut, Batch]:
-        """Return (new state, results, the batch with a leading axis of its parts, on which the outputs depend)."""
-        split = self._split(batch)
-        if self._ordered is None:
-            return *self._program(state, split), split
-        state, out, outputs = self._ordered(state, split)
-        return state, out._replace(outputs=outputs), split
-
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, StepOut]:
         """Run one update with the global batch.
 
@@ -167,7 +159,12 @@ class DataParallel:
         state, whole = self._prepared(state, batch)
         size = rows(whole, self._axes)
         self._check_rows(state, whole, size)
-        state, out, split = self._run(state, whole)
+        split = self._split(whole)  # with a leading axis of its parts, on which the outputs depend
+        if self._ordered is None:
+            state, out = self._program(state, split)
+        else:
+            state, out, outputs = self._ordered(state, split)
+            out = out._replace(outputs=outputs)
         self._returned = id(state)
         fence = self._window.push(_fence_of(state, out))
         if fence is not None and not fence.is_deleted():  # the caller may have donated the array to another function

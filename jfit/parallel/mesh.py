@@ -20,11 +20,10 @@ from jfit.checks import matching
 from jfit.lowering.model import Model
 from jfit.parallel.contexts import Device, resolve
 from jfit.programs import Made
-from jfit.step.layout import like_params
+from jfit.step.layout import Layout, like_params
 from jfit.step.reduce import all_reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.state import TrainState
-from jfit.step.train import step_layout
 
 ROWS = "data"  # name of the mesh axis over which the rows of a batch are split
 AXIS = "devices"  # name of the device axis inside a step, and of the mesh axis of `SplitDevices`
@@ -133,7 +132,7 @@ class SplitDevices(list[Device]):
 
     def shardings(self, state: TrainState) -> TrainState:
         """Return the sharding of each array of a state but `local`."""
-        specs = step_layout(self._step, state, AXIS, len(self)).of_state(state._replace(local=None))
+        specs = Layout.of(self._step, state, AXIS, len(self)).of_state(state._replace(local=None))
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
 

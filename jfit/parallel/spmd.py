@@ -64,12 +64,9 @@ def compile_spmd(
     mesh = devices if isinstance(devices, MeshDevices) else None
     split = devices if isinstance(devices, SplitDevices) and any(isinstance(a, TrainState) for a in in_axes) else None
     axis, devices, count = AXIS if len(devices) > 1 else None, mesh or list(devices), len(devices)
-    gathered, is_leaf = None, lambda a: a is None
-    if mesh is None and spans_processes(devices):
-        gathered = out_axes
-        out_axes = jax.tree.map(lambda a: None if a == GATHERED else a, out_axes, is_leaf=is_leaf)
-    else:
-        out_axes = jax.tree.map(lambda a: 0 if a == GATHERED else a, out_axes, is_leaf=is_leaf)
+    spans, is_leaf = mesh is None and spans_processes(devices), lambda a: a is None
+    gathered = out_axes if spans else None
+    out_axes = jax.tree.map(lambda a: (None if spans else 0) if a == GATHERED else a, out_axes, is_leaf=is_leaf)
 
     def build(traced: Callable[..., Any], more: int) -> Any:
         if mesh is not None:
@@ -82,7 +79,7 @@ def compile_spmd(
         else:
             options: Any = {"in_axes": axes, "out_axes": out_axes, "donate_argnums": donate}
             run = jitted = jax.pmap(traced, axis_name=AXIS, devices=devices, **options)
-        if not spans_processes(devices):
+        if not spans:
             return run
         everywhere = Mesh(np.array(devices), (AXIS,))
         if split is not None:

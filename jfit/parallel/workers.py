@@ -79,18 +79,16 @@ def sum_over_processes(values: Sequence[Any]) -> list[Any]:
         >>> [total.tolist() for total in sum_over_processes([np.ones(2)])]
         [[1.0, 1.0]]
     """
-    sums = list(values)
-    wide = [i for i, v in enumerate(sums) if not isinstance(v, jax.Array) and jax.dtypes.canonicalize_dtype(v.dtype) != v.dtype]
-    for i in wide:
-        parts = exchange(np.ascontiguousarray(sums[i]).tobytes(), "sums of NumPy arrays")
-        arrays = [np.frombuffer(part, sums[i].dtype).reshape(sums[i].shape) for part in parts]
-        sums[i] = functools.reduce(np.add, arrays[1:], arrays[0].copy())
-    names = {f"{i:09}": i for i in range(len(sums)) if i not in set(wide)}
-    if names:
-        totals, _ = ProcessSums()({name: jnp.asarray(sums[i]) for name, i in names.items()}, {})
-        for name, i in names.items():
-            sums[i] = totals[name]
-    return sums
+    totals: dict[str, Any] = {}
+    names = {f"{i:09}": v for i, v in enumerate(values)}
+    for name, v in names.items():
+        if not isinstance(v, jax.Array) and jax.dtypes.canonicalize_dtype(v.dtype) != v.dtype:
+            parts = exchange(np.ascontiguousarray(v).tobytes(), "sums of NumPy arrays")
+            arrays = [np.frombuffer(part, v.dtype).reshape(v.shape) for part in parts]
+            totals[name] = functools.reduce(np.add, arrays[1:], arrays[0].copy())
+    if narrow := {name: jnp.asarray(v) for name, v in names.items() if name not in totals}:
+        totals |= ProcessSums()(narrow, {})[0]
+    return [totals[name] for name in names]
 
 
 def from_main(arrays: Mapping[str, Any], what: str) -> dict[str, Any]:

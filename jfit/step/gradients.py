@@ -216,22 +216,17 @@ def full_gradients(
     """
     summed = _summed(model, wrt, policy)
 
-    def sums_of(params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
+    def add(sums: Any, params: Params, aux: Aux, batch: Any, key: Array, number: Any) -> tuple[Gradients, Array]:
         gradients, rows, positions = summed(params, aux, batch, key, number, None)
-        return jax.tree.map(lambda g: _wide(g) * positions.astype(_wide(g).dtype), gradients), rows * positions
+        more = jax.tree.map(lambda g: _wide(g) * positions.astype(_wide(g).dtype), gradients), rows * positions
+        return more if sums is None else jax.tree.map(jnp.add, sums, more)
 
-    def more_sums(sums: tuple[Gradients, Array], *args: Any) -> tuple[Gradients, Array]:
-        return jax.tree.map(jnp.add, sums, sums_of(*args))
-
-    first = Program(sums_of, jax.jit, name="full_gradients")
-    more = Program(more_sums, functools.partial(jax.jit, donate_argnums=0), name="full_gradients")
-    mean = jax.jit(_mean)
+    more, mean = Program(add, functools.partial(jax.jit, donate_argnums=0), name="full_gradients"), jax.jit(_mean)
 
     def fn(params: Params, aux: Aux, batches: Iterable[Any], key: Array | None = None) -> Gradients:
         key, sums = _key(key), None
         for number, batch in enumerate(batches):
-            args = (params, aux, batch, key, jnp.int32(number))
-            sums = first(*args) if sums is None else more(sums, *args)
+            sums = more(sums, params, aux, batch, key, jnp.int32(number))
         if sums is None:
             raise ValueError("full_gradients got no batches; pass a list, or an iterable that is not exhausted")
         return mean(*sums)

@@ -8,7 +8,7 @@ device and XLA splits it as the state is.  The gradients are computed on each de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jfit.optim.rows import SparseRows
 from jfit.step.packed import joined_call, psum
+from jfit.step.state import split_params
 
 WHOLE = PartitionSpec()
 
@@ -74,19 +75,21 @@ class Layout(NamedTuple):
     keeps_params: bool
 
     @classmethod
-    def of(cls, trainable: Mapping[str, Any], tables: Collection[str], axis_name: str, count: int, keeps: bool) -> Layout:
-        """Return the layout for a number of devices.
+    def of(cls, step: Any, state: Any, axis_name: str, count: int) -> Layout:
+        """Return how a step from `train_step` with a sharded rule splits the arrays of a state.
+
+        Embedding tables with row-sparse gradients stay whole, with their optimizer state.
 
         Args:
-            trainable: trainable parameters by name.
-            tables: names of embedding tables with row-sparse gradients, which stay whole, with their optimizer state.
+            step: from `train_step`.
+            state: `TrainState` of arrays, or of `jax.ShapeDtypeStruct`.
             axis_name: name of the device axis.
             count: number of devices.
-            keeps: whether the parameters stay split.
         """
-        axes = {name: split_axis(w.shape, count) for name, w in trainable.items() if name not in tables}
+        trainable, _ = split_params(step.model, state.params, step.frozen)
+        axes = {name: split_axis(w.shape, count) for name, w in trainable.items() if name not in step.model.tables}
         specs = {k: PartitionSpec(*[None] * axis, axis_name) for k, axis in axes.items() if axis is not None}
-        return cls(axis_name, specs, keeps)
+        return cls(axis_name, specs, step.reduce.sharded_parameters)
 
     def of_state(self, state: Any) -> Any:
         """Return the `PartitionSpec` of each array of a state between two steps."""

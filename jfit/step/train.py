@@ -228,7 +228,7 @@ class TrainStep:
         """Compute one update: (new state, results)."""
         reduce = cast(Reduce, self.reduce)
         count = mesh_size(axis_name) if reduce.sharded else 1
-        layout = None if count == 1 else step_layout(self, state, cast(str, axis_name), count)
+        layout = None if count == 1 else Layout.of(self, state, cast(str, axis_name), count)
 
         def of_batch(split: bool, state: TrainState, batch: Any) -> tuple[ShardPass, Any, Params | None]:
             (of_shard, aux, sums), weight = self.shard_pass(state, batch, axis_name)
@@ -298,19 +298,6 @@ class TrainStep:
 
 
 train_step = TrainStep  # the public name
-
-
-def step_layout(step: Any, state: TrainState, axis_name: str, count: int) -> Layout:
-    """Return how a step from `train_step` with a sharded rule splits the arrays of a state.
-
-    Args:
-        step: from `train_step`.
-        state: `TrainState` of arrays, or of `jax.ShapeDtypeStruct`.
-        axis_name: name of the device axis.
-        count: number of devices.
-    """
-    trainable, _ = split_params(step.model, state.params, step.frozen)
-    return Layout.of(trainable, step.model.tables, axis_name, count, step.reduce.sharded_parameters)
 
 
 @made
@@ -419,7 +406,10 @@ class UpdateRule(NamedTuple):
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
         is_exact = self.optimizer.state_spec is not None
-        tables = {name: _rows_or_table(g, trainable[name], self.by_rows) for name, g in _tables(gradients).items()}
+        tables: dict[str, Any] = {}
+        for name, g in _tables(gradients).items():
+            size = len(trainable[name])  # duplicate rows are summed, because clip_norm must not add the norm of a row twice
+            tables[name] = coalesce(g, size) if self.by_rows else g.dense(size)
 
         def change(tree: Params) -> Params:
             scaled = jax.tree.map(lambda g: _scaled(g, factor, is_exact), tree)
@@ -503,15 +493,6 @@ def of_first_device(values: Any, otherwise: Any, has: Array, axis_name: str) -> 
         return lax.psum(jnp.where(number == first, values, jnp.zeros_like(values)), axis_name).astype(x.dtype)
 
     return jax.tree.map(lambda x, other: jnp.where(first < count, broadcast(x), other), values, otherwise)
-
-
-def _rows_or_table(gradient: SparseRows, weight: Array, lazy: bool) -> SparseRows | Array:
-    """Convert the gradient of an embedding table to the form that the optimizer needs.
-
-    For a lazy optimizer, which updates only the rows with a gradient, duplicate rows are summed, because clip_norm must not add
-    the norm of a row twice.  For other optimizers the gradient becomes a dense array.
-    """
-    return coalesce(gradient, len(weight)) if lazy else gradient.dense(len(weight))
 
 
 def _scaled(g: Array, factor: Any, exact: bool) -> Array:
