@@ -154,7 +154,9 @@ class Executor:
                 program = self._programs.backward(train, differentiated, added)
                 outputs, gradients, new_aux = program(*arrays, key, heads, old)
             if train:
-                full = _full_head_gradients(heads, outputs)
+                full = [
+                    jnp.ones_like(o) if h is None else jnp.broadcast_to(h, o.shape) for h, o in zip(heads, outputs, strict=True)
+                ]
                 self._notify_monitor(lambda _: self._programs.monitor_backward(*self._gathered(arrays), {}, key, 0, 0, full))
             moving = moving_aux(self._symbol, reqs) & new_aux.keys() if train else ()
             for name, gradient in gradients.items():
@@ -327,11 +329,6 @@ def _put(array: Any, value: Any) -> None:
         array.value = value
     else:
         array[:] = value
-
-
-def _full_head_gradients(heads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return the head gradients (the gradients with respect to the outputs) in the shapes of the outputs; ones for None."""
-    return [jnp.ones_like(o) if h is None else jnp.broadcast_to(h, o.shape) for h, o in zip(heads, outputs, strict=True)]
 
 
 @functools.cache

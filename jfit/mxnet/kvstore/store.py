@@ -202,7 +202,9 @@ class KVStore(KVStoreBase):
                 raise MXNetError(f"key {k!r} {what}; a key is initialized once, with one value; use push to change it.")
             new[k] = as_array(values[0])
         if self.num_workers > 1:
-            new = _on_device_of(new, from_main(new, "values of kvstore.init"))
+            main = from_main(new, "values of kvstore.init")
+            values = device_put_all(list(main.values()), [sharding_of(new[k]) for k in main])
+            new = dict(zip(main, values, strict=True))
         for k, first in new.items():
             self._stored[k] = self.arrays.mutable(committed_copy(first))
             self._order[k] = len(self._order)
@@ -491,11 +493,6 @@ def checked_type(name: str) -> str:
         near = nearest(lower, TYPES)
         raise ValueError(f"kvstore {name!r} is unknown; {f'did you mean {near}? T' if near else 't'}he types are {known}.")
     return lower
-
-
-def _on_device_of(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
-    values = device_put_all(list(new.values()), [sharding_of(v) for v in old.values()])
-    return dict(zip(new, values, strict=True))
 
 
 def workers_of(store: Any) -> int:

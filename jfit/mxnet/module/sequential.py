@@ -84,19 +84,10 @@ class SequentialModule(BaseModule):
         """Names of the outputs of the last module."""
         return self._modules[-1].output_names if self._modules else []
 
-    @property
-    def data_shapes(self) -> Any:
-        """Descriptions of the data inputs of the first module."""
-        require(self, "data_shapes", "binded")
-        return self._modules[0].data_shapes
-
+    _first, _last = property(lambda self: self._modules[0]), property(lambda self: self._modules[-1])
+    data_shapes = attribute("_first.data_shapes", "Descriptions of the data inputs of the first module.", "binded")
     label_shapes = attribute("_label_shapes", "Descriptions of the labels; None if no module takes labels.", "binded")
-
-    @property
-    def output_shapes(self) -> Any:
-        """(name, shape) of the outputs of the last module."""
-        require(self, "output_shapes", "binded")
-        return self._modules[-1].output_shapes
+    output_shapes = attribute("_last.output_shapes", "(name, shape) of the outputs of the last module.", "binded")
 
     def _takes_labels(self) -> Iterator[Any]:
         return (m for m, meta in zip(self._modules, self._metas, strict=True) if meta.get(self.META_TAKE_LABELS))
@@ -104,7 +95,6 @@ class SequentialModule(BaseModule):
     # -------------------------------------------------------------------------------- setting up
     def _bind(self, data_shapes: Any, label_shapes: Any, request: BindRequest) -> None:
         """Bind all modules; for training, all but the first compute gradients of their data inputs."""
-        assert request.for_training or not request.inputs_need_grad, "inputs_need_grad=True requires for_training=True"
         assert request.shared_module is None, "Shared module is not supported"
         assert self._modules, "Attempting to bind an empty SequentialModule"
         shapes = data_shapes
