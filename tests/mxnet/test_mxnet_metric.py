@@ -99,6 +99,7 @@ test_invalid_use_raises_mxnets_error_classes = refused(
     ),
     (lambda: M.create("top_k_accuracy", top_k=1), AssertionError, "Please use Accuracy if top_k is no more than 1"),
     (lambda: M.create("accurcy"), AssertionError, "accurcy is not registered"),
+    (lambda: M.create(["acc"]).get_metric(3), IndexError, "out of range"),
     (lambda: M.create(3), TypeError, "found 3"),
 )
 

@@ -64,7 +64,7 @@ def restore_settings(optimizer: Any, settings: Mapping[str, Any], path: saved.Pa
     if scheduler is None and fresh.get("lr", 0) is None:
         saved.reject(path, f"{where}, attribute 'lr'", None, f"{saved.NUMBER.words}, because there is no lr_scheduler")
     vars(optimizer).update(fresh, lr_scheduler=scheduler, **tables)
-    if scheduler is not None:
+    if progress:
         vars(scheduler).update(progress)
     optimizer.shared.restore(optimizer.shared_of_mxnet(settings) if shared is None else shared, path)
 
