@@ -76,13 +76,6 @@ def _hard_negatives(attrs: Attrs, positive: Array, best: Array, logits: Array) -
     return eligible & (rank < jnp.minimum(quota, positive.shape[1] - positives))
 
 
-def _check_target(anchor: Array, label: Array, cls_pred: Array) -> None:
-    (one, count, sides), (_, objects, entries), (_, _, columns) = anchor.shape, label.shape, cls_pred.shape
-    if (one, sides, columns) != (1, 4, count) or objects < 1 or entries < 5:
-        shapes = "anchor (1, anchors, 4), label (batch, objects, 5 or more) and cls_pred (batch, classes, anchors)"
-        raise ValueError(f"expected {shapes}; reshape them")
-
-
 def _offsets(anchors: Corners, goals: Corners, variances: tuple[float, ...]) -> Array:
     """Regression targets (batch, anchors, 4): shift and log scale from anchors to matched boxes (goals), over the variances."""
     width, height = anchors.right - anchors.left, anchors.bottom - anchors.top
@@ -110,16 +103,18 @@ def multibox_target(ctx: Ctx, attrs: Attrs, anchor: Array, label: Array, cls_pre
     exceeds overlap_threshold. The unmatched anchors are background, or only the hardest of them if
     negative_mining_ratio > 0. All others, and every anchor of an image without objects, get the class ignore_label.
     """
-    _check_target(anchor, label, cls_pred)
+    (one, count, sides), (batch, objects, entries), (_, _, columns) = anchor.shape, label.shape, cls_pred.shape
+    if (one, sides, columns) != (1, 4, count) or objects < 1 or entries < 5:
+        shapes = "anchor (1, anchors, 4), label (batch, objects, 5 or more) and cls_pred (batch, classes, anchors)"
+        raise ValueError(f"expected {shapes}; reshape them")
     dtype, wide = anchor.dtype, accumulating(anchor.dtype)
     anchor, label, cls_pred = (lax.stop_gradient(x).astype(wide) for x in (anchor, label, cls_pred))
-    batch, count = label.shape[0], anchor.shape[1]
     real = jnp.cumprod(label[:, :, 0] != -1, axis=1) > 0  # (batch, objects): the first class -1 ends the list
     any_real = jnp.any(real, axis=1)[:, None]
     prior, goals = corners(anchor), corners(label[:, :, 1:5])
     overlap = _overlaps(Corners(*(side[:, :, None] for side in prior)), Corners(*(side[:, None, :] for side in goals)))
     overlap = jnp.where(real[:, None, :], overlap, -1.0)  # (batch, anchors, objects)
-    matches = matched(overlap, real, NEARLY_NOTHING, label.shape[1])  # (batch, anchors): index of an object, or -1
+    matches = matched(overlap, real, NEARLY_NOTHING, objects)  # (batch, anchors): index of an object, or -1
     best = jnp.max(overlap, axis=2)
     near = (matches < 0) & (best > attrs.overlap_threshold) & any_real & (attrs.overlap_threshold > 0)
     positive = (matches >= 0) | near
