@@ -214,7 +214,7 @@ def check_batch(batch: Batch, axes: Axes | None = None, where: str = "") -> Batc
         `batch`, unchanged.
 
     Raises:
-        ValueError: no inputs; unequal numbers of rows (the message names both inputs); or a weight that is nan, infinite or
+        ValueError: unequal numbers of rows (the message names both inputs); or a weight that is nan, infinite or
             negative (weights that are JAX arrays are not checked: reading them would block the host).
 
     Example:

@@ -103,7 +103,7 @@ def select(data: Any, names: Names, columns: Columns | None) -> tuple[dict[str, 
         each.  Columns of several axes in a dict become the dict that is the argument of a function.
 
     Raises:
-        ValueError: a column is missing, occurs twice, or does not contain numbers.
+        ValueError: a column is missing or does not contain numbers.
 
     Example:
         >>> arrays, used = select({"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [0, 1]}, Names.of(["x"], ["y"]), Columns(("c",)))

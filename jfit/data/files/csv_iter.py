@@ -38,7 +38,7 @@ class CSVIter(FileIter):
     Raises:
         FormatError: a line cannot be parsed; the message names file, line and column.
         FileNotFoundError: a file does not exist.
-        ValueError: no rows, or fewer labels than rows.
+        ValueError: an empty file, or fewer labels than rows.
 
     Example:
         >>> from pathlib import Path

@@ -69,6 +69,9 @@ class Positioned(WholeBatches):
 class FileIter(Positioned):
     """Base class of iterators over the rows of text files: a data file and, optionally, a label file read in parallel.
 
+    Subclasses override `_arrays`, which converts the columns of a batch, as the readers return them, to (data arrays, label
+    arrays).
+
     Args:
         readers: reader of the data and, if labels are in a separate file, reader of the labels.
         batch_size: number of rows per batch.

@@ -41,7 +41,7 @@ class LibSVMIter(FileIter):
     Raises:
         FormatError: a line cannot be parsed; the message names file and line.
         FileNotFoundError: a file does not exist.
-        ValueError: no rows, fewer labels than rows, or an unsupported combination of arguments.
+        ValueError: an empty file, fewer labels than rows, or an unsupported combination of arguments.
 
     Example:
         >>> from pathlib import Path

@@ -153,7 +153,7 @@ def encode(array: np.ndarray, quality: int = 95, kind: str = ".jpg") -> bytes:
         bytes of the file.
 
     Raises:
-        ValueError: unsupported dtype, shape or `kind`.
+        ValueError: unsupported `kind`.  Pillow raises for an unsupported dtype or shape.
 
     Example:
         >>> encode(np.zeros((2, 2, 3), "uint8"))[:2].hex()
@@ -186,7 +186,7 @@ def resize(array: np.ndarray, width: int, height: int, interp: int = 2, antialia
         (height, width, channels) of the same dtype.
 
     Raises:
-        ValueError: a size below 1 or an unknown interpolation.
+        KeyError: an unknown interpolation.
 
     Example:
         >>> resize(np.arange(4, dtype="uint8").reshape(2, 2, 1), 1, 1, interp=3).item()

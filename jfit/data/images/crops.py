@@ -23,9 +23,6 @@ def interpolation(interp: int, old: tuple[int, int], new: tuple[int, int], drawn
     Returns:
         int: 0 nearest, 1 bilinear, 2 bicubic, 3 area, 4 Lanczos.
 
-    Raises:
-        ValueError: an unknown code.
-
     Example:
         >>> interpolation(9, (4, 4), (8, 8)), interpolation(9, (8, 8), (4, 4)), interpolation(9, (8, 4), (4, 8))
         (2, 3, 1)
@@ -152,7 +149,7 @@ def border(
         (top + H + bottom, left + W + right, channels), dtype of `image`.
 
     Raises:
-        ValueError: an unknown `kind`.
+        KeyError: an unknown `kind`.
 
     Example:
         >>> border(np.ones((1, 1, 1), "uint8"), 1, 0, 0, 1, values=9)[..., 0].tolist()
