@@ -69,9 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="number of blocks, of which medians are shown (default: 5)")
     parser.add_argument("--torch", action="store_true", help="also measure torch DDP with gloo (CPU; mlp and resnet20)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for the processes of a row (default: 1800)")
-    parser.add_argument(
-        "--before", type=_earlier, default=[], help="JSON file of an earlier measurement, whose rows come first in the table"
-    )
+    parser.add_argument("--before", type=Path, help="JSON file of an earlier measurement, whose rows come first in the table")
     return parser
 
 
@@ -82,10 +80,6 @@ def _counts(text: str) -> list[int]:
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, sizes = text.partition("=")
     return name, tuple(int(size) for size in sizes.split(",") if size)
-
-
-def _earlier(path: str) -> list[dict[str, Any]]:
-    return json.loads(Path(path).read_text())["results"]
 
 
 def requests(arguments: argparse.Namespace, joined: int | None = None) -> list[dict[str, Any]]:
@@ -185,10 +179,11 @@ def main(arguments: Sequence[str]) -> int:
         distributed.init()
     try:
         todo = requests(options, distributed.num_processes() if in_job else None)
+        results = json.loads(options.before.read_text())["results"] if options.before else []
         for path in vars(files).values() if distributed.is_main() else ():
             if path is not None and str(path) != "-":
                 Path(path).open("ab").close()  # an error now, and not after the measurement
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         parser.error(f"{error}; nothing was measured")
     probe = [sys.executable, "-c", PROBE]
     here = (
@@ -196,12 +191,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     if here[0] == "cpu" and not in_job and max(r["devices"] for r in todo) > MOST_EMULATED:
         parser.error(f"this machine would emulate more than {MOST_EMULATED} devices; pass fewer --devices and --processes")
-    return _measure_all(options, todo, in_job, *here)
+    return _measure_all(options, todo, results, in_job, *here)
 
 
-def _measure_all(options: argparse.Namespace, todo: list[dict[str, Any]], in_job: bool, backend: str, present: int) -> int:
+def _measure_all(
+    options: argparse.Namespace, todo: list[Any], results: list[dict[str, Any]], in_job: bool, backend: str, present: int
+) -> int:
     """Measure each row, in new processes or in those of the job of this one; the main process prints and writes."""
-    results, is_main, status = list(options.before), distributed.is_main(), 0
+    is_main, status = distributed.is_main(), 0
     log = functools.partial(print, file=sys.stderr, flush=True) if is_main else lambda text: None
     try:
         for number, request in enumerate(todo):

@@ -26,6 +26,7 @@ def request(model, **changes):
     ("options", "message"),
     [
         (["--devices", "1,two"], "argument --devices: invalid _counts value: '1,two'"),
+        (["--before", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
         (["--model", "vgg"], "--model is 'vgg' with --shape {}; expected one of mlp"),
         (["--model", __file__], "a symbol.json file with the shape of a row"),
         (["--shape", "data=784"], "--model is 'mlp' with --shape {'data': (784,)}"),
