@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.checks import positive
 from jfit.lowering.model import Params
 from jfit.optim.rows import SparseRows
 from jfit.programs import made
@@ -145,6 +146,9 @@ def two_bit(threshold: float = 0.5) -> Reduce:
     Returns:
         `Reduce` whose per-device state is the residual r.
 
+    Raises:
+        ValueError: the threshold is not above 0.
+
     Example:
         >>> import jax.numpy as jnp
         >>> rule, g = two_bit(0.5), {"w": jnp.array([0.75, -0.25])}
@@ -154,6 +158,7 @@ def two_bit(threshold: float = 0.5) -> Reduce:
 
     Source: Apache MXNet 1.9.1, 2-bit gradient compression of its key-value store.
     """
+    positive(threshold=threshold)
 
     def apply(gradients: Params, sums: Any, local: Any, axis_name: str | None) -> tuple[Params, Any, Any]:
         residuals, signs, bad = dict(local), {}, {}

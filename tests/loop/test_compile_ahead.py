@@ -10,7 +10,7 @@ import pytest
 
 import jfit
 from jfit import counters, sym
-from jfit.loop import ahead
+from jfit.loop import threads as loop_threads
 from jfit.programs import Program, clear_programs
 
 x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
@@ -32,7 +32,7 @@ def fit(width: int = 3, **options):
 def threads(monkeypatch):
     """Names of the programs that were compiled on other threads; the process has two cores, whatever the machine has."""
     clear_programs()
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
+    monkeypatch.setattr(loop_threads, "cores", lambda: 2)
     prepared: list[str] = []
     original = Program.prepare
 
@@ -56,14 +56,14 @@ def weights(run) -> list[bytes]:
 
 
 def test_the_programs_of_a_run_are_compiled_on_threads_that_end_with_the_same_bits_and_counts(threads, monkeypatch):
-    monkeypatch.setattr(ahead, "cores", lambda: 1)
+    monkeypatch.setattr(loop_threads, "cores", lambda: 1)
     fit()  # compiles what is not cleared, such as initial values
     clear_programs()
     with counters.counted() as alone:
         expected = fit()
     assert threads == []
     clear_programs()
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
+    monkeypatch.setattr(loop_threads, "cores", lambda: 2)
     with counters.counted() as counts:
         run = fit()
     assert threads == ["train", "train_tail", "eval"] and compiling() == []
