@@ -116,7 +116,7 @@ def test_a_store_updates_parameters_and_keeps_full_gradients():
         assert out.asnumpy().tolist() == [wanted] * 3
     made = mx.optimizer.create("_SVRGOptimizer", default_optimizer="sgd", learning_rate=-1.0, momentum=0.5)
     assert (made.default_opt.lr, made.default_opt.momentum) == (-1.0, 0.5)
-    with pytest.raises(KeyError, match="has no parameter 7"):
+    with pytest.raises(KeyError, match="7"):
         made.update(7, out, out, None)
 
 
