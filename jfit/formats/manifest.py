@@ -75,8 +75,8 @@ def load_sealed(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise FormatError(path.parent, path.name, "the file is missing", remedy) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise FormatError(path, "content", f"it cannot be read, or is not valid JSON ({error})", remedy) from error
-    if not isinstance(record, dict) or any(map(_is_too_deep, record.values())):
+        raise FormatError(path, "content", f"it is not valid JSON, or cannot be read ({error})", remedy) from error
+    if not isinstance(record, dict) or any(map(_is_too_deep, _parts(record).values())):
         raise FormatError(path, "content", f"it is no JSON object, or {_TOO_DEEP}", remedy)
     digest_at = len(content) - len(_END) - _DIGEST_LENGTH
     head, digest, end = content[: max(digest_at, 0)], content[max(digest_at, 0) : -len(_END)], content[-len(_END) :]
