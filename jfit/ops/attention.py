@@ -16,7 +16,7 @@ from jax import Array
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, common_rows
+from jfit.ops.rules import accumulating, common_rows, need_shape
 
 HEADS = {"heads": integer()}
 
@@ -42,7 +42,8 @@ def _scores(queries: Array, keys: Array, dtype: Any) -> Array:
 
 def _attended(attrs, values: Array, attention: Array) -> Array:
     """Return the attention-weighted values, (query time, batch, heads * size)."""
-    batch, heads, _, size = values.shape
+    batch, heads, time, size = values.shape
+    need_shape("attention", attention.shape, (batch * heads, attention.shape[1], time))
     weights = attention.astype(values.dtype).reshape((batch, heads, *attention.shape[1:]))
     mixed = jnp.einsum("bhqk,bhkd->qbhd", weights, values)
     return mixed.reshape((attention.shape[1], batch, heads * size)).astype(attention.dtype)

@@ -162,6 +162,8 @@ def deconv_pads(attrs: Attrs, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     targets = per_axis(attrs, "target_shape", dims)
     for n, s, d, k, target in zip(sizes, window.stride, window.dilate, attrs.kernel, targets, strict=True):
         full = s * (n - 1) + d * (k - 1) + 1
+        if target > full:
+            raise ValueError(f"target_shape is {targets}, but {n} entries with stride {s} produce at most {full}")
         pads.append(((full - target + 1) // 2, (full - target) % 2))
     return pads
 
@@ -328,6 +330,8 @@ def _patch_columns(attrs: Attrs, data: Array) -> Array:
     """Return the patches as (rows, channels * kernel entries, windows), kernel entries in C order within each channel."""
     window = window_of(attrs)
     counts = window.output(data.shape[2:], attrs.kernel)
+    if min(counts) < 1:
+        raise ValueError(f"kernel {attrs.kernel} does not fit {data.shape[2:]} entries; change kernel, dilate or pad")
     padded = jnp.pad(data, ((0, 0), (0, 0), *window.pads))
     taps = []
     for tap in itertools.product(*map(range, attrs.kernel)):

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, number, numbers, several, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.resize import resized
+from jfit.ops.resize import cut, resized, sides
 from jfit.ops.rows import LOST, RowLayout
 from jfit.ops.rules import along, fixed_types
 
@@ -82,7 +82,9 @@ def to_tensor(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 def normalize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = (x - mean[c]) / std[c] for images (channels, height, width)."""
     # equal values, also more of them than channels, are one value
-    values = (v[:1] if len(set(v)) == 1 else v for v in (attrs.mean, attrs.std))
+    values = [v[:1] if len(set(v)) == 1 else v for v in (attrs.mean, attrs.std)]
+    if not {*map(len, values)} <= {1, data.shape[-3]}:
+        raise ValueError(f"mean is {attrs.mean} and std {attrs.std}, expected one number or {data.shape[-3]}, one per channel")
     mean, std = (along(jnp.asarray(v, jnp.float32), data.ndim - 3, data.ndim) for v in values)
     return ((data - mean) / std).astype(data.dtype)
 
@@ -90,18 +92,15 @@ def normalize(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 @_operator("_image_crop", attrs={"x": integer(), "y": integer(), "width": integer(), "height": integer()})
 def crop(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y = x[y : y + height, x : x + width]."""
-    data = lax.slice_in_dim(data, attrs.y, attrs.y + attrs.height, axis=-3)
-    return lax.slice_in_dim(data, attrs.x, attrs.x + attrs.width, axis=-2)
+    return cut(data, (-3, -2), (attrs.y, attrs.x), (attrs.height, attrs.width))
 
 
 def new_size(attrs: Attrs, high: int, wide: int) -> tuple[int, int]:
     """Return (height, width) for `size`: (width, height), or one number for both sides (shorter side with keep_ratio)."""
-    if len(attrs.size) == 2:
-        return attrs.size[1], attrs.size[0]
-    size = attrs.size[0]
-    if not attrs.keep_ratio:
-        return size, size
-    return (size * high // wide, size) if high > wide else (size, size * wide // high)
+    across, down = sides("size", attrs.size)
+    if len(attrs.size) == 2 or not attrs.keep_ratio:
+        return down, across
+    return (across * high // wide, across) if high > wide else (across, across * wide // high)
 
 
 @_operator("_image_resize", attrs={"size": shape(()), "keep_ratio": flag(False), "interp": integer(1)})
@@ -127,6 +126,8 @@ BORDERS = {1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}  # OpenCV's numbe
 def make_border(ctx: Ctx, attrs: Attrs, src: Array) -> Array:
     """y = x padded with a constant (type 0; `values` per channel) or as jnp.pad: 1 edge, 2 symmetric, 3 wrap, 4 reflect."""
     pads = [(0, 0)] * (src.ndim - 3) + [(attrs.top, attrs.bot), (attrs.left, attrs.right), (0, 0)]
+    if attrs.type not in range(5):
+        raise ValueError(f"type is {attrs.type}, expected 0 to 4 (constant, edge, symmetric, wrap, reflect)")
     if attrs.type:
         return jnp.pad(src, pads, mode=BORDERS[attrs.type])
     values: Any = attrs["values"] or attrs["value"]

@@ -21,6 +21,7 @@ from jfit.ops.rules import (
     first_types,
     insert_axis,
     last_axis,
+    need_shape,
     normalize_axis,
     same_shape,
     unify,
@@ -242,6 +243,7 @@ _scattered.defvjp(lambda data, indices, size: (_scattered(data, indices, size), 
 @operator("scatter_nd", attrs={"shape": shape()}, types=first_types, rows=lost_rows)
 def scatter_nd(ctx, attrs, data, indices):
     """y[indices[0, i...], indices[1, i...], ...] = x[i...], all other entries 0; the last of equal indices wins."""
+    need_shape("data", data.shape, (*indices.shape[1:], *attrs.shape[indices.shape[0] :]))
     return _scattered(data, indices, attrs.shape)
 
 

@@ -14,7 +14,17 @@ from jax import Array, lax
 from jfit.ops.attributes import flag, integer, maybe_choice, number, several
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout, lost_rows
-from jfit.ops.rules import accumulating, argument_names, drop_axes, last_axis, normalize_axis, same_shape, unify, unmixed
+from jfit.ops.rules import (
+    accumulating,
+    argument_names,
+    drop_axes,
+    last_axis,
+    need_shape,
+    normalize_axis,
+    same_shape,
+    unify,
+    unmixed,
+)
 
 ATTRS = several(flag, transpose_a=False, transpose_b=False) | {"forward_stype": maybe_choice("csr", "default", "row_sparse")}
 
@@ -112,6 +122,8 @@ _gemm_rows = unmixed(lambda attrs, ndim: (normalize_axis(attrs.axis, ndim), ndim
 def _product(attrs, left: Array, right: Array) -> Array:
     """Return alpha op(A) op(B), matrix rows along `axis`, columns along the last axis; half precision becomes float32."""
     axis = normalize_axis(attrs.axis, left.ndim)
+    if axis == left.ndim - 1:
+        raise ValueError(f"axis is {attrs.axis}, which holds the matrix columns; set it to the axis of the matrix rows")
     a, b = (jnp.moveaxis(wide(x), axis, -2) for x in (left, right))
     product = jnp.matmul(_transposed(a, attrs.transpose_a), _transposed(b, attrs.transpose_b))
     return jnp.moveaxis(attrs.alpha * product, -2, axis)
@@ -197,6 +209,8 @@ def trsm(ctx, attrs, matrix, other):
 def khatri_rao(ctx, attrs, *args):
     """Column-wise Kronecker product of matrices: y[:, k] = arg0[:, k] ⊗ arg1[:, k] ⊗ ..."""
     product = args[0]
+    for i, a in enumerate(args):
+        need_shape(f"arg{i}", a.shape, (a.shape[0], product.shape[1]))
     for a in args[1:]:
         product = (product[:, None, :] * a[None, :, :]).reshape((-1, a.shape[1]))
     return product
@@ -220,6 +234,7 @@ def _from_lower(matrix: Array) -> Array:
 @_operator("potrf", fill=same_shape)
 def potrf(ctx, attrs, matrix):
     """y = L, the lower Cholesky factor: A = L Lᵀ; reads the lower triangle of A; the gradient is symmetric, as in MXNet."""
+    need_square(matrix)
     return lax.linalg.cholesky(_from_lower(wide(matrix)), symmetrize_input=False).astype(matrix.dtype)
 
 
@@ -314,6 +329,7 @@ _eigen.defvjp(lambda matrix: (out := _eigen(matrix), out), _eigen_backward)
 @_operator("syevd", outputs=("output0", "output1"), aliases=())
 def syevd(ctx, attrs, matrix):
     """Eigenvectors y₀ = U (as rows) and eigenvalues y₁ = λ of a symmetric A = Uᵀ diag(λ) U; reads the lower triangle of A."""
+    need_square(matrix)
     rows, values = _eigen(wide(matrix))
     return rows.astype(matrix.dtype), values.astype(matrix.dtype)
 
@@ -324,8 +340,14 @@ def syevd(ctx, attrs, matrix):
 Indices = tuple[np.ndarray, np.ndarray]
 
 
+def _need_diagonal(offset: int, rows: int, columns: int) -> None:
+    if not -rows < offset < columns:
+        raise ValueError(f"a matrix ({rows}, {columns}) has diagonals {1 - rows} to {columns - 1}, but not {offset}; change it")
+
+
 def _diagonal(size: int, offset: int) -> Indices:
     """Return (row indices, column indices) of a diagonal of a (size, size) matrix; offset > 0 is above the main diagonal."""
+    _need_diagonal(offset, size, size)
     at = np.arange(size - abs(offset))
     return at + max(-offset, 0), at + max(offset, 0)
 
@@ -337,6 +359,7 @@ def _triangle(size: int, offset: int, lower: bool) -> Indices:
 
     The entries of a lower triangle are listed row by row, those of an upper one column by column.
     """
+    _need_diagonal(offset, size, size)
     row, column = np.tril_indices(size, -abs(offset))
     return (row, column) if offset < 0 or (offset == 0 and lower) else (column, row)
 
@@ -391,4 +414,5 @@ def diag(ctx, attrs, data):
     if data.ndim == 1:
         return jnp.diag(data, attrs.k)
     first, second = normalize_axis(attrs.axis1, data.ndim, "axis1"), normalize_axis(attrs.axis2, data.ndim, "axis2")
+    _need_diagonal(attrs.k, data.shape[first], data.shape[second])
     return jnp.diagonal(data, attrs.k, first, second)

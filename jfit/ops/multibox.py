@@ -33,15 +33,17 @@ def multibox_prior(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     The boxes of a pixel are all sizes s with the first ratio r, then the first size with the other ratios. The output is
     (1, height * width * boxes, 4): left, top, right, bottom.
     """
-    height, width = data.shape[2:]
+    if not attrs.sizes:
+        raise ValueError("sizes is empty, expected at least one size")
+    (y_offset, x_offset), (height, width) = attrs.offsets, data.shape[2:]
     wide = accumulating(data.dtype)
     ratios = attrs.ratios or (1.0,)
     shapes = [(size, ratios[0]) for size in attrs.sizes] + [(attrs.sizes[0], ratio) for ratio in ratios[1:]]
     half_x = jnp.asarray([size * height / width * math.sqrt(ratio) / 2 for size, ratio in shapes], wide)
     half_y = jnp.asarray([size / math.sqrt(ratio) / 2 for size, ratio in shapes], wide)
     step_y, step_x = (step if step > 0 else 1.0 / n for step, n in zip(attrs.steps, (height, width), strict=True))
-    y = (jnp.arange(height, dtype=wide) + attrs.offsets[0]) * step_y
-    x = (jnp.arange(width, dtype=wide) + attrs.offsets[1]) * step_x
+    y = (jnp.arange(height, dtype=wide) + y_offset) * step_y
+    x = (jnp.arange(width, dtype=wide) + x_offset) * step_x
     full = (height, width, len(shapes))
     x, y, half_x, half_y = (
         jnp.broadcast_to(part, full) for part in (x[None, :, None], y[:, None, None], half_x[None, None], half_y[None, None])

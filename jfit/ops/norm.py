@@ -25,6 +25,7 @@ from jfit.ops.rules import (
     batch_rows,
     from_data,
     need_rank,
+    need_shape,
     normalize_axis,
     unmixed,
 )
@@ -151,7 +152,9 @@ _AXIS = {"axis": integer(1), "cudnn_off": flag(False)} | several(maybe_number, m
 def batch_norm(ctx: Ctx, attrs: Attrs, data: Array, gamma: Array, beta: Array, moving_mean: Array, moving_var: Array):
     """y = γ (x - μ) / √(σ² + ε) + β; in training with the batch's μ, σ² (biased), and moving ← m * moving + (1 - m) * batch."""
     axis = data.ndim - 1 if ctx.channels_last else normalize_axis(attrs.get("axis", 1), data.ndim)
-    wide = accumulating(data.dtype)
+    wide, vectors = accumulating(data.dtype), (gamma, beta, moving_mean, moving_var)
+    for name, vector in zip(("gamma", "beta", "moving_mean", "moving_var"), vectors, strict=True):
+        need_shape(name, vector.shape, (data.shape[axis],))
     scale = jnp.ones(gamma.shape, wide) if attrs.fix_gamma else gamma.astype(wide)
     shift = beta.astype(wide)
     if not ctx.train or attrs.use_global_stats:

@@ -36,6 +36,8 @@ def windows_of(attrs: Attrs, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], t
     pads (before, after) include the padding that pooling_convention=full adds after.  sizes: of the spatial axes.
     """
     kernel, stride, pad = _options(attrs, len(sizes))
+    if attrs.pooling_convention == "same":  # global pooling ignores it
+        raise ValueError("pooling_convention is 'same', which MXNet 1.9.1 itself cannot run; use 'valid' or 'full' with pad")
     pads = []
     for n, k, s, p in zip(sizes, kernel, stride, pad, strict=True):
         span = n + 2 * p - k  # how far a window can move
@@ -145,7 +147,7 @@ def _root(total: Array, p: int) -> Array:
         "pool_type": choice("avg", "lp", "max", "sum", default="max"),
         "global_pool": flag(False),
         "cudnn_off": flag(False),
-        "pooling_convention": choice("full", "valid", default="valid"),  # MXNet 1.9.1 cannot run its third one, "same"
+        "pooling_convention": choice("full", "same", "valid", default="valid"),
         "stride": shape(()),
         "pad": shape(()),
         "p_value": maybe_integer(),
@@ -216,6 +218,8 @@ def _windows_v1(attrs: Attrs, data: Array) -> Array:
     kernel, stride, pad = _options(attrs, 2)
     counts, ends = [], []
     for n, k, s, p in zip(data.shape[2:], kernel, stride, pad, strict=True):
+        if n + 2 * p < k:
+            raise ValueError(f"kernel {k} with pad {p} does not fit {n} entries; use a smaller kernel")
         full = attrs.pooling_convention == "full"
         counts.append((min(n + 2 * p - k + s - 1, n + 2 * p - 1) if full else n + 2 * p - k) // s + 1)
         ends.append(max((counts[-1] - 1) * s + k - n - 2 * p, 0))

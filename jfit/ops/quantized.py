@@ -38,6 +38,13 @@ def magnitude(low: Array, high: Array) -> Array:
     return jnp.maximum(jnp.abs(low), jnp.abs(high)).astype(jnp.float32).reshape(())
 
 
+def steps_of(data: Array, steps: dict[str, float]) -> float:
+    """Return the number of quantization steps for the dtype of `data`, from the table `steps`."""
+    if data.dtype.name not in steps:
+        raise ValueError(f"data has dtype {data.dtype}, expected {' or '.join(steps)}; quantize it first")
+    return steps[data.dtype.name]
+
+
 def as_integers(values: Array, name: str) -> Array:
     """Round to the nearest integer (ties to even), clip to the range of the dtype `name` and cast to it."""
     ends = np.iinfo(DTYPES[name])
@@ -151,7 +158,7 @@ def quantize_asym(ctx: Ctx, attrs: Attrs, data: Array) -> tuple[Array, Array, Ar
 )
 def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> Array:
     """y = q · range / 127.5 for int8, q · range / 255.5 for uint8; range = max(|min|, |max|)."""
-    scale = magnitude(min_range, max_range) / FINE_STEPS[data.dtype.name]
+    scale = magnitude(min_range, max_range) / steps_of(data, FINE_STEPS)
     return data.astype(jnp.float32) * scale
 
 
@@ -165,7 +172,7 @@ def dequantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range:
 )
 def requantize(ctx: Ctx, attrs: Attrs, data: Array, min_range: Array, max_range: Array) -> tuple[Array, Array, Array]:
     """q = round(x · 127 / range) as int8 (· 255 as uint8) for x = p · old range / (2³¹ - 1), p int32; and the new range."""
-    step = magnitude(min_range, max_range) / STEPS[data.dtype.name]
+    step = magnitude(min_range, max_range) / steps_of(data, {"int32": STEPS["int32"]})
     if _is_calibrated(attrs):
         low, high = range_end(attrs.min_calib_range), range_end(attrs.max_calib_range)
     else:
@@ -223,8 +230,7 @@ def _layer(name: str, float_name: str):
 
 def _wide(data: Array) -> Array:
     """Cast int8 or uint8 to int32; raise for any other dtype."""
-    if data.dtype.name not in FINE_STEPS:
-        raise ValueError(f"data has dtype {data.dtype}, expected int8 or uint8; quantize it first")
+    steps_of(data, FINE_STEPS)
     return data.astype(jnp.int32)
 
 
@@ -376,7 +382,7 @@ def concat(ctx: Ctx, attrs: Attrs, *arrays: Array) -> tuple[Array, Array, Array]
     low, high = jnp.min(jnp.stack(ends[::2])), jnp.max(jnp.stack(ends[1::2]))
     size, parts = magnitude(low, high), []
     for x, a, b in zip(data, ends[::2], ends[1::2], strict=True):
-        ratio = (magnitude(a, b) / STEPS[x.dtype.name]) / (size / STEPS[kind])
+        ratio = (magnitude(a, b) / steps_of(x, STEPS)) / (size / STEPS[kind])
         parts.append(as_integers(x.astype(jnp.float32) * ratio, kind))
     return jnp.concatenate(parts, axis=attrs.dim), range_end(low), range_end(high)
 
@@ -402,7 +408,7 @@ def _pair_rows(attrs, rows, shapes, outs):
 
 def _fine(x: Array, low: Array, high: Array) -> Array:
     """Return the size of one quantization step of x, whose range is (low, high)."""
-    return magnitude(low, high) / FINE_STEPS[x.dtype.name]
+    return magnitude(low, high) / steps_of(x, FINE_STEPS)
 
 
 @operator(

@@ -29,7 +29,7 @@ from jfit.ops.attributes import (
 from jfit.ops.context import Ctx
 from jfit.ops.registry import Shape, operator
 from jfit.ops.rows import LOST, RowLayout, no_rows
-from jfit.ops.rules import accumulating, common_rows, dtype_of, fixed_types, last_axis, size_of, unify, unmixed
+from jfit.ops.rules import accumulating, common_rows, dtype_of, fixed_types, last_axis, need_shape, size_of, unify, unmixed
 
 # ----------------------------------------------------------------------------------------------------
 # Samples of distributions whose parameters are attributes: _random_* (shape: an attribute), _random_*_like (shape of an input).
@@ -158,6 +158,8 @@ def _add(law: Distribution) -> None:
         return cast_samples(drawn, dtype_of(attrs.dtype or "float32"))
 
     def like(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
+        if not jnp.issubdtype(data.dtype, jnp.floating):
+            raise ValueError(f"data has dtype {data.dtype}, expected a float dtype, which the output has too; cast the data")
         parameters = _parameters(f"{name}_like", law, attrs)
         return cast_samples(ctx.random(lambda key, size: law.draw(key, size, *parameters), data.shape), data.dtype)
 
@@ -213,6 +215,8 @@ def _add_sample(law: Distribution) -> None:
 
     def sample(ctx: Ctx, attrs: Attrs, *parameters: Array) -> Array:
         lead = parameters[0].shape
+        for slot, p in zip(law.arrays, parameters, strict=True):
+            need_shape(slot, p.shape, lead)
         # one key per entry, split from the key of its row
         keys = ctx.random(jax.random.split, lead, _batched(ctx)).reshape(-1)
         flat = [p.astype(jnp.float32).reshape(-1) for p in parameters]
@@ -285,20 +289,20 @@ def unique_zipfian(ctx: Ctx, attrs: Attrs) -> tuple[Array, Array]:
     MXNet draws ids with replacement until a row has enough distinct ones. Here the distinct ids come from the Gumbel top-k
     trick, which has the same distribution, and the number of tries for each id is geometric in the remaining probability.
     """
-    size: Shape = shape_of("_sample_unique_zipfian", attrs)
+    rows, count = shape_of("_sample_unique_zipfian", attrs)
     edges = jnp.clip(jnp.arange(attrs.range_max + 1) - 0.5, 0, None) + 1.0
     edges = edges.at[-1].set(float(attrs.range_max))
     chance = jnp.log(edges[1:] / edges[:-1]) / jnp.log(float(max(attrs.range_max, 2)))
 
     def row(key: Array) -> tuple[Array, Array]:
         order, wait = jax.random.split(key)
-        _, ids = lax.top_k(jnp.log(chance) + jax.random.gumbel(order, chance.shape), size[1])
+        _, ids = lax.top_k(jnp.log(chance) + jax.random.gumbel(order, chance.shape), count)
         taken = jnp.concatenate([jnp.zeros(1), jnp.cumsum(chance[ids])[:-1]])
-        noise = jax.random.uniform(wait, (size[1],), minval=jnp.finfo(jnp.float32).tiny)
+        noise = jax.random.uniform(wait, (count,), minval=jnp.finfo(jnp.float32).tiny)
         again = jnp.floor(jnp.log(noise) / jnp.log(jnp.clip(taken, jnp.finfo(jnp.float32).tiny, 1 - 1e-6)))
         return ids, jnp.sum(1 + again.astype(jnp.int32))
 
-    ids, tries = jax.vmap(row)(ctx.random(jax.random.split, size[:1]))
+    ids, tries = jax.vmap(row)(ctx.random(jax.random.split, (rows,)))
     return ids.astype(dtype_of("int64")), tries.astype(dtype_of("int64"))
 
 
@@ -376,6 +380,8 @@ def _add_density(law: Distribution, density: LogDensity) -> None:
 
     def pdf(ctx: Ctx, attrs: Attrs, sample: Array, *parameters: Array) -> Array:
         wide = sample.astype(accumulating(sample.dtype))
+        for slot, p in zip(law.arrays, parameters, strict=True):
+            need_shape(slot, p.shape, sample.shape[: p.ndim])
         aligned = [p.astype(wide.dtype).reshape(*p.shape, *(1,) * (sample.ndim - p.ndim)) for p in parameters]
         return _density(density(wide, *aligned), attrs, sample.dtype)
 
@@ -400,6 +406,7 @@ for _law, _law_density in zip(TABLE, _DENSITIES, strict=True):
 )
 def dirichlet(ctx: Ctx, attrs: Attrs, sample: Array, alpha: Array) -> Array:
     """p(x) = Γ(Σ alpha) Πᵢ xᵢ^(alphaᵢ - 1) / Πᵢ Γ(alphaᵢ), i along the last axis."""
+    need_shape("alpha", alpha.shape, (*sample.shape[:-1][: alpha.ndim - 1], sample.shape[-1]))
     wide = sample.astype(accumulating(sample.dtype))
     spread = (*alpha.shape[:-1], *(1,) * (sample.ndim - alpha.ndim), alpha.shape[-1])
     a = alpha.astype(wide.dtype).reshape(spread)

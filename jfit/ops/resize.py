@@ -14,7 +14,7 @@ from jfit.ops.attributes import REQUIRED, Attrs, choice, flag, integer, maybe_nu
 from jfit.ops.context import Ctx
 from jfit.ops.conv import transposed
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, shared_batch_rows
+from jfit.ops.rules import accumulating, along, argument_names, batch_rows, data_rows, need_shape, shared_batch_rows
 
 
 def _sizes(image: Array) -> tuple[int, int]:
@@ -23,7 +23,24 @@ def _sizes(image: Array) -> tuple[int, int]:
     return high, wide
 
 
+def sides(what: str, value: tuple[int, ...]) -> tuple[int, ...]:
+    """Return an attribute of one or two sizes as two: a single one is that of both sides."""
+    pair = value * 2 if len(value) == 1 else value
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"{what} is {value}, expected one or two sizes of at least 1")
+    return pair
+
+
 # ------------------------------------------------------------------------------------------ Crop
+def cut(data: Array, axes: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> Array:
+    """Return the entries from start to start + size along each of `axes`."""
+    for axis, start, size in zip(axes, starts, sizes, strict=True):
+        if start < 0 or size < 1:  # JAX would count from the end of the axis
+            raise ValueError(f"size {tuple(sizes)} at offset {tuple(starts)} is not inside {data.shape}; change one of them")
+        data = lax.slice_in_dim(data, start, start + size, axis=axis)
+    return data
+
+
 @operator(
     "Crop",
     inputs=argument_names,
@@ -36,9 +53,7 @@ def crop(ctx: Ctx, attrs: Attrs, data: Array, crop_like: Array | None = None) ->
     target, start = attrs.h_w if crop_like is None else _sizes(crop_like), attrs.offset
     if attrs.center_crop:
         start = [(n - size) // 2 for n, size in zip(_sizes(data), target, strict=True)]
-    for axis, first, size in zip((2, 3), start, target, strict=True):
-        data = lax.slice_in_dim(data, first, first + size, axis=axis)
-    return data
+    return cut(data, (2, 3), start, target)
 
 
 # ------------------------------------------------------------------------------------------ UpSampling
@@ -74,6 +89,8 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
     """
     data, scale = arrays[0], attrs.scale
     high, wide = _sizes(data)
+    if scale < 1:
+        raise ValueError(f"scale is {scale}, expected at least 1")
     if attrs.sample_type == "bilinear":
         pads = ((scale // 2, 0),) * 2
         return transposed(data, arrays[1], (scale, scale), (1, 1), pads, groups=data.shape[1], plain=ctx.plain)
@@ -86,6 +103,8 @@ def up_sampling(ctx: Ctx, attrs: Attrs, *arrays: Array) -> Array:
         resized_inputs.append(spread.reshape(*array.shape[:2], high * scale, wide * scale))
     if attrs.multi_input_mode == "concat":
         return jnp.concatenate(resized_inputs, axis=1)
+    for i, array in enumerate(resized_inputs):
+        need_shape(f"arg{i}, resized for multi_input_mode='sum',", array.shape, resized_inputs[0].shape)
     return sum(resized_inputs[1:], resized_inputs[0])
 
 
@@ -157,7 +176,10 @@ def bilinear_resize(ctx: Ctx, attrs: Attrs, data: Array, like: Array | None = No
     out = data.astype(accumulating(data.dtype))
     requested = zip((attrs.height, attrs.width), (attrs.scale_height, attrs.scale_width), likes, strict=True)
     for axis, (n, (size, scale, same)) in enumerate(zip(_sizes(data), requested, strict=True), 2):
-        out = _interpolated(out, axis, _new_size(attrs, n, size, scale, same), attrs.align_corners)
+        new = _new_size(attrs, n, size, scale, same)
+        if new < 1:
+            raise ValueError(f"{n} pixels would become {new}, expected at least 1; change the size or scale")
+        out = _interpolated(out, axis, new, attrs.align_corners)
     return out.astype(data.dtype)
 
 
@@ -172,8 +194,8 @@ def averages(n: int, count: int) -> np.ndarray:
 @operator("_contrib_AdaptiveAvgPooling2D", attrs={"output_size": shape(())}, rows=batch_rows)
 def adaptive_average_pooling(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     """y[i, j] = mean of x over window (i, j) of output_size (height, width) windows that cover the image; default 1 x 1."""
-    wide, target = data.astype(accumulating(data.dtype)), attrs.output_size or (1,)
-    sizes = zip(_sizes(data), (target[0], target[-1]), strict=True)
+    wide = data.astype(accumulating(data.dtype))
+    sizes = zip(_sizes(data), sides("output_size", attrs.output_size or (1,)), strict=True)
     rows, columns = (jnp.asarray(averages(n, k), wide.dtype) for n, k in sizes)
     out = jnp.einsum("nchw,ih,jw->ncij", wide, rows, columns, precision=lax.Precision.HIGHEST)
     return out.astype(data.dtype)

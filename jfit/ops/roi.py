@@ -20,7 +20,7 @@ from jfit.ops.attributes import REQUIRED, Attrs, flag, integer, number, several,
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, first_types
+from jfit.ops.rules import accumulating, first_types, need_shape, per_axis
 
 MOST_SAMPLES = 4096  # limit along one side of a bin, so that an infinitely large region does not loop forever
 AT_ONCE = 8  # regions processed at once: each one copies the feature map of its image
@@ -110,7 +110,7 @@ def roi_align(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> Array:
     a pixel. position_sensitive reads every bin from a separate channel.
     """
     _check(rois)
-    bins_y, bins_x = attrs.pooled_size
+    bins_y, bins_x = per_axis(attrs, "pooled_size", 2, positive=True)
     wide = accumulating(data.dtype)
     _, height, width = data.shape[1:]
     regions = lax.stop_gradient(rois).astype(wide)
@@ -153,7 +153,7 @@ def _rotated_steps(attrs: Attrs, full: tuple[int, ...], rois: Array) -> tuple[Ar
     contribution(k, data), of shape (regions, p, q, channels), is the value of sample k < n of each bin divided by the number of
     samples of the bin, or 0 in bins with at most k samples.  full: shape of data, (batch, channels, height, width).
     """
-    bins_y, bins_x = attrs.pooled_size
+    bins_y, bins_x = per_axis(attrs, "pooled_size", 2, positive=True)
     height, width = full[2:]
     image = jnp.clip(rois[:, 0].astype(jnp.int32), 0, full[0] - 1)[:, None, None]
     centre_x, centre_y, across, down = (rois[:, k] * attrs.spatial_scale for k in range(1, 5))
@@ -283,6 +283,7 @@ def deformable_psroi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array, t
     part = attrs.part_size or bins
     wide = accumulating(data.dtype)
     offsets: Any = jnp.zeros((rois.shape[0], 2, part, part), wide) if trans is None else trans
+    need_shape("trans", offsets.shape, (rois.shape[0], offsets.shape[1], part, part))
     classes = offsets.shape[1] // 2
     offsets = offsets.astype(wide).reshape(rois.shape[0], classes, 2, part, part)
     regions = lax.stop_gradient(rois).astype(wide)
@@ -359,6 +360,7 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
     Corners are rounded to integers, ties away from zero; an empty bin is 0. The gradient goes to the first maximum.
     """
     _check(rois)
+    bins_y, bins_x = per_axis(attrs, "pooled_size", 2, positive=True)
     rows, channels, height, width = data.shape
     scaled = rois[:, 1:].astype(jnp.float32) * attrs.spatial_scale
     corners = (jnp.sign(scaled) * jnp.floor(jnp.abs(scaled) + 0.5)).astype(jnp.int32)  # (regions, 4)
@@ -368,8 +370,8 @@ def roi_pooling(ctx: Ctx, attrs: Attrs, data: Array, rois: Array) -> tuple[Array
         """Return the flat pixel index of the first maximum of each bin of a region, (channels, *pooled_size); -1: empty bin."""
         row, (x1, y1, x2, y2) = region
         image = lax.dynamic_index_in_dim(data, jnp.clip(row, 0, rows - 1), 0, keepdims=False)
-        top, bottom = _bins(y1, y2, attrs.pooled_size[0], height)
-        left, right = _bins(x1, x2, attrs.pooled_size[1], width)
+        top, bottom = _bins(y1, y2, bins_y, height)
+        left, right = _bins(x1, x2, bins_x, width)
         best, column = _first_largest(lax.stop_gradient(image), left, right, 2)  # (channels, height, bins of x)
         _, line = _first_largest(best, top, bottom, 1)  # (channels, bins of x, bins of y)
         column = jnp.take_along_axis(column, jnp.swapaxes(line, 1, 2), axis=1)  # (channels, bins of y, bins of x)

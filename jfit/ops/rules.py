@@ -48,11 +48,17 @@ def need_rank(op: str, shape: Shape, least: int, why: str) -> None:
         raise ValueError(f"{op}: data has shape {shape}, expected at least {least} axes ({why}); reshape the data")
 
 
-def per_axis(attrs: Attrs, key: str, dims: int, default: int | None = None) -> tuple[int, ...]:
+def need_shape(what: str, shape: Shape, expected: Shape) -> None:
+    """Raise a ValueError unless `what` has the expected shape, for operators that would broadcast or reshape another one."""
+    if shape != expected:
+        raise ValueError(f"{what} has shape {shape}, expected {expected}; reshape it")
+
+
+def per_axis(attrs: Attrs, key: str, dims: int, default: int | None = None, positive: bool = False) -> tuple[int, ...]:
     """Return an attribute with one entry for each of `dims` spatial axes; an empty one means `default` for every axis."""
     value = attrs[key] or (() if default is None else (default,) * dims)
-    if len(value) != dims:
-        raise ValueError(f"{key} is {value}, expected {dims} entries, one for each spatial axis")
+    if len(value) != dims or (positive and min(value) < 1):
+        raise ValueError(f"{key} is {value}, expected {dims} entries{' of at least 1' * positive}, one for each spatial axis")
     return value
 
 

@@ -11,7 +11,7 @@ from jax import Array
 from jfit.ops.attributes import Attrs, choice, maybe_flag, shape
 from jfit.ops.context import Ctx
 from jfit.ops.registry import operator
-from jfit.ops.rules import accumulating, batch_rows, shared_batch_rows
+from jfit.ops.rules import accumulating, batch_rows, need_shape, per_axis, shared_batch_rows
 
 
 def _even(count: int) -> np.ndarray:
@@ -31,9 +31,8 @@ def _affine_grid(attrs: Attrs, theta: Array, coordinates: Callable[[int], np.nda
     Each operator passes coordinates rounded as MXNet rounds them for it (`_even`, `_even_by_steps`): whether a coordinate is
     exactly on a pixel or next to it decides which neighbours enter the gradient.
     """
-    if 0 in attrs.target_shape:
-        raise ValueError(f"target_shape is {attrs.target_shape}, expected the height and width of the output; set it")
-    y, x = (jnp.asarray(coordinates(n), theta.dtype) for n in attrs.target_shape)
+    need_shape("the affine matrices", theta.shape, (theta.shape[0], 6))
+    y, x = (jnp.asarray(coordinates(n), theta.dtype) for n in per_axis(attrs, "target_shape", 2, positive=True))
     x, y = x.reshape(1, 1, -1), y.reshape(1, -1, 1)
     parts = theta.reshape(-1, 2, 3, 1, 1)
     return jnp.stack([parts[:, i, 0] * x + parts[:, i, 1] * y + parts[:, i, 2] for i in (0, 1)], axis=1)
@@ -49,6 +48,7 @@ def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
     wide = data.astype(accumulating(data.dtype))
     if attrs.transform_type == "affine":
         return _affine_grid(attrs, wide, _even_by_steps).astype(data.dtype)
+    need_shape("the flow", data.shape, (data.shape[0], 2, *data.shape[-2:]))
     height, width = data.shape[2:]
     x = jnp.arange(width, dtype=wide.dtype).reshape(1, 1, 1, width)
     y = jnp.arange(height, dtype=wide.dtype).reshape(1, 1, height, 1)
@@ -61,6 +61,7 @@ def grid_generator(ctx: Ctx, attrs: Attrs, data: Array) -> Array:
 def _sampled(data: Array, grid: Array) -> Array:
     """Sample data (rows, channels, h, w) bilinearly at grid (rows, 2, H, W) in [-1, 1]; pixels outside the image are 0."""
     rows, channels, height, width = data.shape
+    need_shape("grid", grid.shape, (rows, 2, *grid.shape[-2:]))
     x, y = (grid[:, 0] + 1) * ((width - 1) / 2), (grid[:, 1] + 1) * ((height - 1) / 2)
     left, top = jnp.floor(x), jnp.floor(y)
     flat = data.reshape(rows, channels, height * width)

@@ -297,6 +297,8 @@ def reverse(ctx, attrs, data):
 )
 def pad(ctx, attrs, data):
     """y = x padded by pad_width = (before, after) of each axis in turn, with a constant, the edge entry or a reflection."""
+    if len(attrs.pad_width) != 2 * data.ndim:  # jnp.pad would pad every axis by a single pair
+        raise ValueError(f"pad_width has {len(attrs.pad_width)} numbers, expected {2 * data.ndim}, two for each axis")
     widths = list(zip(attrs.pad_width[::2], attrs.pad_width[1::2], strict=True))
     extra = {"constant_values": attrs.constant_value} if attrs.mode == "constant" else {}
     return jnp.pad(data, widths, mode=attrs.mode, **extra)

@@ -179,6 +179,9 @@ def slice_like(ctx, attrs, data, shape_like):
 def split_v2(ctx, attrs, data):
     """yᵢ = the i-th of `sections` equal parts, or the part that begins at indices[i], along the axis."""
     axis = normalize_axis(attrs.axis, data.ndim)
-    # what is before the first index is no part
-    parts = jnp.split(data, attrs.sections, axis) if attrs.sections else jnp.split(data, attrs.indices, axis)[1:]
+    if attrs.sections:
+        parts = jnp.split(data, attrs.sections, axis)
+    else:  # unlike in jnp.split, what is before the first index is no part, and indices may be negative or past the end
+        bounds = zip(attrs.indices, (*attrs.indices[1:], None), strict=True)
+        parts = [data[(slice(None),) * axis + (slice(*ends),)] for ends in bounds]
     return tuple(jnp.squeeze(p, axis) if attrs.squeeze_axis else p for p in parts)

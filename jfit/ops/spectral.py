@@ -8,7 +8,7 @@ from jax import lax
 from jfit.ops.attributes import integer
 from jfit.ops.registry import operator
 from jfit.ops.rows import LOST, RowLayout
-from jfit.ops.rules import accumulating, first_types, from_data, last_axis, unmixed
+from jfit.ops.rules import accumulating, first_types, from_data, last_axis, need_shape, unmixed
 
 
 @operator("_contrib_fft", attrs={"compute_size": integer(128)}, rows=unmixed(last_axis))
@@ -41,7 +41,10 @@ def _sketch_rows(attrs, rows, shapes, outs):
 )
 def count_sketch(ctx, attrs, data, h, s):
     """y[..., j] = Σ s[i] x[..., i] over all i with h[i] = j; h (hash) and s (signs) have no gradient."""
-    buckets = h.reshape(-1).astype(jnp.int32)
+    h, s = h.reshape(-1), s.reshape(-1)
+    need_shape("h", h.shape, data.shape[-1:])
+    need_shape("s", s.shape, data.shape[-1:])
+    buckets = h.astype(jnp.int32)
     wide = data.astype(accumulating(data.dtype))
     signed = wide * lax.stop_gradient(s).reshape((1,) * (data.ndim - 1) + (-1,)).astype(wide.dtype)
     total = jnp.zeros((*data.shape[:-1], attrs.out_dim), wide.dtype).at[..., buckets].add(signed, mode="drop")
