@@ -50,6 +50,7 @@ def variable(
         A symbol with one output, named `name`.
 
     Raises:
+        TypeError: `name` is not a string.
         ValueError: `dtype` is unknown, or a keyword is neither an argument nor of the form `__name__`.
 
     Example:
@@ -57,6 +58,8 @@ def variable(
         >>> jfit.sym.Variable("w", shape=(3, 4), lr_mult=0.5).attr("__shape__")
         '(3, 4)'
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a variable's name is a string, got {name!r}")
     attrs = AttrScope.current() | underscored(dict(attr or {}))
     if shape is not None:
         attrs["__shape__"] = str(tuple(int(s) for s in shape))
@@ -91,6 +94,9 @@ def group(symbols: Sequence[Graph], cls: type[G]) -> G:
     Returns:
         A symbol with the outputs of the first symbol, then those of the second, ...
 
+    Raises:
+        TypeError: `symbols` is empty.
+
     Example:
         >>> import jfit
         >>> a, b = jfit.sym.Variable("a"), jfit.sym.Variable("b")
@@ -98,6 +104,8 @@ def group(symbols: Sequence[Graph], cls: type[G]) -> G:
         ['a', 'b']
     """
     symbols = list(symbols)
+    if not symbols:
+        raise TypeError("Group needs at least one symbol, got an empty list")
     return cls((h for s in symbols for h in s.raw_heads), reserved_by(symbols))
 
 
@@ -182,6 +190,9 @@ def apply_op(
     texts = {k: text(v) for k, v in values.items()}
     attrs = AttrScope.current() | underscored(dict(attr or {})) | texts
     probe = Node(op, raw_name, attrs, (), subgraphs)  # parses the attributes, so that errors have the node's name
+    for key in ("num_outputs", op.variadic or ""):
+        if key in probe.params and probe.params[key] < 1:
+            raise GraphError(f"{probe.text_name}: {op.name} has {key}={probe.params[key]}, expected at least 1")
     inputs = _inputs(op, probe, symbols, named, attrs)
     if isinstance(raw_name, Derived):
         raw_name.auto.context = ()

@@ -84,7 +84,8 @@ def while_loop(
         (outputs stacked along a new first axis, loop variables after the last step).
 
     Raises:
-        GraphError: `func` returns another number of loop variables, or does not use one of them.
+        GraphError: `func` returns another number of loop variables or does not use one of them, or `cond` not one symbol.
+        ValueError: there are no loop variables, or `max_iterations` is negative.
 
     Example:
         >>> import jfit
@@ -98,10 +99,12 @@ def while_loop(
         [6.0]
     """
     variables, form = _flat(loop_vars)
+    if not variables or max_iterations < 0:
+        raise ValueError(f"while_loop {name!r} needs a loop variable, and max_iterations >= 0; it is {max_iterations!r}")
     cls = type(variables[0])
 
     def condition(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
-        return [], _flat(cond(*nested(arguments, form)))[0], None
+        return [], [_condition(name, cond(*nested(arguments, form)))], None
 
     def step(arguments: list[Symbol]) -> tuple[list[Symbol], list[Symbol], Any]:
         outs, new = func(*nested(arguments, form))
@@ -138,7 +141,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
         The outputs of the selected branch, in nested lists like those of `then_func`.
 
     Raises:
-        GraphError: the branches have different numbers of outputs.
+        GraphError: `pred` is not one symbol, or the branches have different numbers of outputs.
 
     Example:
         >>> import jfit, numpy as np
@@ -147,6 +150,7 @@ def cond(pred: Symbol, then_func: Callable[[], Any], else_func: Callable[[], Any
         >>> jfit.lower(size, inputs=["x"]).apply({}, {}, {"x": np.full(1, -3, "float32")})[0][0].tolist()
         [3.0]
     """
+    pred = _condition(name, pred)
     cls = type(pred)
 
     def part(kind: str, run: Callable[[], Any]) -> tuple[_Body, Any]:
@@ -301,6 +305,13 @@ def _flat(value: Any) -> tuple[list[Symbol], Any]:
         raise TypeError(f"control flow takes symbols and nested lists of them, not {value!r}; convert it, such as by sym.full")
     parts = [_flat(part) for part in value]
     return [s for flat, _ in parts for s in flat], [form for _, form in parts]
+
+
+def _condition(name: str, value: Any) -> Symbol:
+    flat, _ = _flat(value)
+    if len(flat) != 1:
+        raise GraphError(f"{name!r}: the condition is {len(flat)} symbols, expected one with one element")
+    return flat[0]
 
 
 def nested(flat: Sequence[Any], form: Any) -> Any:

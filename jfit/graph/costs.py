@@ -22,7 +22,7 @@ from jfit.graph.nodes import Graph, GraphError, Node, aux_nodes
 from jfit.ops import Attrs, Ctx, Op
 
 # names of operator inputs that are parameters
-PARAMETER_SLOTS = ("weight", "bias", "gamma", "beta", "parameters")
+PARAMETER_SLOTS = ("weight", "bias", "gamma", "beta", "alpha", "parameters")
 
 # primitives without arithmetic: they move, create or cast values
 FREE = frozenset((
@@ -139,8 +139,8 @@ def parameter_nodes(order: Sequence[Node]) -> set[int]:
     """Return the ids of the variables that are parameters (an operator input in `PARAMETER_SLOTS`) or auxiliary states."""
     ids = aux_nodes(order)
     for node in order:
-        if node.op is not None and not node.op.variadic:
-            for name, entry in zip(node.input_names(), node.inputs, strict=True):
+        if node.op is not None:
+            for name, entry in zip(node.input_names(), node.inputs, strict=False):
                 if entry.node.op is None and name in PARAMETER_SLOTS:
                     ids.add(id(entry.node))
     return ids

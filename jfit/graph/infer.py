@@ -48,6 +48,7 @@ def infer_shape(
 
     Raises:
         GraphError: shapes contradict each other; the message has the node and both shapes.
+        TypeError: shapes are passed both by position and by name.
 
     Example:
         >>> import jfit
@@ -76,7 +77,7 @@ def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any
 
     Raises:
         GraphError: an unknown name.
-        TypeError: an unknown dtype.
+        TypeError: an unknown dtype, or dtypes are passed both by position and by name.
 
     Example:
         >>> import jfit
@@ -92,10 +93,12 @@ def infer_type(graph: Graph, /, *args: Any, partial: bool = False, **kwargs: Any
 
 def _by_name(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name values that are passed by position, in the order of `list_arguments()`."""
+    if args and kwargs:
+        raise TypeError("pass values by position or by name, not both")
     arguments = graph.list_arguments()
     if len(args) > len(arguments):
         raise GraphError(f"got {len(args)} values for {len(arguments)} arguments: {arguments}")
-    return {**dict(zip(arguments, args, strict=False)), **kwargs}
+    return dict(zip(arguments, args, strict=False)) if args else dict(kwargs)
 
 
 def _check_names(what: str, named: Mapping[str, Any], variables: Sequence[str]) -> None:

@@ -67,11 +67,37 @@ def derived(raw_name: RawName, suffix: str) -> RawName:
     return raw_name + suffix if isinstance(raw_name, str) else Derived(raw_name.auto, raw_name.suffix + suffix)
 
 
-def number(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
+class Numbering:
+    """The names of one numbered graph, to which `number` can add new nodes: reading a name after each layer takes linear time.
+
+    Attributes:
+        owner: id of the node whose graph this is.
+        taken: all names.
+        chosen: those of them that the user chose.
+        reserved: names that new nodes do not get, see `Graph.reserved`.
+        counts: for each hint, a number below which none is free.
+    """
+
+    __slots__ = ("chosen", "counts", "owner", "reserved", "taken")
+
+    def __init__(self) -> None:
+        self.owner: int | None = None
+        self.taken: set[str] = set()
+        self.chosen: set[str] = set()
+        self.reserved: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def can_add(self, raw_names: Iterable[RawName]) -> bool:
+        """Whether names of new nodes do not change the names of the graph."""
+        return all((x in self.chosen or x not in self.taken) if isinstance(x, str) else x.auto.text is None for x in raw_names)
+
+
+def number(raw_names: Iterable[RawName], numbering: Numbering | None = None) -> dict[AutoName, AutoName]:
     """Number the automatic names of one graph.
 
     Args:
-        raw_names: names of all nodes of the graph and of its subgraphs.
+        raw_names: names of all nodes of the graph and of its subgraphs, or of the nodes to add to those of `numbering`.
+        numbering: names of the graph so far, to which these are added; None: there are none.
 
     Returns:
         Replacements of automatic names whose numbers are from another graph and are taken in this one: dict of the old name to
@@ -79,10 +105,12 @@ def number(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
     """
     variants: dict[AutoName, dict[AutoName, None]] = {}  # by origin: a graph may have a node and its renamed copy
     suffixes: dict[AutoName, set[str]] = {}
-    taken: set[str] = set()
+    numbering = numbering or Numbering()
+    taken, reserved, counts = numbering.taken, numbering.reserved, numbering.counts
     for raw_name in raw_names:
         if isinstance(raw_name, str):
             taken.add(raw_name)
+            numbering.chosen.add(raw_name)
         else:
             origin = raw_name.auto.origin
             variants.setdefault(origin, {})[raw_name.auto] = None
@@ -102,8 +130,7 @@ def number(raw_names: Iterable[RawName]) -> dict[AutoName, AutoName]:
         name = next((name for name in variants[origin] if take(origin, name.text)), None)
         if name is not None:
             by_origin[origin] = name
-    reserved = frozenset[str]().union(*{origin.reserved for origin in ordered})
-    counts: Counter[str] = Counter()  # for each hint, a number below which none is free
+    reserved.update(*{origin.reserved for origin in ordered})
     for origin in ordered:
         if origin not in by_origin:
             while not take(origin, text := f"{origin.hint}{counts[origin.hint]}", reserved):

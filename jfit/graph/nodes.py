@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from jfit.checks import name_hint
 from jfit.formats.atomic import printable
-from jfit.graph.names import LOCK, AutoName, Derived, RawName, number
+from jfit.graph.names import LOCK, AutoName, Derived, Numbering, RawName, number
 from jfit.graph.names import preview as previewed_names
 from jfit.ops import Op
 from jfit.ops.attributes import Attrs
@@ -63,18 +63,29 @@ class Subgraph:
         self.graph, self.inputs, self.outputs = graph, len(inputs), len(graph)
 
 
-class Node:
+class _Immutable:
+    __slots__ = ()
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        raise AttributeError(f"{key!r} cannot be set: symbols and nodes are immutable; compose a new symbol instead")
+
+
+_put = object.__setattr__  # for the attributes that this module sets
+
+
+class Node(_Immutable):
     """A variable (`op` is None) or one application of an operator.  Immutable except by `set_init`; compared by identity."""
 
     __slots__ = (
-        "__weakref__", "attrs", "automatic", "inputs", "label_at", "name",
-        "num_inputs", "op", "params", "raw_name", "subgraphs",
+        "__weakref__", "attrs", "automatic", "inputs", "label_at", "name", "num_inputs",
+        "numbering", "op", "params", "raw_name", "subgraphs",
     )  # fmt: skip
 
     op: Op | None
     name: str  # of an automatic name, set when it is first read, see `__getattr__`
     raw_name: RawName  # the name, or an automatic name, which has no number yet until the names of a graph are used
     automatic: bool  # whether this node or one that it depends on has an automatic name
+    numbering: Numbering | None  # names of a graph that contains this node
     attrs: Mapping[str, str]  # operator attributes and user attributes, as text, as in symbol.json
     inputs: tuple[Entry, ...]  # inputs, then auxiliary states
     num_inputs: int  # number of `inputs` without the auxiliary states
@@ -90,16 +101,17 @@ class Node:
         inputs: tuple[Entry, ...] = (),
         subgraphs: tuple[Graph, ...] = (),
     ) -> None:
-        self.op = op
-        self.raw_name = raw_name
+        _put(self, "op", op)
+        _put(self, "numbering", None)
+        _put(self, "raw_name", raw_name)
         if isinstance(raw_name, str):
-            self.name = raw_name
-        self.attrs = dict(attrs)
-        self.inputs = inputs
-        self.num_inputs = len(inputs) - (len(op.aux) if op else 0)
-        self.subgraphs = subgraphs
+            _put(self, "name", raw_name)
+        _put(self, "attrs", dict(attrs))
+        _put(self, "inputs", inputs)
+        _put(self, "num_inputs", len(inputs) - (len(op.aux) if op else 0))
+        _put(self, "subgraphs", subgraphs)
         inner = [head for graph in subgraphs for head in graph.raw_heads]
-        self.automatic = type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner))
+        _put(self, "automatic", type(raw_name) is not str or any(e.node.automatic for e in (*inputs, *inner)))
         params = _NO_PARAMS
         if op is not None:
             try:
@@ -108,8 +120,8 @@ class Node:
                 raise GraphError(f"node {self.text_name!r}: {error}") from None
             if op.graphs:
                 params = Attrs({**params, "graphs": tuple(map(Subgraph, subgraphs))})
-        self.params = params
-        self.label_at = op.input_names(params).index(op.label) if op is not None and op.label else None
+        _put(self, "params", params)
+        _put(self, "label_at", op.input_names(params).index(op.label) if op is not None and op.label else None)
 
     def set_init(self, text: str | None) -> None:
         """Store the initializer that an operator has for this variable, unless it is None or the variable has one.
@@ -117,7 +129,7 @@ class Node:
         MXNet, too, changes variables of the user, so that `attr_dict` and symbol.json have it.
         """
         if text is not None and "__init__" not in self.attrs:
-            self.attrs = {**self.attrs, "__init__": text}
+            _put(self, "attrs", {**self.attrs, "__init__": text})
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else 'Variable'} {self.text_name}>"
@@ -130,8 +142,8 @@ class Node:
         auto, suffix = self.raw_name
         if auto.text is None:
             with LOCK:
-                number(_raw_names((*auto.context, Entry(self, 0))))
-        self.name = f"{auto.text}{suffix}"
+                number(_raw_names(topological((*auto.context, Entry(self, 0)))))
+        _put(self, "name", f"{auto.text}{suffix}")
         return self.name
 
     @property
@@ -141,7 +153,7 @@ class Node:
         if isinstance(raw_name, str) or raw_name.auto.text is not None:
             return self.name
         with LOCK:
-            copies = previewed_names(_raw_names((*raw_name.auto.context, Entry(self, 0))))
+            copies = previewed_names(_raw_names(topological((*raw_name.auto.context, Entry(self, 0)))))
         return f"{copies[raw_name.auto].text}{raw_name.suffix}"
 
     def rebuilt(self, inputs: tuple[Entry, ...], raw_name: RawName | None = None) -> Node:
@@ -220,14 +232,35 @@ def replace_nodes(heads: Sequence[Entry], swap: Callable[[Node, tuple[Entry, ...
     return tuple(replaced(e) for e in heads)
 
 
-def _raw_names(heads: Iterable[Entry]) -> list[RawName]:
-    """Names of all nodes of a graph and of its subgraphs."""
+def _raw_names(nodes: Iterable[Node]) -> list[RawName]:
+    """Names of some nodes and of all nodes of their subgraphs."""
     raw_names: list[RawName] = []
-    for node in topological(heads):
+    for node in nodes:
         raw_names.append(node.raw_name)
         for graph in node.subgraphs:
-            raw_names.extend(_raw_names(graph.raw_heads))
+            raw_names.extend(_raw_names(topological(graph.raw_heads)))
     return raw_names
+
+
+def _to_number(heads: Sequence[Entry]) -> tuple[list[Node], Numbering]:
+    """Return the nodes to number and the `Numbering` to add them to: the new nodes on top of a numbered graph, or all."""
+    new: dict[int, Node] = {}
+    numberings: set[Numbering] = set()
+    complete = False  # whether the numbering has the names of the nodes below only
+    stack = [heads[0].node] if len(heads) == 1 else []
+    while stack:
+        node = stack.pop()
+        if node.numbering is not None:
+            numberings.add(node.numbering)
+            complete = complete or node.numbering.owner == id(node)
+        elif id(node) not in new:
+            new[id(node)] = node
+            stack.extend([e.node for e in node.inputs])
+    if complete and len(numberings) == 1:
+        (numbering,) = numberings
+        if numbering.can_add(_raw_names(new.values())):
+            return list(new.values()), numbering
+    return topological(heads), Numbering()
 
 
 def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) -> tuple[Entry, ...]:
@@ -241,7 +274,7 @@ def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) 
         raw_name, bodies = node.raw_name, node.subgraphs
         if isinstance(raw_name, Derived) and raw_name.auto in replacements:
             raw_name = Derived(replacements[raw_name.auto], raw_name.suffix)
-        if any(isinstance(x, Derived) and x.auto in replacements for g in bodies for x in _raw_names(g.raw_heads)):
+        if any(isinstance(x, Derived) and x.auto in replacements for g in bodies for x in _raw_names(topological(g.raw_heads))):
             bodies = tuple([Graph(_renamed(g.raw_heads, replacements)) for g in bodies])
         changed = raw_name is not node.raw_name or bodies is not node.subgraphs or inputs != node.inputs
         if not changed and node.op is None and isinstance(raw_name, str):
@@ -255,7 +288,7 @@ def _renamed(heads: Sequence[Entry], replacements: Mapping[AutoName, AutoName]) 
     return replace_nodes(heads, swap)
 
 
-class Graph:
+class Graph(_Immutable):
     """A tuple of outputs of nodes, with names and attributes; the base of `Symbol`, which adds operators and inference."""
 
     __slots__ = ("numbered", "order", "raw_heads", "reserved")
@@ -268,10 +301,10 @@ class Graph:
     NAMES_PER_PROCESS = False  # True in subclasses whose automatic names count all nodes of the process, as MXNet's do
 
     def __init__(self, heads: Iterable[Entry], reserved: frozenset[str] = frozenset()) -> None:
-        self.raw_heads = tuple(heads)
-        self.numbered = False
-        self.order = None
-        self.reserved = reserved
+        _put(self, "raw_heads", tuple(heads))
+        _put(self, "numbered", False)
+        _put(self, "order", None)
+        _put(self, "reserved", reserved)
 
     @property
     def heads(self) -> tuple[Entry, ...]:
@@ -279,15 +312,21 @@ class Graph:
         if not self.numbered:
             if any(head.node.automatic for head in self.raw_heads):
                 self._number()
-            self.numbered = True
+            _put(self, "numbered", True)
         return self.raw_heads
 
     def _number(self) -> None:
         with LOCK:
-            replacements = number(_raw_names(self.raw_heads))
+            nodes, numbering = _to_number(self.raw_heads)
+            replacements = number(_raw_names(nodes), numbering)
             if replacements:
-                self.raw_heads = _renamed(self.raw_heads, replacements)
-            self.numbered = True
+                _put(self, "raw_heads", _renamed(self.raw_heads, replacements))
+            elif len(self.raw_heads) == 1:
+                numbering.owner = id(self.raw_heads[0].node)
+                for node in nodes:
+                    if node.automatic:  # others may be shared with graphs of other names
+                        _put(node, "numbering", numbering)
+            _put(self, "numbered", True)
 
     # -------------------------------------------------------------------------------- names
     @property
@@ -303,7 +342,7 @@ class Graph:
     def nodes(self) -> list[Node]:
         """All nodes, inputs before their users."""
         if self.order is None:
-            self.order = topological(self.heads)
+            _put(self, "order", topological(self.heads))
         return list(self.order or ())
 
     def list_arguments(self) -> list[str]:
@@ -446,9 +485,9 @@ def preview(graph: G) -> G:
     if graph.numbered or not any(head.node.automatic for head in graph.raw_heads):
         return graph
     with LOCK:
-        heads = _renamed(graph.raw_heads, previewed_names(_raw_names(graph.raw_heads)))
+        heads = _renamed(graph.raw_heads, previewed_names(_raw_names(topological(graph.raw_heads))))
     copy = type(graph)(heads, graph.reserved)
-    copy.numbered = True
+    _put(copy, "numbered", True)
     return copy
 
 

@@ -25,6 +25,8 @@ def _operator(binary: str | None, scalar: str) -> Any:
             return apply_op(binary, (self, other), {}, cls=type(self))
         if isinstance(other, numbers.Number) or (hasattr(other, "__float__") and np.ndim(other) == 0):
             return apply_op(scalar, (self,), {"scalar": other}, cls=type(self))
+        if hasattr(other, "shape"):
+            raise TypeError(f"cannot combine {self!r} with an array of shape {tuple(other.shape)}; use a Variable for it")
         return NotImplemented
 
     return apply

@@ -208,6 +208,14 @@ def test_errors_describe_the_problem():
         sym.contrib.foreach(lambda x, s: (1, s), x, [s])
     with pytest.raises(GraphError, match="takes 1 loop variables and returns 2"):
         sym.contrib.while_loop(lambda i: i, lambda i: (i, [i, i]), [x], 3)
+    with pytest.raises(ValueError, match="max_iterations >= 0; it is -2"):
+        sym.contrib.while_loop(lambda i: i, lambda i: (i, [i]), [x], -2)
+    with pytest.raises(ValueError, match="needs a loop variable"):
+        sym.contrib.while_loop(lambda: x, lambda: ([], []), [], 2)
+    with pytest.raises(GraphError, match="the condition is 2 symbols, expected one"):
+        sym.contrib.while_loop(lambda i: [i, i], lambda i: (i, [i]), [x], 2)
+    with pytest.raises(GraphError, match="the condition is 0 symbols, expected one"):
+        sym.contrib.cond([], lambda: x, lambda: x)
     with pytest.raises(GraphError, match="then_func returns 1 outputs, else_func 2"):
         sym.contrib.cond(x, lambda: x, lambda: [x, x])
     with pytest.raises(GraphError, match="same name"):

@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 import jfit
 import jfit.mx as mx
 from jfit import sym
-from jfit.graph import GraphError
+from jfit.graph import GraphError, nodes
 
 # One step of building a network: (operator, name or None, indices of inputs, whether the names are read after it).
 GIVEN = st.sampled_from([None, None, None, None, "mine", "relu1", "fullyconnected0", "_plus0"])
@@ -75,7 +76,26 @@ def test_a_network_built_again_by_the_same_code_has_the_same_names(steps, other,
     assert pickle.loads(pickle.dumps(again)).tojson() == text
     names = [n.name for n in again.nodes()]
     assert len(set(names)) == len(names)
-    assert structure(build(steps, True)) == structure(build(steps))
+    read = build(steps, True)
+    assert structure(read) == structure(build(steps))
+    with mock.patch.object(nodes.Numbering, "can_add", lambda self, raw_names: False):
+        assert read.tojson() == build(steps, True).tojson()
+
+
+def test_reading_a_name_after_each_layer_visits_each_node_once(monkeypatch):
+    visited, number = [], nodes.number
+
+    def counted(raw_names, numbering):
+        visited.extend(raw_names)
+        return number(raw_names, numbering)
+
+    monkeypatch.setattr(nodes, "number", counted)
+    x = sym.Variable("x")
+    for _ in range(50):
+        x = sym.relu(x)
+        assert x.name
+    assert x.name == "relu49"
+    assert len(visited) == 51
 
 
 @settings(max_examples=60, deadline=None)

@@ -63,6 +63,8 @@ def test_contradictory_shapes_raise_with_the_node_and_both_shapes(make, given, m
 
 
 def test_shapes_are_given_by_position_or_by_name():
+    with pytest.raises(TypeError, match="by position or by name, not both"):
+        (V("a") + V("b")).infer_shape((2,), b=(2,))
     with pytest.raises(GraphError, match="got 3 values for 2 arguments"):
         (V("a") + V("b")).infer_shape((2,), (2,), (2,))
 

@@ -122,6 +122,10 @@ def test_a_variable_stores_its_arguments_as_attributes():
 F = sym.FullyConnected(V("data"), num_hidden=3, name="f")
 test_invalid_arguments_raise = refused(
     (lambda: V("x", color="red"), ValueError, "no argument 'color'.*__color__"),
+    (lambda: V(3), TypeError, "name is a string, got 3"),
+    (lambda: sym.Group([]), TypeError, "Group needs at least one symbol"),
+    (lambda: sym.SliceChannel(V("x"), num_outputs=0), GraphError, "num_outputs=0, expected at least 1"),
+    (lambda: sym.Concat(), GraphError, "num_args=0, expected at least 1"),
     (lambda: V("x", dtype="float17"), ValueError, "'float17' is not in list"),
     (lambda: sym.AttrScope(lr_mult=2), ValueError, "'lr_mult' is 2; .* pass '2'"),
     (lambda: sym.Convolutoin, AttributeError, "no operator 'Convolutoin'.*'Convolution'"),
@@ -136,7 +140,8 @@ test_invalid_arguments_raise = refused(
     (lambda: sym.relu(sym.SliceChannel(V("x"), num_outputs=2, name="s")), GraphError, "with 2 outputs"),
     (lambda: sym.relu(V("x"), name="r")["q"], ValueError, "no output is named 'q'"),
     (lambda: bool(V("x") > 1), TypeError, "truth value of .* is unknown"),
-    (lambda: V("x") + np.ones(3), TypeError, "operand 'Symbol'"),
+    (lambda: V("x") + np.ones(3), TypeError, "array of shape \\(3,\\); use a Variable"),
+    (lambda: np.ones(2) != V("x"), TypeError, "array of shape \\(2,\\); use a Variable"),
     (lambda: V("x") + "1", TypeError, "unsupported operand"),
     (lambda: sym.Group([V("a"), V("b")]).attr("k"), ValueError, "has outputs of 2 nodes.*select an output first"),
     (lambda: F(dta=V("z")), r"no variable is named 'dta'.*'data'"),
@@ -206,8 +211,9 @@ def test_composing_does_not_change_the_parts():
 
 def test_graphs_cannot_be_changed_in_place():
     net = sym.relu(V("x"))
-    with pytest.raises(AttributeError, match="heads"):
-        net.heads = ()
+    for part, name in ((net, "heads"), (net, "numbered"), (net.heads[0].node, "name")):
+        with pytest.raises(AttributeError, match=f"'{name}' cannot be set: symbols and nodes are immutable"):
+            setattr(part, name, None)
 
 
 # ------------------------------------------------------------------------------------------ Python operators, fluent form
