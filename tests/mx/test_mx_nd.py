@@ -220,7 +220,7 @@ def test_a_reshape_to_another_size_raises_at_the_call():
 @pytest.mark.parametrize(("data", "error"), [({1: 0}, AttributeError), ({"a": 1}, TypeError), ([1], TypeError), (3, TypeError)])
 def test_save_raises_for_invalid_data(data, error, tmp_path):
     data = {1: mx.nd.ones(1)} if data == {1: 0} else data
-    with pytest.raises(error, match="save needs|'int' object has no attribute"):
+    with pytest.raises(error, match=r"save needs|'int' object has no attribute"):
         mx.nd.save(str(tmp_path / "a.params"), data)
     assert not list(tmp_path.iterdir())
 
