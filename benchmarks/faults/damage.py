@@ -337,7 +337,7 @@ def _position(folder: Path) -> Format:
         iterator = _iterator(0)
         try:
             iterator.load_state_dict(state)
-        except ValueError as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise FormatError(path, "state", str(error), "save it again.") from error
         rows = [batch.index for batch in iterator]
         if any(row < 0 or row >= len(X) for batch in rows for row in batch):

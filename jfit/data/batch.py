@@ -104,7 +104,10 @@ def rows(batch: Batch, axes: Axes | None = None) -> int:
                 break
             return np.shape(value)[axis]
     shapes = {name: np.shape(value) for name, value in batch.inputs.items()}
-    raise ValueError(f"a batch with inputs of shapes {shapes} has no rows: at least one input needs a batch axis.")
+    raise ValueError(
+        f"a batch with inputs of shapes {shapes} has no rows: at least one input needs a batch axis; if the data yields "
+        "single rows, pass jfit.data.Rows(data)."
+    )
 
 
 def wrapped_rows(batch: Batch) -> int:

@@ -450,9 +450,14 @@ def _state_methods(owner: Any) -> tuple[Any, Any] | None:
 def _put(owner: Any, position: Any) -> bool:
     """Load a state into a loader or iterator; return False if it has no method for it."""
     methods = _state_methods(owner)
-    if methods is not None:
+    if methods is None:
+        return False
+    try:
         methods[1](position)
-    return methods is not None
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        problem = f"the saved position is damaged, or not of a {type(owner).__name__}"
+        raise ValueError(f"{problem} ({type(error).__name__}: {error})") from error
+    return True
 
 
 def _steps(iterator: Any) -> Iterator[Any]:

@@ -89,7 +89,7 @@ def message(valid: Valid, row: int, position: tuple[int, ...], value: Any, count
     """The error message for an invalid value; the caller adds the index of the batch. `count`: how many values are invalid."""
     place = f"row {row}{f', position {position}' if position else ''} is {value}"
     if valid.kind == "weight":
-        more = f" ({count} such rows)" if count > 1 else ""
+        more = f" ({count} such values)" if count > 1 else ""
         return f"{valid.name} of {place}{more}; row weights must be finite and at least 0; use 0 to exclude a row."
     if valid.kind == "index":
         inexact = valid.low <= value <= valid.high and float(value).is_integer()

@@ -424,7 +424,7 @@ def _contrib_PSROIPooling(data: Symbol, rois: Symbol, spatial_scale: float, outp
     """y[r, c, p, q] = mean of channel (c G + g(p)) G + g(q) over the pixels that bin (p, q) of region r touches."""
 
 def _contrib_Proposal(cls_prob: Symbol | None = None, bbox_pred: Symbol | None = None, im_info: Symbol | None = None, rpn_pre_nms_top_n: int = 6000, rpn_post_nms_top_n: int = 300, threshold: float = 0.699999988, rpn_min_size: int = 16, scales: float | Sequence[float] = (4.0, 8.0, 16.0, 32.0), ratios: float | Sequence[float] = (0.5, 1.0, 2.0), feature_stride: int = 16, output_score: bool = False, iou_loss: bool = False, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
-    """y = MultiProposal(x) for a batch of one image: (0, left, top, right, bottom) of the best boxes; gradient 0."""
+    """y = (image, left, top, right, bottom) of the best anchors adjusted by bbox_pred, after suppression; gradient 0."""
 
 @overload
 def _contrib_ROIAlign(data: Symbol | None = None, rois: Symbol | None = None, *, pooled_size: int | Sequence[int], spatial_scale: float, sample_ratio: int = -1, position_sensitive: bool = False, aligned: bool = False, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
@@ -568,11 +568,11 @@ def _contrib_quantize_v2(data: Symbol | None = None, out_type: Literal['auto', '
     """q = round(x · 127.5 / range) as int8 (· 255.5 / range as uint8), range calibrated or of the data; and its two ends."""
 
 @overload
-def _contrib_quantized_act(data: Symbol | None = None, min_data: Symbol | None = None, max_data: Symbol | None = None, *, act_type: Literal['relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'], name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def _contrib_quantized_act(data: Symbol | None = None, min_data: Symbol | None = None, max_data: Symbol | None = None, *, act_type: Literal['relu'], name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """q = max(x, 0); the range is unchanged."""
 
 @overload
-def _contrib_quantized_act(data: Symbol, min_data: Symbol, max_data: Symbol, act_type: Literal['relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'], *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def _contrib_quantized_act(data: Symbol, min_data: Symbol, max_data: Symbol, act_type: Literal['relu'], *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """q = max(x, 0); the range is unchanged."""
 
 @overload
@@ -619,7 +619,7 @@ def _contrib_quantized_fully_connected(data: Symbol | None = None, weight: Symbo
 def _contrib_quantized_fully_connected(data: Symbol, weight: Symbol, bias: Symbol, min_data: Symbol, max_data: Symbol, min_weight: Symbol, max_weight: Symbol, min_bias: Symbol, max_bias: Symbol, num_hidden: int, no_bias: bool = False, flatten: bool = True, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """p = x Wᵀ + trunc(b · ratio of the units) in int32; the unit of p is (data range / steps) (weight range / 127)."""
 
-def _contrib_quantized_pooling(data: Symbol | None = None, min_data: Symbol | None = None, max_data: Symbol | None = None, kernel: int | Sequence[int] = (), pool_type: Literal['avg', 'lp', 'max', 'sum'] = 'max', global_pool: bool = False, cudnn_off: bool = False, pooling_convention: Literal['full', 'same', 'valid'] = 'valid', stride: int | Sequence[int] = (), pad: int | Sequence[int] = (), p_value: int | None = None, count_include_pad: bool | None = None, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC', 'NWC'] | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
+def _contrib_quantized_pooling(data: Symbol | None = None, min_data: Symbol | None = None, max_data: Symbol | None = None, kernel: int | Sequence[int] = (), pool_type: Literal['avg', 'max'] = 'max', global_pool: bool = False, cudnn_off: bool = False, pooling_convention: Literal['full', 'same', 'valid'] = 'valid', stride: int | Sequence[int] = (), pad: int | Sequence[int] = (), p_value: int | None = None, count_include_pad: bool | None = None, layout: Literal['NCDHW', 'NCHW', 'NCW', 'NDHWC', 'NHWC', 'NWC'] | None = None, *, name: str | None = None, attr: Mapping[str, str] | None = None) -> Symbol:
     """q = maximum or rounded mean of each window; the range is unchanged."""
 
 @overload

@@ -382,7 +382,7 @@ def test_prefetch_dropped_without_close_leaves_no_thread():
 def test_a_batch_after_a_resumed_position_is_named_by_its_number_in_the_epoch():
     batches = [(X, Y), (X, Y), (X, Y, -Y)]
     stream = data(batches)
-    with pytest.raises(ValueError, match=r"^batch 2 of epoch 4: weight of row 1 is -1.0 \(9 such rows\)"):
+    with pytest.raises(ValueError, match=r"^batch 2 of epoch 4: weight of row 1 is -1.0 \(9 such values\)"):
         list(stream.batches(4, start=1))
 
 

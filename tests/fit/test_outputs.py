@@ -452,7 +452,7 @@ def test_token_weights_in_streams_steps_and_predictions():
             {"loss": lambda o, y: (o.mean(-1) - y).mean(1)},
             r"the shape of the losses \(8,\) must begin",
         ),
-        ((TEXT, NEXT, EACH - 1), {}, r"weight of position \(0, \d\) is -\d.*at least 0"),
+        ((TEXT, NEXT, EACH - 1), {}, r"weight of row 0, position \(\d,\) is -\d.*at least 0"),
         (
             (TEXT, NEXT, EACH),
             {"eval_metric": lambda y, o: 0.0},

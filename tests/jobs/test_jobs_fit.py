@@ -99,7 +99,7 @@ def test_parts_of_data_are_disjoint_and_complete():
         assert [list(part) for part in parts] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
     x, y = shard((np.arange(4), np.arange(4)), 1, 2)
     assert x.tolist() == y.tolist() == [1, 3]
-    with pytest.raises(ValueError, match="rank is 3 and count 3; expected"):
+    with pytest.raises(ValueError, match="part_index is 3, num_parts is 3; expected"):
         shard([1], 3, 3)
     with pytest.raises(TypeError, match="pass it part_index=0, num_parts=2"):
         shard(NDArrayIter(np.ones((4, 1)), batch_size=2), 0, 2)
