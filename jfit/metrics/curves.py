@@ -49,7 +49,7 @@ def roc_auc(
         A `Metric`, or an `ExactRocAuc` if bins is None.  The value is NaN if all rows are of one kind or a score is NaN.
 
     Raises:
-        ValueError: unknown average.
+        ValueError: unknown average, or fewer than 2 bins.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,6 +68,8 @@ def roc_auc(
 
     if bins is None:
         return ExactRocAuc(name, average, bool(logits), weighted, fitted=fitted)
+    if bins < 2:
+        raise ValueError(f"metric roc_auc: bins is {bins!r}; it must be a whole number from 2, or None for the exact value.")
     if num_classes is None:
         make = lambda classes: roc_auc(classes, bins, average, logits, bound, name, weighted)  # noqa: E731
         return needs_size(name, make)._replace(fitted=fitted)

@@ -418,7 +418,8 @@ class Mixed(BothSignatures):
         initializers: an initializer, name or JSON text for each pattern.
 
     Raises:
-        ValueError: there are not as many initializers as patterns; or when called, no pattern matches the name.
+        AssertionError: there are not as many initializers as patterns.
+        ValueError: when called, no pattern matches the name.
 
     Example:
         >>> import jfit.mx as mx
@@ -431,6 +432,8 @@ class Mixed(BothSignatures):
     """
 
     def __init__(self, patterns: Sequence[str], initializers: Sequence[Any]) -> None:
+        count = len(initializers)
+        assert count == len(patterns), f"{len(patterns)} patterns but {count} initializers; pass one for each pattern"
         self.map = [(re.compile(p), create(i)) for p, i in zip(patterns, initializers, strict=True)]
 
     def _write(self, desc: str, arr: Any) -> None:

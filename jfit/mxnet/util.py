@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from typing import Any
 
 _local = threading.local()
 
@@ -39,8 +39,7 @@ def set_np_shape(active: bool) -> bool:
     return before
 
 
-@contextlib.contextmanager
-def np_shape(active: bool = True) -> Iterator[None]:
+class np_shape(contextlib.ContextDecorator):
     """Context manager and decorator that switches NumPy shape semantics on or off.
 
     Args:
@@ -51,8 +50,14 @@ def np_shape(active: bool = True) -> Iterator[None]:
         ...     is_np_shape()
         True
     """
-    before = set_np_shape(active)
-    try:
-        yield
-    finally:
-        set_np_shape(before)
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
+        self._before: list[bool] = []
+
+    def __enter__(self) -> np_shape:
+        self._before.append(set_np_shape(self._active))
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        set_np_shape(self._before.pop())

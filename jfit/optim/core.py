@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from jfit.checks import at_least_0, below_1
+from jfit.checks import at_least_0, below_1, name_hint
 from jfit.optim.rows import SparseRows, add_rows, in_rows
 from jfit.optim.schedules import Schedule
 from jfit.programs import Constants, collected, depends_on_more, is_argument, keyed
@@ -149,6 +149,8 @@ class Optimizer(optax.GradientTransformationExtraArgs):
 
     def __new__(cls, init: Callable[..., Any], update: Callable[..., Any], **fields: Any) -> Optimizer:
         self = super().__new__(cls, cast(Any, init), cast(Any, update))
+        if unknown := fields.keys() - Optimizer.__annotations__.keys():
+            raise TypeError(f"Optimizer has no field {min(unknown)!r}; {name_hint(min(unknown), Optimizer.__annotations__)}")
         vars(self).update(fields)
         return self
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jfit.checks import one_of
 from jfit.optim.core import (
     Common,
     LearningRate,
@@ -964,6 +965,9 @@ def lbsgd(
         Optimizer with the state slots `momentum` (unless it is 0) and `sum` (of gradients, if batch_scale > 1) and one
         update count for all parameters.
 
+    Raises:
+        ValueError: batch_scale is not a whole number from 1.
+
     Example:
         >>> opt = lbsgd(0.1, batch_scale=2, warmup_epochs=0)
         >>> w = {"fc_weight": jnp.ones(())}
@@ -974,6 +978,8 @@ def lbsgd(
 
     Source: Goyal et al. 2017 (warm-up), https://arxiv.org/abs/1706.02677; Apache MXNet 1.9.1, `LBSGD`.
     """
+    if batch_scale < 1 or batch_scale != int(batch_scale):
+        raise ValueError(f"lbsgd: batch_scale is {batch_scale}; it must be a whole number of batches, at least 1.")
     clip = clipper(common.get("clip_gradient"))
     has_momentum, numbers = bool(momentum), Constants(momentum=momentum, scale=grad_scale**2)
     length, behind = operand(warmup_epochs * updates_per_epoch), operand(begin_epoch * updates_per_epoch)
@@ -1017,7 +1023,10 @@ def _adapts(adapt: Adapt, name: str) -> bool:
     by_rule = not name.endswith(_FIXED)
     if isinstance(adapt, Mapping):
         return bool(adapt.get(name, by_rule))
-    return by_rule if isinstance(adapt, str) else bool(adapt[int(name)])
+    if isinstance(adapt, str):
+        one_of(("mxnet",), **{"lars: adapt": adapt})
+        return by_rule
+    return bool(adapt[int(name)])
 
 
 def _no_rate_yet() -> dict[str, Array]:

@@ -91,7 +91,12 @@ def test_every_kind_of_array_file_is_read(file):
 
 
 def test_scalars_and_empty_arrays_of_numpy_shapes_are_read():
-    with mx.util.np_shape(True):
+    shapes = mx.util.np_shape(True)
+    for _ in range(2):  # the context manager may be entered again
+        with shapes, shapes:
+            assert mx.util.is_np_shape()
+        assert not mx.util.is_np_shape()
+    with shapes:
         got = mx.nd.load(str(FOLDER / "npshape_v3.params"))
         assert got["scalar"].shape == () and float(host(got["scalar"])) == 2.5
         assert tuple(got["zero"].shape) == (0, 3)

@@ -94,6 +94,8 @@ def test_mixed_uses_the_first_matching_pattern_and_load_the_loaded_values():
         load("fc_weight", mx.nd.zeros(3))
     with pytest.raises(ValueError, match="matches no pattern"):
         mx.init.Mixed(["b"], ["zero"])(mx.init.InitDesc("w"), a)
+    with pytest.raises(AssertionError, match="2 patterns but 1 initializers"):
+        mx.init.Mixed(["a", "b"], ["zero"])
     with pytest.raises(AssertionError, match="'nope' is not registered"):
         mx.init.create("nope")
 

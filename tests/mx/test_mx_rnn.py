@@ -97,6 +97,11 @@ def test_unsupported_use_of_a_cell_raises():
         mx.rnn.FusedRNNCell(3).unroll(2, data, layout="NCT")
     with pytest.raises(mx.MXNetError, match="a symbol with 2 outputs; pass one"):
         lstm.unroll(2, mx.sym.Group([data, data]))
+    with pytest.raises(ValueError, match="found 3 states, the 2 cells have 4"):
+        stack = mx.rnn.SequentialRNNCell()
+        stack.add(mx.rnn.LSTMCell(2, prefix="a_"))
+        stack.add(mx.rnn.LSTMCell(2, prefix="b_"))
+        stack(data, lstm.begin_state() + lstm.begin_state()[:1])
     with pytest.raises(ValueError, match=r"h2h_kernel is \(2, 3\); only odd sizes"):
         mx.rnn.ConvRNNCell((1, 1, 4, 4), 2, h2h_kernel=(2, 3))
     with pytest.raises(NotImplementedError, match="does not implement state_info"):
@@ -121,6 +126,8 @@ def test_shared_weights_belong_to_the_composite_cell_or_to_its_children():
     part = mx.rnn.RNNCell(3, prefix="a_")
     shared.add(part)
     assert set(shared.params._params) == {"a_i2h_weight", "a_i2h_bias", "a_h2h_weight", "a_h2h_bias"}
+    with pytest.raises(ValueError, match="both this cell and its child were created with params="):
+        shared.add(mx.rnn.RNNCell(3, prefix="b_", params=params))
 
 
 def test_zoneout_is_the_identity_in_evaluation_and_keeps_previous_values_in_training():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from jfit.mxnet.optimizer import lr_scheduler
 from jfit.optim import schedules
@@ -45,6 +46,15 @@ def test_errors_have_mxnets_classes_and_name_the_expected_value(name):
     assert GOLDEN["errors"][name][0] == "ValueError"
     with pytest.raises(ValueError, match=r"need|expected"):
         ERRORS[name]()
+
+
+test_values_that_a_saved_state_cannot_have_raise = refused(
+    (lambda: lr_scheduler.MultiFactorScheduler([]), r"update numbers from 1 as step, found \[\]"),
+    (lambda: lr_scheduler.PolyScheduler(1e2), AssertionError, r"PolyScheduler: max_update is 100\.0, expected an int"),
+    (lambda: lr_scheduler.CosineScheduler(0), r"max_update \(0\) of at least 1"),
+    (lambda: lr_scheduler.FactorScheduler(2, warmup_steps=2.5), AssertionError, r"warmup_steps is 2\.5"),
+    (lambda: lr_scheduler.FactorScheduler(2, warmup_steps=-5), r"warmup_steps \(-5\) of at least 0"),
+)
 
 
 def test_a_smaller_update_count_does_not_restore_the_old_learning_rate():

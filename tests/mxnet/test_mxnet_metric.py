@@ -90,6 +90,7 @@ def test_a_function_may_return_a_sum_and_a_count():
 
 
 test_invalid_use_raises_mxnets_error_classes = refused(
+    (lambda: M.CustomMetric(abs).get_config(), NotImplementedError, "cannot be saved as a configuration"),
     (lambda: M.create("f1").update([np.array([0, 1, 2])], [np.ones((3, 3))]), "binary"),
     (lambda: M.create("acc").update([np.ones(3)], [np.ones((4, 2))]), "one label per prediction"),
     (lambda: M.create("acc").update([np.ones(3)], [np.ones((3, 2)), np.ones((3, 2))]), "1 labels and 2 outputs"),

@@ -101,6 +101,7 @@ test_invalid_use_raises = refused(
     (lambda: ready(shape=(2, 0)), ValueError, r"its shape \(2, 0\) is not fully known"),
     (lambda: Parameter("w", shape=(2,)).data(), RuntimeError, "'w' is not initialized"),
     (lambda: Parameter("w", shape=(2,)).list_ctx(), RuntimeError, "it has no context"),
+    (lambda: Parameter("w", shape=(2,)).reset_ctx(TWO), "its context cannot change"),
     (lambda: Parameter("w", shape=(2,)).set_data(np.ones(2)), AssertionError, "call initialize"),
     (lambda: ready().data(jfit.cpu(5)), RuntimeError, r"is not on cpu\(5\); it was initialized on"),
     (lambda: ready().set_data(np.ones(3)), AssertionError, r"has shape \(2, 3\), which \(3,\) contradicts"),
@@ -223,6 +224,8 @@ def test_files_contain_the_mean_over_contexts_and_load_matching_parameters(tmp_p
     params.initialize(ctx=TWO)
     params["net_w"]._data[1][:] = 2.0
     params.save(path, strip_prefix="net_")
+    with pytest.raises(ValueError, match="does not start with 'other_'"):
+        params.save(path, strip_prefix="other_")
     assert load_arrays(path)["w"].tolist() == [1.5, 1.5]
     fresh = ParameterDict("net_")
     fresh.get("w", shape=(0,))

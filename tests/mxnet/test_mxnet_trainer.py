@@ -221,6 +221,11 @@ test_untrainable_arguments_raise = refused(
     (lambda: Trainer({"w": jnp.ones(2)}, "sgd", kvstore=KVStore()), "a pytree is updated without a store"),
     (lambda: Trainer({"w": jnp.ones(2)}, "sgd", kvstore="dist_async"), "kvstore 'dist_async' is asynchronous"),
     (lambda: Trainer({"w": np.array([None])}, "sgd"), "an array of object"),
+    (lambda: Trainer([one()], "sgd").step(1, grads={}), "only for a trainer over a pytree"),
+    (lambda: Trainer([one()], "sgd").update(1, grads={}), "only for a trainer over a pytree; set the gradients"),
+    (lambda: Trainer({"w": jnp.ones(2)}, "sgd").allreduce_grads({"w": jnp.ones(2)}), "a list with one pytree of gradients"),
+    (lambda: Trainer({"w": jnp.ones(2)}, "sgd", None, "dist_sync", None, True), "update_on_kvstore=True needs Parameters"),
+    (lambda: Trainer([one()], "sgd", kvstore=False).step(1), TypeError, "kvstore is False; expected a KVStore, the name"),
 )
 
 

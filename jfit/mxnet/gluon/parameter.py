@@ -285,9 +285,10 @@ class Parameter:
             ctx: context, device or list of them.
 
         Raises:
-            RuntimeError: not initialized.
+            ValueError: not initialized.
         """
-        self.list_ctx()
+        if self._data is None and self._deferred is None:
+            raise ValueError(f"parameter {self.name!r} is not initialized, so its context cannot change; call initialize().")
         mean = None if self._data is None else self._reduce()
         self._contexts = self._context_list(ctx)
         if mean is not None:

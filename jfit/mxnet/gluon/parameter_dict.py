@@ -189,8 +189,14 @@ class ParameterDict(Mapping[str, Any]):
 
         Args:
             filename: path of the file.
-            strip_prefix: prefix removed from the names that have it.
+            strip_prefix: prefix removed from every name.
+
+        Raises:
+            ValueError: a name does not start with `strip_prefix`.
         """
+        for name in self.keys():
+            if not name.startswith(strip_prefix):
+                raise ValueError(f"parameter {name!r} does not start with {strip_prefix!r}, the strip_prefix to remove.")
         means = {p.name.removeprefix(strip_prefix): p._reduce() for p in self.values()}
         save_arrays(filename, counters.read(means))  # sync: the file needs the numbers
 

@@ -123,7 +123,7 @@ class Trainer:
                 grads = self._tree.sum_over_devices([grads])
             return self.update(batch_size, ignore_stale_grad, grads)
         self._rescale(batch_size)
-        self._prepare()
+        self._prepare(grads)
         self._check_fresh(ignore_stale_grad)
         self._allreduce()
         self._update(ignore_stale_grad)
@@ -143,7 +143,7 @@ class Trainer:
         """
         if self._tree is not None:
             return self._tree.sum_over_devices(grads)
-        self._prepare()
+        self._prepare(grads)
         self._check_not_on_kvstore("allreduce_grads")
         self._allreduce()
         return None
@@ -166,7 +166,7 @@ class Trainer:
             self._rescale(batch_size)
             _run(self._updaters[0], batch)
             return self._tree.params
-        self._prepare()
+        self._prepare(grads)
         self._check_not_on_kvstore("update")
         self._rescale(batch_size)
         self._check_fresh(ignore_stale_grad)
@@ -252,8 +252,10 @@ class Trainer:
         self._kvstore, self._update_on_kvstore, self._distributed = None, False, False
         self._waiting = list(self._params)
 
-    def _prepare(self) -> None:
-        """Make the store at the first call."""
+    def _prepare(self, grads: Any = None) -> None:
+        """Make the store at the first call; `grads` are those that were passed to a method, which only a pytree has."""
+        if grads is not None:
+            raise ValueError("grads= is only for a trainer over a pytree; set the gradients of Parameters with set_grad().")
         if not self._ready:
             self._make_store()
         if self._kvstore is not None:
@@ -393,11 +395,12 @@ def _distributes_tree(kvstore: Any, update_on_kvstore: bool | None) -> bool:
     Raises ValueError for arguments that need a key-value store, because a pytree is updated without one.  The types "device",
     "local" and None are ignored in a job of one process.
     """
-    if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore:
-        join_job(kvstore)
-        return True
-    if update_on_kvstore or kvstore not in (None, "device", "local"):
+    job = kvstore if isinstance(kvstore, str) and "dist" in kvstore and "sync" in kvstore else None
+    if update_on_kvstore or not (job or kvstore in (None, "device", "local")):
         arguments = f"kvstore={kvstore!r}, update_on_kvstore={update_on_kvstore}"
         raise ValueError(f"{arguments} needs Parameters; a pytree is updated without a store: omit them.")
-    check_spans_job(None, kvstore)
-    return False
+    if job:
+        join_job(job)
+    else:
+        check_spans_job(None, kvstore)
+    return job is not None

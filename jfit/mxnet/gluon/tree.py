@@ -89,7 +89,12 @@ class PytreeParams:
 
         Returns:
             Pytree of the sums.
+
+        Raises:
+            ValueError: `grads` is not a non-empty list.
         """
+        if not isinstance(grads, (list, tuple)) or not grads:
+            raise ValueError("allreduce_grads needs a list with one pytree of gradients per device.")
         columns = [self.structure.flatten_up_to(each) for each in grads]
         groups = [list(group) for group in zip(*columns, strict=True)]
         if self.distributed:

@@ -573,6 +573,7 @@ def select(
         MXNET_UPDATE_ON_KVSTORE is 0, or if it does not support it.
 
     Raises:
+        TypeError: `kvstore` is neither None, a name nor a store.
         ValueError: the name is unknown, or the store sums over the devices of this process only, but the job has several
             processes.
 
@@ -582,6 +583,8 @@ def select(
 
     Source: Apache MXNet 1.9.1, `mxnet.model`.
     """
+    if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
+        raise TypeError(f"kvstore is {kvstore!r}; expected a KVStore, the name of a type or None.")
     if isinstance(kvstore, str) and kvstore.lower() not in KVStoreBase.kv_registry:
         checked_type(kvstore)
     if kvstore is None or (isinstance(kvstore, str) and num_device == 1 and "dist" not in kvstore):

@@ -154,6 +154,10 @@ class CustomMetric(EvalMetric):
             self.sum_metric, self.num_inst = self.sum_metric + total, self.num_inst + count
             self.global_sum_metric, self.global_num_inst = self.global_sum_metric + total, self.global_num_inst + count
 
+    def get_config(self) -> dict[str, Any]:
+        """Raise NotImplementedError: a function cannot be saved as a configuration."""
+        raise NotImplementedError(f"metric {self.name} wraps a Python function, which cannot be saved as a configuration.")
+
 
 class _PureMetric(DeviceMetric):
     """EvalMetric around a user-defined pure metric (`jfit.metrics.Metric`), with running sums on the device."""

@@ -72,9 +72,15 @@ __all__ = [
 
 def _binary_function(array_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(lhs: Any, rhs: Any) -> Any:
+        result: Any = NotImplemented
         if isinstance(lhs, NDArray):
-            return binary(array_op, scalar_op, lhs, rhs)
-        return binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
+            result = binary(array_op, scalar_op, lhs, rhs)
+        elif isinstance(rhs, NDArray):
+            result = binary(array_op, reversed_scalar_op, rhs, lhs, swapped=True)
+        if result is NotImplemented:
+            found = f"{type(lhs).__name__} and {type(rhs).__name__}"
+            raise TypeError(f"expected an NDArray and another array or a number, found {found}")
+        return result
 
     return call
 

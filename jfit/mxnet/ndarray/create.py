@@ -311,14 +311,16 @@ def save(fname: str | os.PathLike[str], data: Any) -> None:
         >>> sorted(load("two.params"))
         ['a', 'b']
     """
-    data = data if isinstance(data, (Mapping, list, tuple)) else [data]
-    wrong = [v for v in (data.values() if isinstance(data, Mapping) else data) if v is not None and not is_array(v)]
+    names, values = (list(data), list(data.values())) if isinstance(data, Mapping) else ([], data)
+    values = values if isinstance(values, (list, tuple)) else [data]
+    wrong = [v for v in values if not is_array(v) and (v is not None or data is None)]
+    wrong += [name for name in names if not isinstance(name, str)]
     if wrong:
         raise TypeError(f"save needs an NDArray, a list of them or a dict of them by name, found {wrong[0]!r}")
     if isinstance(data, Mapping):
         mxnet_arrays.save_arrays(fname, {k: to_record(v) for k, v in data.items()})
     else:
-        mxnet_arrays.save_arrays(fname, [to_record(v) for v in data])
+        mxnet_arrays.save_arrays(fname, [to_record(v) for v in values])
 
 
 def load(fname: str | os.PathLike[str]) -> Any:

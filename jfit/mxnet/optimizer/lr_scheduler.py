@@ -32,7 +32,8 @@ class LRScheduler:
         warmup_mode: "linear" or "constant".
 
     Raises:
-        ValueError: base_lr is below warmup_begin_lr, or the mode is unknown.
+        AssertionError: warmup_steps is not an int.
+        ValueError: base_lr is below warmup_begin_lr, warmup_steps is negative, or the mode is unknown.
 
     Example:
         >>> class Inverse(LRScheduler):
@@ -47,6 +48,7 @@ class LRScheduler:
     def __init__(
         self, base_lr: float = 0.01, warmup_steps: int = 0, warmup_begin_lr: float = 0, warmup_mode: str = "linear"
     ) -> None:
+        _whole(self, "warmup_steps", warmup_steps, 0)
         _require(self, base_lr >= warmup_begin_lr, f"a base_lr ({base_lr}) of at least warmup_begin_lr ({warmup_begin_lr})")
         checks.one_of(("linear", "constant"), warmup_mode=warmup_mode)
         self.base_lr = base_lr
@@ -121,7 +123,7 @@ class MultiFactorScheduler(LRScheduler):
         base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
     Raises:
-        ValueError: steps below 1 or not increasing, factor above 1.
+        ValueError: no steps, steps below 1 or not increasing, factor above 1.
 
     Example:
         >>> decay = MultiFactorScheduler([4, 9], factor=0.5, base_lr=1.0)
@@ -133,10 +135,10 @@ class MultiFactorScheduler(LRScheduler):
 
     def __init__(self, step: Sequence[int], factor: float = 1, *base: Any, **others: Any) -> None:
         super().__init__(*base, **others)
-        increases = all(earlier < later for earlier, later in itertools.pairwise([0, *step]))
+        increases = len(step) > 0 and all(earlier < later for earlier, later in itertools.pairwise([0, *step]))
         _require(self, increases, f"an increasing list of update numbers from 1 as step, found {step}")
         _require(self, factor <= 1, f"a factor ({factor}) of at most 1, so that the rate never increases")
-        self.step = step
+        self.step = list(step)
         self.cur_step_ind = 0
         self.factor = factor
         self.count = 0
@@ -160,6 +162,7 @@ class _ToTheEnd(LRScheduler):
 
     def __init__(self, max_update: int, base_lr: float = 0.01, final_lr: float = 0, *warmup: Any, **others: Any) -> None:
         super().__init__(base_lr, *warmup, **others)
+        _whole(self, "max_update", max_update, 1)
         # an optimizer's learning_rate replaces base_lr but not base_lr_orig, so it has no effect, as in MXNet
         self.base_lr_orig = base_lr
         self.max_update = max_update
@@ -188,6 +191,10 @@ class PolyScheduler(_ToTheEnd):
         pwr: exponent of the polynomial.
         final_lr: learning rate from `max_update` on.
         warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
+
+    Raises:
+        AssertionError: max_update is not an int.
+        ValueError: max_update below 1.
 
     Example:
         >>> PolyScheduler(max_update=20, base_lr=0.4)(10)
@@ -218,6 +225,10 @@ class CosineScheduler(_ToTheEnd):
         final_lr: learning rate from `max_update` on.
         warmup_steps, warmup_begin_lr, warmup_mode: as in `LRScheduler`.
 
+    Raises:
+        AssertionError: max_update is not an int.
+        ValueError: max_update below 1.
+
     Example:
         >>> CosineScheduler(max_update=20, base_lr=0.4)(10)
         0.2
@@ -227,6 +238,11 @@ class CosineScheduler(_ToTheEnd):
 
     def _left(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
+
+
+def _whole(scheduler: LRScheduler, name: str, value: Any, least: int) -> None:
+    assert isinstance(value, int), f"{type(scheduler).__name__}: {name} is {value!r}, expected an int."
+    _require(scheduler, value >= least, f"{name} ({value}) of at least {least}")
 
 
 def _require(scheduler: LRScheduler, holds: bool, expected: str) -> None:

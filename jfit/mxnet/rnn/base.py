@@ -68,6 +68,7 @@ class BaseRNNCell:
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._prefix = prefix
+        self._own_params = params is None
         self._params = RNNParams(prefix) if params is None else params
         self._modified = False
         self.reset()
@@ -94,6 +95,7 @@ class BaseRNNCell:
     @property
     def params(self) -> RNNParams:
         """The container of the cell's variables."""
+        self._own_params = False
         return self._params
 
     @property

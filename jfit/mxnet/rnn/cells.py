@@ -367,6 +367,8 @@ class Composite(BaseRNNCell):
     def _adopt(self, cell: BaseRNNCell) -> None:
         """Append a child and merge the containers of the weights."""
         if self._override_cell_params:
+            if not cell._own_params:
+                raise ValueError("both this cell and its child were created with params=; pass params= to only one of them")
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
         self._cells.append(cell)
@@ -397,6 +399,8 @@ class Composite(BaseRNNCell):
 
     def _split_states(self, states: Sequence[Any]) -> list[States]:
         """Split a flat list of states into one list for each child."""
+        if len(states) != (expected := len(self.state_info)):
+            raise ValueError(f"found {len(states)} states, the {len(self._cells)} cells have {expected}; see state_info")
         each = iter(states)
         return [list(itertools.islice(each, len(cell.state_info))) for cell in self._cells]
 

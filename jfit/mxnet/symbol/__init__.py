@@ -38,7 +38,9 @@ def _binary_function(symbol_op: str, scalar_op: str, reversed_scalar_op: str):
     def call(left: Any, right: Any) -> Any:
         if isinstance(left, Graph):
             return operator(symbol_op)(left, right) if isinstance(right, Graph) else operator(scalar_op)(left, scalar=right)
-        return operator(reversed_scalar_op)(right, scalar=left)
+        if isinstance(right, Graph):
+            return operator(reversed_scalar_op)(right, scalar=left)
+        raise TypeError(f"at least one argument must be a Symbol, found {type(left).__name__} and {type(right).__name__}")
 
     return call
 
