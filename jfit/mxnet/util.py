@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 
 _local = threading.local()
 
@@ -39,9 +38,8 @@ def set_np_shape(active: bool) -> bool:
     return before
 
 
-@contextlib.contextmanager
-def np_shape(active: bool = True) -> Iterator[None]:
-    """Context manager and decorator that switches NumPy shape semantics on or off.
+class np_shape(contextlib.ContextDecorator):
+    """Context manager and decorator that switches NumPy shape semantics on or off; one object may be used several times.
 
     Args:
         active: the state inside the block.
@@ -51,8 +49,13 @@ def np_shape(active: bool = True) -> Iterator[None]:
         ...     is_np_shape()
         True
     """
-    before = set_np_shape(active)
-    try:
-        yield
-    finally:
-        set_np_shape(before)
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
+
+    def __enter__(self) -> np_shape:
+        _local.__dict__.setdefault("before", []).append(set_np_shape(self._active))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        set_np_shape(_local.before.pop())

@@ -25,6 +25,9 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
         (outputs, states): the outputs of all steps, stacked along a new first axis, and the states after the last step, both
         nested as `body` returns them.
 
+    Raises:
+        ValueError: the first axis of `data` is empty.
+
     Example:
         >>> import jfit.mx as mx
         >>> outs, total = mx.nd.contrib.foreach(lambda x, s: (x + s, x + s), mx.nd.array([1, 2, 3]), mx.nd.zeros(1))
@@ -33,6 +36,8 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
     """
     items, structure = _flatten(data)
     states, steps, out_structure = init_states, [], None
+    if not items or not items[0].shape[0]:
+        raise ValueError("foreach needs data with at least one step along its first axis; skip the call when the data is empty")
     for t in range(items[0].shape[0]):
         outs, states = body(nested([item[t] for item in items], structure), states)
         flat, out_structure = _flatten(outs)
@@ -56,6 +61,9 @@ def while_loop(
         (outputs, loop variables): the outputs of all steps, stacked along a new first axis (an empty list if no step ran), and
         the loop variables after the last step.
 
+    Raises:
+        ValueError: `func` returns another number of loop variables.
+
     Example:
         >>> import jfit.mx as mx
         >>> outs, last = mx.nd.contrib.while_loop(lambda i: i < 2, lambda i: (i, [i + 1]), [mx.nd.zeros(1)], max_iterations=3)
@@ -72,7 +80,10 @@ def while_loop(
     while len(steps) < length and _truth(cond(*values)):
         outs, new = func(*values)
         flat, out_structure = _flatten([] if outs is None else outs)
-        values = [new] if isinstance(new, NDArray) else list(new or ())
+        new = [new] if isinstance(new, NDArray) else list(new or ())
+        if len(new) != len(values):
+            raise ValueError(f"func of while_loop returned {len(new)} loop variables, expected {len(values)}")
+        values = new
         steps.append(flat)
     stacked = [_stack_and_pad(parts, length) for parts in zip(*steps, strict=True)]
     return nested(stacked, out_structure), values[0] if single else values
