@@ -102,6 +102,14 @@ def test_scalars_and_empty_arrays_of_numpy_shapes_are_read():
         assert tuple(got["zero"].shape) == (0, 3)
 
 
+def test_one_np_shape_object_is_used_several_times():
+    on = mx.util.np_shape()
+    for _ in range(2):
+        with on, on:
+            assert mx.util.is_np_shape()
+        assert on(mx.util.is_np_shape)() and not mx.util.is_np_shape()
+
+
 def test_a_parameter_file_without_prefixes_raises(tmp_path):
     module, _, _ = resumed("sgd")
     mx.nd.save(str(tmp_path / "bad.params"), {"fc1_weight": mx.nd.ones((1,))})

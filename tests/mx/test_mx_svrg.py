@@ -154,6 +154,11 @@ def test_invalid_arguments_raise():
     net = mx.sym.LinearRegressionOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
     with pytest.raises(ValueError, match="update_freq is None"):
         SVRGModule(net, label_names=["label"])
+    with mx.AttrScope(ctx_group="dev"):
+        grouped = mx.sym.LinearRegressionOutput(mx.sym.Variable("data"), mx.sym.Variable("label"))
+    with pytest.raises(NotImplementedError, match="does not support group2ctxs"):
+        SVRGModule(grouped, label_names=["label"], group2ctxs={"dev": mx.cpu(1)}, update_freq=1)
+    assert SVRGModule(net, ["data"], ["label"], *[None] * 7, 3).update_freq == 3  # MXNet's last positional argument
     train, module = linear()
     module.init_optimizer()
     with pytest.raises(AssertionError, match="call update_full_grads"):

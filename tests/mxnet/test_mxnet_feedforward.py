@@ -64,6 +64,16 @@ def test_predictions_use_a_replaced_network():
     np.testing.assert_allclose(ff.predict(X), X @ START["fc_weight"].T, rtol=1e-4, atol=1e-6)
 
 
+def test_predictions_continue_after_data_of_a_wrong_shape():
+    ff = model()
+    before, module = ff.predict(X), ff._predictor
+    assert ff.predict(X[:5]).shape == (5, 2) and ff._predictor is module  # bound again
+    for _ in range(2):
+        with pytest.raises(ValueError, match="fc_weight"):
+            ff.predict(X[:, :2])
+    np.testing.assert_array_equal(ff.predict(X), before)
+
+
 def test_predict_can_return_the_data_and_stop_after_some_batches():
     outputs, data, label = model().predict(jfit.NDArrayIter(X, Y, 8), return_data=True)
     np.testing.assert_array_equal(data, X)
@@ -148,6 +158,15 @@ def test_epoch_size_limits_an_epoch_and_the_next_one_continues(caplog):
     ends = []
     model(num_epoch=2, epoch_size=5).fit(jfit.NDArrayIter(X, Y, 8), batch_end_callback=lambda p: ends.append(p.nbatch))
     assert ends == [1, 2, 3, 4, 5] * 2
+
+
+def test_an_iterator_without_batches_raises():
+    class Empty(DataIter):
+        provide_data = property(lambda self: [DataDesc("data", (8, 3))])
+        provide_label = property(lambda self: [DataDesc("softmax_label", (8,))])
+
+    with pytest.raises(ValueError, match="epoch_size is 2, but the data iterator has no batch"):
+        model(epoch_size=2).fit(Empty(8))
 
 
 # ------------------------------------------------------------------------------------------------ parameters
@@ -300,7 +319,11 @@ def test_a_monitor_sees_the_training():
 # ------------------------------------------------------------------------------------------------ what is refused
 test_invalid_use_raises = refused(
     (lambda: model().fit(X), ValueError, "y is missing"),
-    (lambda: model().fit(X, Y[:5]), ValueError, r"size 5 into shape \(22,\)"),
+    (lambda: model().fit(X, Y[:5]), ValueError, "one label for each of the 22 rows"),
+    (lambda: model().fit(X[:8], Y[:8].reshape(2, 4)), ValueError, r"y has shape \(2, 4\)"),
+    (lambda: model().fit(X, Y, eval_data=X), TypeError, "eval_data is ndarray"),
+    (lambda: model(rescale_grad=2).fit(X, Y), TypeError, "sets rescale_grad"),
+    (lambda: FeedForward(net(), ctx=jfit.cpu(0), context=jfit.cpu(1)), ValueError, "both ctx and context"),
     (lambda: model().fit(X, Y, n_epoch=3), TypeError, "fit has no argument 'n_epoch'"),
     (lambda: model(num_epoch=None).fit(X, Y), AssertionError, "num_epoch is missing"),
     (lambda: model().score(X), ValueError, "y is missing"),

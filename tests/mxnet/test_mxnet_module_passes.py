@@ -61,6 +61,8 @@ def test_an_output_without_a_loss_uses_the_callers_gradient(devices):
     module.forward(DataBatch([x]), is_train=True)
     with pytest.raises(ValueError, match=r"'fc_output' is not a loss.*pass out_grads"):
         module.backward()
+    with pytest.raises(ValueError, match="out_grads has 2 arrays"):
+        module.backward([head, head])
     for given in (head, [head]):
         module.forward(DataBatch([x]), is_train=True)
         module.backward(given)
@@ -85,6 +87,8 @@ def test_batches_already_split_per_device_are_accepted(counts):
     whole.update_metric(metrics[0], [y])
     apart.update_metric(metrics[1], [[y[:cut]], [y[cut:]]], pre_sliced=True)
     assert metrics[0].get() == metrics[1].get()
+    with pytest.raises(ValueError, match="3 pre-sliced batches for 2 devices"):
+        apart.forward([*parts, parts[0]])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -166,6 +170,9 @@ def test_states_of_several_devices_are_read_and_set_per_device():
 
 def test_invalid_states_raise():
     module = stateful()
+    for given in ({}, {"states": [np.zeros((6, 4))], "value": 0}):
+        with pytest.raises(ValueError, match=r"either states= .* or value="):
+            module.set_states(**given)
     with pytest.raises(ValueError, match=r"'h' has shape \(2, 2\), but the graph needs \(6, 4\)"):
         module.set_states(states=[np.zeros((2, 2))])
 

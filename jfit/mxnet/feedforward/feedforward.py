@@ -111,7 +111,7 @@ class FeedForward:
         **kwargs: arguments of an optimizer given by name.
 
     Raises:
-        ValueError: the network has duplicate names.
+        ValueError: both ctx and context are set, or the network has duplicate names.
 
     Example:
         >>> import jfit, numpy as np
@@ -157,6 +157,8 @@ class FeedForward:
         **kwargs: Any,
     ) -> None:
         check_entry("FeedForward", several=True)
+        if ctx is not None and context is not None:
+            raise ValueError("both ctx and context are set; they are the same argument.")
         ctx = ctx if context is None else context
         self.ctx = [cpu()] if ctx is None else list(ctx) if type(ctx) in (list, tuple) else [ctx]
         self.symbol, self.sym_gen = (symbol, None) if hasattr(symbol, "list_arguments") else (None, symbol)
@@ -275,7 +277,7 @@ class FeedForward:
 
         Raises:
             AssertionError: num_epoch is not set.
-            TypeError: an unknown option.
+            TypeError: an unknown option, or rescale_grad is set for an optimizer given by name.
             ValueError: data, labels or parameters do not match the network.
         """
         if isinstance(X, Optimizer):
@@ -284,6 +286,8 @@ class FeedForward:
         if options:
             raise TypeError(f"fit has no argument {next(iter(options))!r}; the options of train need an Optimizer as X.")
         assert self.num_epoch is not None, "num_epoch is missing: FeedForward(symbol, num_epoch=10) trains for 10 epochs."
+        if isinstance(self.optimizer, str) and "rescale_grad" in self.kwargs:
+            raise TypeError("FeedForward sets rescale_grad of a named optimizer to 1 / batch size; pass an Optimizer.")
         if self.sym_gen is not None:
             self.symbol = self.sym_gen(X.default_bucket_key)
             self._check_arguments()
@@ -372,6 +376,8 @@ class FeedForward:
             raise ValueError("y is missing: an array X needs one label per row; or pass an iterator with labels.")
         rows = int(X.shape[0])
         y = np.zeros(rows, np.float32) if y is None else as_array(y)
+        if tuple(y.shape) not in ((rows,), (rows, 1)):
+            raise ValueError(f"y has shape {tuple(y.shape)}; expected one label for each of the {rows} rows of X.")
         names = []
         for ending, default in (("data", "data"), ("label", "softmax_label")):
             found = [n for n in self.symbol.list_arguments() if n.endswith(ending)]
@@ -386,6 +392,8 @@ class FeedForward:
         """
         if eval_data is None or hasattr(eval_data, "provide_data"):
             return eval_data
+        if not isinstance(eval_data, (list, tuple)) or len(eval_data) != 2:
+            raise TypeError(f"eval_data is {type(eval_data).__name__}; expected a data iterator or a pair (X, y) of arrays.")
         X, y = (np.array(part) if isinstance(part, list) else part for part in eval_data)
         return self._iter(X, y, True, "pad")
 
@@ -472,7 +480,9 @@ class FeedForward:
         return metric.get()[1]
 
     def _predictor_module(self, data: Any, overwrite: bool = True, verbosity: int = 0) -> FeedForwardModule:
-        """Return a module bound to the shapes of this data, with the current parameters: that of the last call, if they fit.
+        """Return a module bound to the shapes of this data, with the current parameters.
+
+        The module of the last call is used again if the inputs have the same names; it compiles once per shape.
 
         Args:
             data: data iterator.
@@ -483,20 +493,22 @@ class FeedForward:
         inputs, labels = julia.descriptions(data)
         names = [d.name for d in inputs]
         free = [n for n in self.symbol.list_arguments() if n not in (*params, *names) and n.endswith(_INPUTS)]
-        module: Any = self._predictor
-        fits = getattr(module, "symbol", None) is self.symbol and module.label_names == free
-        if not fits or not same_shapes(module.data_shapes, inputs):
-            bound, shapes = module and [tuple(d) for d in module.data_shapes], [tuple(d) for d in inputs]
+        last = module = self._predictor
+        if last is None or last.symbol is not self.symbol or (last.data_names, last.label_names) != (names, free):
+            module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
+        if not (module.binded and same_shapes(module.data_shapes, inputs)):
+            bound, shapes = last and last.data_shapes, [tuple(d) for d in inputs]
             assert overwrite or not bound, (
-                f"the predictor is bound to {bound}, the data has {shapes}; overwrite=True binds it again."
+                f"the predictor is bound to {[tuple(d) for d in bound]}, the data has {shapes}; overwrite=True binds it again."
             )
-            self._predictor = module = self._python_module(self.symbol, names, free, context=self.ctx[:1])
-            module.bind(inputs, [d for d in labels if d.name in free], for_training=False)
+            self._predictor = None  # a module whose bind fails is not used again
+            module.bind(inputs, [d for d in labels if d.name in free], for_training=False, force_rebind=True)
             if verbosity >= 1:
                 logging.info("The predictor is bound to %s on %s", shapes, self.ctx[0])
         if not self.allow_extra_params:
             check_names(module.binding, params, aux, "allow_extra_params")
         module.init_params(None, params, aux, force_init=True)
+        self._predictor = module
         return module
 
     # -------------------------------------------------------------------------------- files
@@ -622,5 +634,7 @@ def _sized_epoch(data: Any, size: int, log_reset: Callable[[], None]) -> Iterato
             log_reset()
             data.reset()
             stream = iter(data)
-            batch = next(stream)
+            batch = next(stream, None)
+        if batch is None:
+            raise ValueError(f"epoch_size is {size}, but the data iterator has no batch after a reset.")
         yield batch

@@ -441,6 +441,7 @@ def CreateAugmenter(
 
     Raises:
         AssertionError: `rand_resize` without `rand_crop`.
+        ValueError: a mean or std of another length.
 
     Example:
         >>> [type(a).__name__ for a in CreateAugmenter((3, 8, 8), resize=9, rand_mirror=True)]
@@ -464,8 +465,17 @@ def CreateAugmenter(
         augmenters.append(LightingAug(pca_noise, np.array(colour.EIGENVALUES), np.array(colour.EIGENVECTORS)))
     if rand_gray > 0:
         augmenters.append(RandomGrayAug(rand_gray))
-    mean = np.array(colour.IMAGENET_MEAN, np.float32) if mean is True else mean
-    std = np.array(colour.IMAGENET_STD, np.float32) if std is True else std
+    mean, std = _channels(mean, colour.IMAGENET_MEAN), _channels(std, colour.IMAGENET_STD)
     if mean is not None or std is not None:
         augmenters.append(ColorNormalizeAug(mean, std))
     return augmenters
+
+
+def _channels(value: Any, default: tuple[float, ...]) -> Any:
+    """Return a mean or std as an array, or None; True is `default`, False is None."""
+    if value is None or value is False:
+        return None
+    array = as_float32(default if value is True else value)
+    if array.size not in (1, 3):
+        raise ValueError(f"a mean or std of CreateAugmenter is {value!r}; expected True, None or an array of 1 or 3 numbers.")
+    return array

@@ -90,6 +90,9 @@ class ImageIter(DataIter):
     ) -> None:
         super().__init__(batch_size)
         checks.one_of(HANDLES, last_batch_handle=last_batch_handle)
+        checks.one_of(("float32", "float64", "int32", "int64"), dtype=np.dtype(dtype))
+        if not 0 <= part_index < num_parts:
+            raise ValueError(f"part_index is {part_index}, num_parts {num_parts}; expected 0 <= part_index < num_parts.")
         self.check_data_shape(data_shape)
         self.data_shape, self.label_width, self.shuffle = tuple(data_shape), label_width, shuffle
         self.path_root, self.last_batch_handle, self.seed = path_root, last_batch_handle, seed

@@ -257,6 +257,8 @@ class Binding:
 
     def concat_batches(self, batches: Sequence[Any]) -> tuple[DataBatch, list[int]]:
         """Concatenate one batch per device to one batch; returns (batch, number of rows of each device)."""
+        if len(batches) != len(self.devices):
+            raise ValueError(f"{len(batches)} pre-sliced batches for {len(self.devices)} devices; pass one for each")
         axes = self.model.batch_axes
 
         def whole(field: str, descs: Sequence[DataDesc]) -> list[Any]:
@@ -279,6 +281,8 @@ class Binding:
 
     def set_states(self, states: Any, value: float | None) -> None:
         """Set the values of the state inputs; arguments as for `Module.set_states`."""
+        if (states is None) == (value is None):
+            raise ValueError("set_states expects either states= (an array for each state name) or value= (a number)")
         for name, state in zip(self.state_names, states or [value] * len(self.state_names), strict=True):
             spec = self.specs[name]
             if isinstance(state, (list, tuple)):

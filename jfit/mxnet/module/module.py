@@ -273,10 +273,16 @@ class Module(BaseModule):
         return unreduced() if store is None and len(self.binding.devices) > 1 else all_reduce()
 
     def borrow_optimizer(self, shared_module: Any) -> None:
-        """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one."""
+        """Use the optimizer (state, update counts, key-value store) of a module that shares its parameters with this one.
+
+        Raises:
+            ValueError: the modules do not share parameters.
+        """
         require(self, "borrow_optimizer", "binded")
         require(shared_module, "borrow_optimizer", "optimizer_initialized")
-        self.optimizer_initialized = self.parameters is shared_module.parameters
+        if self.parameters is not shared_module.parameters:
+            raise ValueError("borrow_optimizer needs the same parameters; bind this one with shared_module= first")
+        self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write the optimizer state to a `.states` file in MXNet's format, with the update counts needed for exact resuming."""

@@ -367,6 +367,9 @@ class Passes:
             if plain:
                 raise ValueError(f"backward(): output {plain[0]!r} is not a loss, so its gradient is unknown; pass out_grads")
             heads = ()
+        elif len(out_grads) != len(model.outputs):
+            names = [o.name for o in model.outputs]
+            raise ValueError(f"out_grads has {len(out_grads)} arrays, expected one for each output: {names}")
         else:
             heads = (self._on_devices(self._split_head_gradients(out_grads)),)
         run = functools.partial(self._run_backward, at, heads)

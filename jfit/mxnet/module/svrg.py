@@ -33,9 +33,10 @@ class SVRGModule(Module):
 
     Args:
         args, kwargs: those of `Module`; compression applies to the reduced gradients, not to mu.  group2ctxs is not supported.
-        update_freq: number of epochs between full gradients, at least 1; a keyword.
+        update_freq: number of epochs between full gradients, at least 1; a keyword, or the argument after compression_params.
 
     Raises:
+        NotImplementedError: group2ctxs is passed.
         ValueError: update_freq is not an integer of at least 1.
 
     Example:
@@ -56,7 +57,11 @@ class SVRGModule(Module):
     _aux_class: type[Module] = Module
 
     def __init__(self, *args: Any, update_freq: Any = None, **kwargs: Any) -> None:
+        if len(args) > 10:  # the arguments of Module, then update_freq
+            args, update_freq = args[:-1], args[-1]
         super().__init__(*args, **kwargs)
+        if self.binding.groups:
+            raise NotImplementedError("SVRGModule does not support group2ctxs; use Module")
         checks.positive_integer(update_freq=update_freq)
         self.update_freq = update_freq
         self._mod_aux = self._aux_class(*args, **kwargs)
