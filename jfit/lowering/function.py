@@ -88,8 +88,8 @@ def from_function(
         batch is (`Model.bound`): 'a', 'b/c' for {"a": ..., "b": {"c": ...}}.
 
     Raises:
-        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, or the name of a loss is
-            unknown.
+        ValueError: both or neither of `params` and `init` are passed, `apply` has no input argument, `aux` is passed for a
+            function and loss without this parameter, or the name of a loss is unknown.
 
     Example:
         >>> import jax.numpy as jnp, jfit, optax
@@ -104,6 +104,8 @@ def from_function(
     call = arguments_of_function(apply, weight_keywords(apply), tuple(inputs) if inputs else None)
     losses = {"loss": loss, "loss_weights": loss_weights, "loss_per_batch": loss_per_batch, "gather_outputs": gather_outputs}
     adapter = _Adapter(apply, call, params=params, aux=aux, init=init, label=label, **losses)
+    if jax.tree.leaves(aux) and "aux" not in adapter.keywords and not any("aux" in t.form.extras for t in adapter.terms.terms):
+        raise ValueError("aux= is passed, but the function has no parameter aux; add it, or leave out aux=")
     if isinstance(inputs, Mapping):
         adapter.structure.inputs.update({name: Tree(example) for name, example in inputs.items()})
     return _model_of(adapter)

@@ -129,6 +129,8 @@ def make_apply(order: Sequence[Node], heads: Sequence[Entry], names: InputNames,
     ) -> tuple[tuple[Any, ...], Aux]:
         stage, tap = how.stage, how.tap
         size = batch_size(variables, inputs, names) if stage is None else stage.size
+        if weight is not None and size is not None and weight.shape != (size,):
+            raise GraphError(f"weight has shape {weight.shape}, expected ({size},): one weight per row of the batch")
         if row_ids is None and size is not None:
             row_ids = jnp.arange(size)
             if axis_name is not None:

@@ -20,6 +20,7 @@ from jfit.checks import name_hint
 from jfit.lowering.losses import Loss, as_loss, check_broadcast, check_rows, per_row
 from jfit.lowering.model import RowLosses, flatten_names, summed
 from jfit.lowering.structure import LABEL_WEIGHT
+from jfit.ops.registry import nearest
 
 BATCH = ("batch", "inputs")  # names of the second parameter of a loss that takes the batch instead of a label
 EXTRAS = ("params", "aux")
@@ -127,7 +128,7 @@ class LossTerms:
         label: name of the label.
 
     Raises:
-        ValueError: unknown names in `loss_weights`.
+        ValueError: unknown names or numbers that are not finite in `loss_weights`, or no term.
     """
 
     def __init__(self, loss: Any, loss_weights: Any = None, per_batch: bool = False, label: str = "label") -> None:
@@ -137,8 +138,12 @@ class LossTerms:
             scales = _scales(loss_weights, list(named))
             self.terms = tuple(Term(n, f, form_of(f), scales.get(n, 1.0)) for n, f in named.items())
         else:
-            function, _ = as_loss(loss), _scales(loss_weights, [])
+            if loss_weights is not None:
+                raise ValueError("loss_weights= needs a dict of losses by output name; scale a single loss in its function")
+            function = as_loss(loss)
             self.terms = (Term(None, function, form_of(function)),)
+        if not self.terms:
+            raise ValueError("loss is empty, expected a loss for at least one output")
 
     @property
     def batch_means(self) -> bool:
@@ -260,11 +265,14 @@ class LossTerms:
         return ValueError(f"the loss of the output {term.output!r} needs a label of this name, but {remedy}")
 
     def log_unused(self, outputs: Any, labels: Sequence[str]) -> None:
-        """Log outputs without loss and label, and labels without loss and output.
+        """Log outputs without loss and label, and labels without loss and output; raise if one is probably misspelled.
 
         Args:
             outputs: pytree of the outputs.
             labels: names of the labels of the batch.
+
+        Raises:
+            ValueError: a label of no output is spelled like an output without label.
         """
         log, prefix = logging.getLogger("jfit").warning, f"{self.label}/"
         if labels and all(t.form.second == "" for t in self.terms):
@@ -273,10 +281,13 @@ class LossTerms:
             return
         leaves, terms = list(flatten_names(outputs)[0]), [str(t.output) for t in self.terms]
         own = [n.removeprefix(prefix) for n in labels if n.startswith(prefix)]
-        for name in own:
-            if not _covered(name, (*leaves, *terms)):
-                log("the label %r is not used: no output and no loss has this name", name)
-        without = [n for n in leaves if not _covered(n, own) and not _covered(n, terms)]
+        without = [n for n in dict.fromkeys((*leaves, *terms)) if not _covered(n, own)]
+        for name in [n for n in own if not _covered(n, (*leaves, *terms))]:
+            near = nearest(name, without)
+            if near:
+                raise ValueError(f"no output has the name of the label {name!r}, {without} have no label; did you mean {near}?")
+            log("the label %r is not used: no output and no loss has this name", name)
+        without = [n for n in without if not _covered(n, terms)]
         if without:
             log("the outputs %s have no loss and no label", without)
 
@@ -291,9 +302,11 @@ class LossTerms:
 
 def _scales(weights: Any, names: Sequence[str]) -> dict[str, float]:
     scales = {} if weights is None else {n: w for n, w in flatten_names(weights)[0].items() if w is not None}
-    for name in scales:
+    for name, value in scales.items():
         if name not in names:
-            raise ValueError(f"loss_weights has {name!r}, but loss has the outputs {list(names)}; pass a dict of both by name")
+            raise ValueError(f"loss_weights has {name!r}, but loss has the outputs {list(names)}")
+        if not math.isfinite(value):
+            raise ValueError(f"loss_weights[{name!r}] is {value!r}; expected a finite number")
     return scales
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -350,7 +351,7 @@ def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
         The `Loss`; pass it to `jfit.fit` as `loss=`.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: unknown name or option.
 
     Example:
         >>> import jax.numpy as jnp
@@ -362,6 +363,10 @@ def get(spec: str, *, ignore_index: int | None = None, **options: Any) -> Loss:
     if name not in LOSSES:
         raise ValueError(f"loss {spec!r} is unknown; {name_hint(spec, LOSSES | ALIASES)} Or pass loss(output, label).")
     loss = LOSSES[name]
+    known = [p for p in inspect.signature(loss.function).parameters if p not in ("output", "label")]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise ValueError(f"loss {name!r} has no option {unknown[0]!r}; its options are {', '.join([*known, 'ignore_index'])}")
     return Loss(name, loss.function, loss.scores, loss.classes, loss.label_range, ignore_index, tuple(sorted(options.items())))
 
 
@@ -396,7 +401,8 @@ def known_loss(loss: Any) -> Loss | None:
 def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     """Convert the argument `loss` of `fit`, a name or a function, to a function.
 
-    The softmax cross entropies of optax become "cross_entropy", which has their values and takes the labels of both.
+    The softmax cross entropies of optax become "cross_entropy", which has their values, in float32 also for bfloat16 outputs,
+    and takes the labels of both: class indices, or probabilities such as one-hot.
 
     Raises:
         ValueError: unknown name.
@@ -408,7 +414,9 @@ def as_loss(loss: Any) -> Callable[[Any, Array], Array]:
     """
     if isinstance(loss, str):
         return get(loss)
-    if loss is optax.softmax_cross_entropy or loss is optax.softmax_cross_entropy_with_integer_labels:
+    plain = isinstance(loss, functools.partial) and not loss.args and loss.keywords in ({}, {"axis": -1})
+    function = loss.func if plain else loss
+    if function is optax.softmax_cross_entropy or function is optax.softmax_cross_entropy_with_integer_labels:
         return LOSSES["cross_entropy"]
     if any(c.__name__ == "Loss" and c.__module__.partition(".")[0] == "keras" for c in type(loss).__mro__):
         return _of_keras(loss)

@@ -1,5 +1,7 @@
 """Functions as models: wrong uses of losses, labels, metrics and parameters that would train or report something else."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,13 +152,20 @@ def of_logits(o, y):
 
 
 TWO = {"a": INTEGER, "b": INTEGER}
+AUX = {"n": np.zeros(3, "float32")}
 REFUSED = {
     "column": ({"loss": logging("lr")}, "the value 'lr' to log, but the history has another column"),
     "metric": ({"loss": logging("accuracy")}, "the value 'accuracy' to log, which is also the name of a metric"),
+    "misspelled": ({"fn": two_outputs, "labels": {"a": Y, "bb": Y}, "loss": {"a": INTEGER}}, "label 'bb'.*did you mean 'b'"),
     "one label": ({"fn": two_outputs, "loss": TWO}, r"pass a dict of labels by output name, y=\{'a': ..., 'b': ...\}"),
     "a list": ({"loss": ["ce"]}, "loss has a term for '0', which the function does not return; the names are 'output'"),
+    "aux": ({"aux": AUX}, "aux= is passed, but the function has no parameter aux"),
     "integers": ({"fn": lambda p, x: x[:, :3] * p["w"], "params": {"w": np.ones((1, 3), "int32")}}, "nothing to train"),
     "column of indices": ({"labels": Y[:, None]}, r"the label \(8, 1\); expected class indices of shape \(8,\) or probab"),
+    "partial": (
+        {"labels": Y[:, None], "loss": functools.partial(optax.softmax_cross_entropy)},
+        r"the label \(8, 1\); expected class indices",
+    ),
     "loss None": ({"loss": lambda o, y: None}, "loss returned None"),
     "function None": ({"fn": lambda p, x: None}, "the function returned None"),
     "inputs": ({"fn": lambda p, x, z: x}, "the model has 2 data inputs"),

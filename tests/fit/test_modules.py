@@ -324,6 +324,12 @@ def test_statistics_that_cannot_be_synchronized_are_refused(make):
         train(make().module, devices=2, sync_batch_stats=True)
 
 
+def test_a_module_without_batch_normalization_is_not_synchronized():
+    for module in (nnx.Linear(5, 3, rngs=nnx.Rngs(0)), linen.Dense(3), eqx.nn.Linear(5, 3, key=jax.random.key(0))):
+        with pytest.raises(ValueError, match="sync_batch_stats=True: it has no"):
+            train(module, devices=2, sync_batch_stats=True)
+
+
 # ------------------------------------------------------------------------------------------------ parameters
 @pytest.mark.slow
 def test_optax_masks_and_frozen_names_see_the_tree_of_the_module():
@@ -388,15 +394,46 @@ def test_auxiliary_states_alone_are_used_and_wrong_values_raise(make):
     assert_close((model.structure.params.unflatten(params), model.structure.aux.unflatten(aux)), (plain.params, shifted), 1e-6)
     wrong = jax.tree.map(lambda x: jnp.concatenate([x, x]), plain.params)
     state = {"aux": plain.aux}
-    for values in ({"params": {}, **state}, {"params": wrong, **state}, {"params": plain.params}, {"aux": {}}):
-        with pytest.raises((ValueError, errors.FlaxError)):  # of the framework, which names the array
+    one = jax.tree.map(lambda x: jnp.ones(1), plain.aux)
+    for values, message in (
+        ({"params": {}, **state}, "params= is not a dict like that of the .* is None, expected"),
+        (
+            {"params": {**plain.params, "Dense_9": {"kernel": X}}, **state},
+            "params= is not .* 'Dense_9/kernel' is .*expected None",
+        ),
+        ({"params": wrong, **state}, r"params= is not .* is \(.*, expected \("),
+        ({"params": plain.params}, "aux= is not .*mean.* is None, expected"),
+        ({"params": plain.params, "aux": one}, r"aux= is not .*mean.* is \(1,\), expected"),
+        ({"aux": {}}, "aux= is not .*mean.* is None, expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
             train(plain.module, **values)
+    with pytest.raises(ValueError, match=r"aux= is not .*mean.* is \(1,\), expected"):
+        jfit.predict(plain.module, X, params=plain.params, aux=one)
 
 
 def test_parameters_of_other_shapes_than_those_of_the_module_raise():
     module = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"params= is not .*: 'bias/value' is \(6,\), expected \(3,\)"):
         train(module, params=jax.tree.map(lambda x: jnp.concatenate([x, x]), nnx.state(module)))
+
+
+class Last(nnx.Module):
+    """Keeps its last outputs, of a shape that depends on the batch."""
+
+    def __init__(self):
+        self.linear, self.last = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), nnx.Variable(jnp.zeros((1, 3)))
+
+    def __call__(self, x):
+        self.last.set_value(self.linear(x))
+        return self.last[...]
+
+
+def test_auxiliary_states_of_the_shape_of_a_batch_are_accepted():
+    module = Last()
+    module(X[:16])
+    aux = nnx.state(module, nnx.Not(nnx.Param))
+    assert jfit.predict(Last(), X[:16], aux=aux).shape == (16, 3)
 
 
 def test_from_module_takes_names_of_inputs():

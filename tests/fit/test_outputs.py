@@ -515,7 +515,9 @@ def wide(output, label):
     [
         ({"loss": {"c": squared}}, r"loss has a term for 'c', which the function does not return; the names are 'a', 'b'"),
         ({"loss_weights": {"c": 1.0}}, r"loss_weights has 'c', but loss has the outputs \['a', 'b'\]"),
-        ({"loss": squared, "loss_weights": {"a": 1.0}}, r"loss_weights has 'a', but loss has the outputs \[\]; pass a dict"),
+        ({"loss_weights": {"a": float("nan")}}, r"loss_weights\['a'\] is nan; expected a finite number"),
+        ({"loss": squared, "loss_weights": {}}, "loss_weights= needs a dict of losses by output name"),
+        ({"loss": {}}, "loss is empty"),
         (
             {"loss": {**LOSSES, "a": jfit.losses.get("cross_entropy", ignore_index=0)}, "micro_batches": 2},
             "micro_batches is 2, but several losses, one with an ignore_index",

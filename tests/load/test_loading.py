@@ -247,6 +247,15 @@ def test_missing_files_raise_with_their_name(tmp_path):
         jfit.load(tmp_path / "bare.safetensors")
 
 
+def test_the_weight_of_bilinear_upsampling_is_no_data_input(tmp_path):
+    sym.UpSampling(V("data"), num_args=2, scale=2, sample_type="bilinear", num_filter=2, name="up").save(
+        tmp_path / "n-symbol.json"
+    )
+    save_arrays(tmp_path / "n-0000.params", {})
+    with pytest.raises(FormatError, match="the graph needs 'up_weight'"):
+        jfit.load(tmp_path / "n")
+
+
 def test_an_epoch_may_be_an_integer_of_numpy(files):
     assert jfit.load("net", np.int64(2)).params["fc_weight"].sum() == 0
 

@@ -116,7 +116,10 @@ def test_invalid_arguments_raise(batch):
         jfit.lower(mlp(), capture="none")
     with pytest.raises(GraphError, match=r"shape of 'f1_weight' cannot be inferred from \{\}"):
         jfit.lower(mlp()).init(KEY, {})
-    model, _, _ = started(mlp(), batch)
+    model, params, aux = started(mlp(), batch)
+    for shape in ((5,), (1,), (6, 1), ()):
+        with pytest.raises(GraphError, match=r"weight has shape \(.*\), expected \(6,\)"):
+            model.apply(params, aux, batch, weight=jnp.ones(shape))
     with pytest.raises(GraphError, match=r"the batch has the inputs \['x'\], the model needs \['data', 'softmax_label'\]"):
         model.plan({"x": jax.ShapeDtypeStruct((2,), "float32")})
     dropped = jfit.lower(sym.Dropout(V("data"), name="drop"))

@@ -96,6 +96,7 @@ def test_a_column_of_outputs_matches_a_vector_of_labels(name, rng):
 
 test_wrong_names_options_and_shapes_raise = refused(
     (lambda: losses.get("cross_entrpy"), "loss 'cross_entrpy' is unknown; did you mean 'cross_entropy'"),
+    (lambda: losses.get("mse", delta=2), "loss 'mse' has no option 'delta'; its options are ignore_index"),
     (lambda: losses.mse(np.zeros((3, 2)), np.zeros(3)), r"output has shape \(3, 2\) and the label \(3,\); expected equal"),
     (lambda: losses.cross_entropy(np.zeros((3, 2)), np.zeros((3, 1))), r"class indices of shape \(3,\) or probabilities"),
     (lambda: losses.nll(np.zeros((3, 2)), np.zeros((3, 2))), r"expected class indices of shape \(3,\)"),

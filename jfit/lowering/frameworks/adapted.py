@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -81,23 +82,93 @@ def initial(kind: str, framework: str, own: Any, passed: Any) -> Any:
     """Return the initial values: those that the user passed as `params=` or `aux=`, or else those of the module.
 
     Raises:
-        ValueError: the tree that was passed has another structure, or arrays of other shapes, than that of the module.
+        ValueError: the tree that was passed has another structure or, if these are parameters, arrays of other shapes than that
+            of the module.  Auxiliary states may depend on the rows of the batches that a module has had.
     """
     if passed is None:
         return own
-    expected, actual = _shapes(own), _shapes(passed)
-    wrong = [n for n in (*expected, *actual) if expected.get(n) != actual.get(n)]
-    if wrong or jax.tree.structure(passed) != jax.tree.structure(own):
-        where = f": {wrong[0]!r} is {actual.get(wrong[0])}, expected {expected.get(wrong[0])}" if wrong else ""
-        raise ValueError(
-            f"{kind}= is not a {type(own).__name__} like that of the {framework} module{where} (shapes; None: there is no such "
-            f"array); leave out {kind}=, or pass a tree such as run.{kind} of its run"
-        )
+    is_same = jax.tree.structure(passed) == jax.tree.structure(own)
+    if kind == "params" or not is_same:
+        check_arrays(framework, [{kind: own}], {kind: passed}, is_same)
     return passed
+
+
+def drawn_for_data(
+    framework: str, draw: Callable[..., tuple[Any, Any]], params: Any, aux: Any, modes: Sequence[bool]
+) -> tuple[Callable[..., None], Callable[..., Any] | None]:
+    """Return (check, init) of a module whose values are initialized for the shapes of the data.
+
+    Args:
+        framework: name of the framework, for messages.
+        draw: `draw(train, key, *specs) -> (params, aux)` initializes the module in one of its modes.
+        params, aux: values that the user passed, or None.
+        modes: modes whose values may have been passed; the first is that of `init`.
+
+    Returns:
+        `check(*inputs)`, which at its first call compares values that were passed with those of the module, and `Adapted.init`.
+        Both raise a ValueError if names or shapes differ.
+    """
+    unchecked = [] if params is None else [{"params": params, "aux": aux}]
+
+    def check(*inputs: Any) -> None:
+        while unchecked:
+            drawn = [jax.eval_shape(functools.partial(draw, train), jax.random.key(0), *inputs) for train in modes]
+            check_arrays(framework, [{"params": p, "aux": a} for p, a in drawn], unchecked[0])
+            unchecked.clear()
+
+    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+        params, own = draw(modes[0], key, *specs)
+        if aux is not None:
+            check_arrays(framework, [{"aux": own}], {"aux": aux})
+        return params, own if aux is None else aux
+
+    return check, init if params is None else None
+
+
+def check_arrays(
+    framework: str, alternatives: Sequence[Mapping[str, Any]], passed: Mapping[str, Any], is_same: bool = True
+) -> None:
+    """Compare the values that the user passed as `params=` and `aux=` with those of the module, by name and shape.
+
+    Args:
+        framework: name of the framework, for messages.
+        alternatives: {"params": pytree, "aux": pytree} of the module, for example as initialized in both modes.
+        passed: the user's pytrees by the same names, all or some.  A dimension of aux that is 1 in the module may have any
+            size, because modules are initialized with one row.
+        is_same: whether the trees have the same structure apart from names.
+
+    Raises:
+        ValueError: the values match none of the alternatives; the message is about the first one.
+    """
+    wrong = [_difference(own, passed) for own in alternatives]
+    if all(wrong) or not is_same:
+        kind, where = wrong[0] or (next(iter(passed)), "")
+        raise ValueError(
+            f"{kind}= is not a {type(alternatives[0][kind]).__name__} like that of the {framework} module{where} (shapes; None: "
+            "no such array); leave out params= and aux=, or pass both from its run: run.params, run.aux"
+        )
+
+
+def _difference(own: Mapping[str, Any], passed: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first of the passed arrays that the module has not, as ("params" or "aux", words); None if there is none."""
+    for kind, tree in passed.items():
+        expected, actual = _shapes(own[kind]), _shapes(tree)
+        for name in (*expected, *actual):
+            e, a = expected.get(name), actual.get(name)
+            free = kind == "aux" and e is not None and a is not None and len(e) == len(a)
+            if e != a and not (free and all(x in (y, 1) for x, y in zip(e or (), a or (), strict=True))):
+                return kind, f": {name!r} is {a}, expected {e}"
+    return None
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(getattr(x, "shape", ())) for name, x in flatten_names(tree)[0].items()}
+
+
+def require_norms(framework: str, layer: str, norms: Any) -> None:
+    """Raise unless a module whose batch statistics are to be averaged over the devices has layers with statistics."""
+    if not norms:
+        raise unsupported_sync(framework, f"it has no {layer}")
 
 
 def unsupported_sync(framework: str, reason: str) -> ValueError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, require_norms
 
 NAME = "Equinox"
 
@@ -85,4 +85,5 @@ def _norms(eqx: Any) -> Callable[[Any], list[Any]]:
 
 def _synchronized(eqx: Any, model: Any, axes: tuple[Hashable, str]) -> Any:
     """The model with BatchNorm layers that average their statistics over the rows and over the devices."""
+    require_norms(NAME, "equinox.nn.BatchNorm", _norms(eqx)(model))
     return eqx.tree_at(lambda m: [norm.axis_name for norm in _norms(eqx)(m)], model, replace_fn=lambda _: axes)

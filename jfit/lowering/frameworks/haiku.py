@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, mode, one_row, unsupported_sync
+from jfit.lowering.frameworks.adapted import Adapted, call_of, drawn_for_data, mode, one_row, unsupported_sync
 
 NAME = "Haiku"
 
@@ -26,7 +26,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
-        `Adapted`.
+        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the pair.
     """
     stateful = type(module).__name__ == "TransformedWithState"
     takes_rng = "rng" in inspect.signature(module.apply).parameters
@@ -34,18 +34,20 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     if params is not None and aux is None:
         aux = {}
 
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+    def draw(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, True)))(key, *args, **named)
-        drawn, state = values if stateful else (values, {})
-        return drawn, state if aux is None else aux
+        values = jax.jit(lambda key, *args, **named: module.init(key, *args, **named, **mode(call, train)))(key, *args, **named)
+        return values if stateful else (values, {})
+
+    check, init = drawn_for_data(NAME, draw, params, aux, modes=(True,))
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         if axis_name is not None:
             raise unsupported_sync(NAME, "hk.BatchNorm takes the device axis (cross_replica_axis) when it is made")
+        check(*inputs)
         args, named = call.bind(inputs)
         rng = (key if train else None,) if takes_rng else ()
         result = module.apply(params, *((aux,) if stateful else ()), *rng, *args, **named, **mode(call, train))
         return result if stateful else (result, aux)
 
-    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, init if params is None else None)
+    return Adapted(NAME, apply, call, lambda params, aux: module, params, aux, init)

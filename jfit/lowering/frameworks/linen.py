@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.arguments import Arguments
-from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, mode, one_row
+from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, one_row, require_norms
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -30,7 +30,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         inputs: names of the inputs, if the user passed any, else None.
 
     Returns:
-        `Adapted`.
+        `Adapted`.  Its functions raise a ValueError if `params` or `aux` have other names or shapes than those of the module.
     """
     from flax import linen
     from flax.core import unfreeze
@@ -47,12 +47,17 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         aux = {} if aux is None else aux
     aux = None if aux is None else unfreeze(aux)
 
-    def init(key: Any, *specs: Any) -> tuple[Any, Any]:
+    def draw(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        variables = dict(jax.jit(functools.partial(module.init, **mode(call, False)))(key, *args, **named))
-        return variables.pop("params", {}), variables if aux is None else aux
+        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
+        return variables.pop("params", {}), variables
+
+    check, init = drawn_for_data(NAME, draw, params, aux, modes=(False, True))
 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
+        if axis_name is not None:
+            require_norms(NAME, "batch statistics (collection 'batch_stats')", aux.get("batch_stats"))
+        check(*inputs)
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)} if train and key is not None else None
         args, named = call.bind(inputs)
         run = functools.partial(module.apply, {"params": params, **aux}, *args, rngs=rngs, **named, **mode(call, train))
@@ -65,7 +70,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, init if params is None else None)
+    return Adapted(NAME, apply, call, restore, params, aux, init)
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode
+from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, require_norms
 
 NAME = "Flax nnx"
 MODE_ATTRIBUTES = ("deterministic", "use_running_average")  # of layers, True in evaluation mode
@@ -49,9 +49,11 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def apply(params: Any, *inputs: Any, key: Any = None, train: bool = False, aux: Any = None, axis_name: Any = None) -> Any:
         copy = merged(params, aux, train)
         options: dict[str, Any] = mode(call, train)
-        for _, layer in nnx.iter_modules(copy) if axis_name is not None else ():
-            if isinstance(layer, nnx.BatchNorm):
-                layer.axis_name = axis_name
+        if axis_name is not None:
+            norms = [layer for _, layer in nnx.iter_modules(copy) if isinstance(layer, nnx.BatchNorm)]
+            require_norms(NAME, "nnx.BatchNorm", norms)
+            for norm in norms:
+                norm.axis_name = axis_name
         if train and key is not None:
             nnx.reseed(copy, policy="match_shape", **{tag: _stream_key(key, tag) for tag in tags})
         if takes_rngs and (train or "rngs" in call.required):
