@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import errors, linen, nnx
+from flax import linen, nnx
 
 import jfit
 
@@ -396,7 +396,7 @@ def test_auxiliary_states_alone_are_used_and_wrong_values_raise(make):
     state = {"aux": plain.aux}
     one = jax.tree.map(lambda x: jnp.ones(1), plain.aux)
     for values, message in (
-        ({"params": {}, **state}, "params= is not a dict like that of the .* is None, expected"),
+        ({"params": {}, **state}, "params= is not a dict like that of the .* is missing, the module's of shape"),
         (
             {"params": {**plain.params, "Dense_9": {"kernel": X}}, **state},
             "params= is not .* 'Dense_9/kernel' is .*expected None",

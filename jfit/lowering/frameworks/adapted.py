@@ -144,8 +144,8 @@ def check_arrays(
     if all(wrong) or not is_same:
         kind, where = wrong[0] or (next(iter(passed)), "")
         raise ValueError(
-            f"{kind}= is not a {type(alternatives[0][kind]).__name__} like that of the {framework} module{where} (shapes; None: "
-            "no such array); leave out params= and aux=, or pass both from its run: run.params, run.aux"
+            f"{kind}= is not a {type(alternatives[0][kind]).__name__} like that of the {framework} module{where}; "
+            "leave out params= and aux=, or pass both from its run: run.params, run.aux"
         )
 
 
@@ -157,7 +157,8 @@ def _difference(own: Mapping[str, Any], passed: Mapping[str, Any]) -> tuple[str,
             e, a = expected.get(name), actual.get(name)
             free = kind == "aux" and e is not None and a is not None and len(e) == len(a)
             if e != a and not (free and all(x in (y, 1) for x, y in zip(e or (), a or (), strict=True))):
-                return kind, f": {name!r} is {a}, expected {e}"
+                found, needed = ("missing" if shape is None else f"of shape {shape}" for shape in (a, e))
+                return kind, f": {name!r} is {found}, the module's {needed}"
     return None
 
 

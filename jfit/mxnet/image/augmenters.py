@@ -475,7 +475,7 @@ def _channels(value: Any, default: tuple[float, ...]) -> Any:
     """Return a mean or std as an array, or None; True is `default`, False is None."""
     if value is None or value is False:
         return None
-    array = as_float32(default if value is True else value)
+    array: Any = as_float32(default if value is True else value)
     if array.size not in (1, 3):
         raise ValueError(f"a mean or std of CreateAugmenter is {value!r}; expected True, None or an array of 1 or 3 numbers.")
     return array
