@@ -366,8 +366,8 @@ class _Reader:
         if op.variadic is not None:  # the number of inputs may be missing; a wrong one could demand a billion names
             total = len(inputs) + len(op.graphs)
             count = attrs.setdefault(op.variadic, str(total))
-            if not count.isdigit() or int(count[:9]) != total:
-                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the node has {total} inputs")
+            if not count.isdigit() or int(count[:9]) != total or not total:
+                _fail(where, f"{op.name} has {op.variadic}={count[:20]}, but the node has {total or 'no'} inputs")
         try:
             node = Node(op, record.name, attrs, inputs, record.subgraphs)
         except GraphError as error:
