@@ -58,7 +58,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
         float32 or wider.  Those of embedding tables with row-sparse gradients are updated in all rows, in every step.
 
     Raises:
-        ValueError: `decay` is out of range.
+        ValueError: `decay` is out of range, or the optimizer is a result of `ema`.
 
     Example:
         >>> import optax
@@ -76,6 +76,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     if not callable(decay):
         below_1(**{"ema: decay": decay})
     inner = get(optimizer)
+    if inner.name.startswith("ema("):
+        raise ValueError("ema: the optimizer is a result of jfit.optim.ema already; wrap it once, or leave ema= of fit out")
 
     def init(params: Any) -> EmaState:
         return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(copied, params), inner.init(params))
