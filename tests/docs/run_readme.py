@@ -11,7 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 FRAMEWORKS = ("flax", "equinox")  # no dependencies of jfit; the test of README in tests/docs runs their blocks
 
 
