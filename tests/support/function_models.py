@@ -42,9 +42,11 @@ class Case:
         label: labels, a pytree of arrays whose axis 0 is the rows.
         labelled: whether `label` is part of the data; else it is only for `sums` and `metrics`.
         loss: the argument of `jfit.fit`.
-        sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`.  Default: from `loss`, which is
-            then a function of the user or of optax.
+        sums: by hand `(output, label, row weights) -> (sum of losses, sum of their weights)`, with the keyword `params` if it
+            takes it.  Default: from `loss`, which is then a function of the user or of optax.
         optimizer: the optax optimizer of the training by hand, and the argument of `jfit.fit` if `fit` has none.
+        average: by hand, the parameters that are evaluated and returned, from the state of `optimizer`.  Default: the trained
+            ones.
         fit: further arguments of `jfit.fit`.
         metrics: name in the history -> its value by scikit-learn, a function of outputs and labels.
         weight: row weights (rows,), or None.
@@ -59,6 +61,7 @@ class Case:
     loss: Any
     sums: Callable[..., Any] | None = None
     optimizer: Any = field(default_factory=lambda: optax.sgd(0.1, momentum=0.9))
+    average: Callable[[Any], Any] | None = None
     fit: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aux: Any = None
@@ -193,10 +196,11 @@ def by_hand(
         if one.evaluated:  # in the batches of training without shuffling, which matters if rows affect each other
             shards = [shard for part in parts for shard in shards_of(one, part, batch_size, devices)]
             parts = [take(everything, part) for part in (shards if one.coupled else [slice(None)])]
-            scored = values_by_hand(one, [(*evaluate(params, aux, *part)[:3], *part[1:]) for part in parts])
+            used = params if one.average is None else one.average(state)
+            scored = values_by_hand(one, [(*evaluate(used, aux, *part)[:3], *part[1:]) for part in parts])
             values |= {f"val_{k}": v for k, v in scored.items()}
         history.append(values)
-    return Result(history, params, aux)
+    return Result(history, params if one.average is None else one.average(state), aux)
 
 
 def joined(module: Any, parts: Any) -> Any:
@@ -225,7 +229,8 @@ def totals_by_hand(one: Case, params: Any, aux: Any, inputs: Any, label: Any, we
     output = one.apply(params, *inputs, **extra)
     output, aux = output if "aux" in extra else (output, aux)
     if one.sums is not None:
-        return *one.sums(output, label, weight), output, aux
+        extra = {"params": params} if "params" in inspect.signature(one.sums).parameters else {}
+        return *one.sums(output, label, weight, **extra), output, aux
     losses = one.loss(output, label)
     losses = losses.reshape(len(losses), -1).mean(1)
     return (losses * weight).sum(), weight.sum(), output, aux
@@ -738,3 +743,142 @@ def _(rng):
         return jax.vmap(lambda x, key: last(dropout(jnp.tanh(first(x)), key=key)))(x, keys)
 
     return Case(apply=apply, params=params, inputs={"x": x}, label=y, loss=INTEGER, metrics=ACCURACY)
+
+
+# ------------------------------------------------------------------------------------------------ programs of docs/gallery
+class Averaged(NamedTuple):
+    """State of `averaged`: that of the optimizer, and Σ d^(t - i) w(i) and Σ d^(t - i) over the updates i = 1, ..., t."""
+
+    inner: Any
+    total: Any
+    count: Any
+
+    @property
+    def mean(self) -> Any:
+        return jax.tree.map(lambda x: x / self.count, self.total)
+
+
+def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
+    def init(params):
+        return Averaged(optimizer.init(params), jax.tree.map(jnp.zeros_like, params), jnp.float32(0))
+
+    def update(gradient, state, params):
+        changes, inner = optimizer.update(gradient, state.inner, params)
+        total = jax.tree.map(lambda s, w: decay * s + w, state.total, optax.apply_updates(params, changes))
+        return changes, Averaged(inner, total, decay * state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+@case("Equinox, convolution, averaged parameters")
+def _(rng):
+    first, second = jax.random.split(jax.random.key(3))
+    net = [eqx.nn.Conv2d(1, 3, 3, key=first), eqx.nn.Linear(12, CLASSES, key=second)]
+    params, static = eqx.partition(net, eqx.is_inexact_array)
+
+    def apply(p, x):
+        convolution, last = eqx.combine(p, static)
+        return jax.vmap(lambda x: last(jnp.tanh(convolution(x)).reshape(-1)))(x)
+
+    return Case(
+        apply=apply,
+        params=params,
+        inputs={"x": floats(rng, ROWS, 1, 4, 4)},
+        label=rng.integers(0, CLASSES, ROWS),
+        loss=INTEGER,
+        optimizer=averaged(optax.adam(0.02), 0.9),
+        average=lambda state: state.mean,
+        fit={"optimizer": optax.adam(0.02), "ema": 0.9},
+        metrics=ACCURACY,
+    )
+
+
+@case("SimCLR, outputs of all devices", coupled=True)
+def _(rng):
+    def nt_xent(outputs):
+        z = jnp.concatenate(outputs)
+        scores, rows = z @ z.T / 0.5 - 1e9 * jnp.eye(len(z)), jnp.arange(len(z) // 2)
+        losses = INTEGER(scores, jnp.concatenate([rows + len(rows), rows]))
+        return losses[: len(rows)] + losses[len(rows) :]
+
+    return Case(
+        apply=lambda p, one, other: (normalized(mlp(p, one)), normalized(mlp(p, other))),
+        params=layers(rng, FEATURES, 6, FEATURES),
+        inputs={"one": floats(rng, ROWS, FEATURES), "other": floats(rng, ROWS, FEATURES)},
+        label=np.zeros(ROWS, "float32"),
+        labelled=False,
+        loss=nt_xent,
+        sums=lambda output, _, w: (nt_xent(output) @ w, w.sum()),
+        fit={"gather_outputs": True},
+    )
+
+
+@case("LoRA, frozen patterns")
+def _(rng):
+    def apply(p, x):
+        for i, q in enumerate(p):
+            x = (jnp.tanh(x) if i else x) @ q["w"] + x @ q["down"] @ q["up"] + q["b"]
+        return x
+
+    one = classifier(rng, apply=apply)
+    adapters = [{"down": floats(rng, n, 2), "up": np.zeros((2, m), "float32")} for n, m in ((FEATURES, 6), (6, CLASSES))]
+    trained = [{"w": "keep", "b": "keep", "down": "train", "up": "train"}] * 2
+    return replace(
+        one,
+        params=[a | b for a, b in zip(one.params, adapters, strict=True)],
+        optimizer=optax.multi_transform({"train": optax.adam(0.02), "keep": optax.set_to_zero()}, trained),
+        fit={"optimizer": optax.adam(0.02), "frozen": ["*/w", "*/b"]},
+    )
+
+
+@case("distillation, logits of the teacher with the labels")
+def _(rng):
+    def distill(logits, label):
+        soft = SOFTMAX(logits / 2, jax.nn.softmax(label["teacher"] / 2))
+        return INTEGER(logits, label["class"]) / 4 + 3 * soft
+
+    one = trained_only(rng, loss=distill)
+    return replace(one, label={"class": one.label, "teacher": mlp(layers(rng, FEATURES, CLASSES), one.inputs["x"])})
+
+
+@case("MAML, each row is a task")
+def _(rng):
+    """A network that is trained by one step on a few points of each task, and the loss of what it then predicts."""
+    tasks = {"x": floats(rng, ROWS, 3, 1), "y": floats(rng, ROWS, 3, 1), "query": floats(rng, ROWS, 5, 1)}
+
+    def adapted(p, x, y, query):
+        gradient = jax.grad(lambda p: ((mlp(p, x) - y) ** 2).mean())(p)
+        return mlp(jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), query)
+
+    return Case(
+        apply=lambda p, x, y, query: jax.vmap(adapted, (None, 0, 0, 0))(p, x, y, query),
+        params=layers(rng, 1, 6, 1),
+        inputs=tasks,
+        label=np.sin(tasks["query"]),
+        loss=lambda o, y: ((o - y) ** 2).mean((1, 2)),
+        optimizer=optax.adam(0.02),
+        fit={"eval_metric": None},
+    )
+
+
+@case("PINN, derivatives of the network")
+def _(rng):
+    """u'' = -u at the points of the batch, and u(0) = 1."""
+    u = lambda p, t: mlp(p, t.reshape(1, 1))[0, 0]  # noqa: E731
+
+    def apply(p, t):
+        return jax.vmap(jax.grad(jax.grad(u, 1), 1), (None, 0))(p, t) + jax.vmap(u, (None, 0))(p, t)
+
+    def physics(residual, batch, params):
+        return residual**2 + (u(params, jnp.float32(0)) - 1) ** 2
+
+    return Case(
+        apply=apply,
+        params=layers(rng, 1, 6, 1),
+        inputs={"t": floats(rng, ROWS)},
+        label=np.zeros(ROWS, "float32"),
+        labelled=False,
+        loss=physics,
+        sums=lambda output, _, w, params: (physics(output, None, params) @ w, w.sum()),
+        optimizer=optax.adam(0.02),
+    )
