@@ -211,3 +211,32 @@ def test_a_loop_of_training_steps_computes_what_fit_does(name):
         counts = [len(range(low, min(low + BATCH, one.rows))) for low in range(0, one.rows, BATCH)]
         mean = np.average(losses[: len(counts)], weights=counts)
         assert mean == pytest.approx(expected.epochs[0]["loss"], rel=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def of_seeds():
+    """A training with dropout by hand, for three seeds."""
+    return [by_hand("dropout, one key per step", batch_size=10, seed=seed) for seed in range(3)]
+
+
+@pytest.mark.slow
+def test_a_sweep_over_seeds_trains_each_as_by_hand(of_seeds):
+    one = CASES["dropout, one key per step"].build()
+    settings = {"loss": one.loss, "params": one.params, "optimizer": one.optimizer, "shuffle": False}
+    settings |= {"batch_size": 10, "num_epoch": EPOCHS}
+    members = jfit.sweep(one.apply, one.data, one.data, over={"seed": range(3)}, **settings)
+    for member, expected in zip(members, of_seeds, strict=True):
+        assert_close(member.run, expected)
+
+
+@pytest.mark.slow
+def test_the_step_in_vmap_and_scan_trains_each_seed_as_by_hand(of_seeds):
+    one = CASES["dropout, one key per step"].build()
+    model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params)
+    states = jax.vmap(lambda seed: jfit.init_state(model, one.optimizer, seed=seed))(np.arange(3))
+    batches = models.take({"x": one.inputs["x"], "label": one.label}, np.arange(40).reshape(4, 10) % 20)
+    step = jax.vmap(jfit.train_step(model, one.optimizer), in_axes=(0, None))
+    states, _ = jax.jit(lambda states: jax.lax.scan(step, states, batches))(states)
+    for seed, expected in enumerate(of_seeds):
+        params = model.structure.params.unflatten(models.take(states.params, seed))
+        assert differences(expected._replace(params=params), expected)["parameters"] <= TOLERANCE

@@ -148,6 +148,7 @@ def by_hand(
     order: Callable[[int], Any] | None = None,
     devices: int = 1,
     micro_batches: int = 1,
+    seed: int = 0,
 ) -> Result:
     """Train without jfit: batches of their true size, the gradient of the mean loss of each, one update of optax.
 
@@ -158,6 +159,7 @@ def by_hand(
         order: epoch -> indices of the rows in the order of this epoch.  Default: as they are.
         devices: number of parts of a batch that are computed separately: sums of losses are added, aux is averaged.
         micro_batches: number of parts of a batch, each with its own key and the aux that the part before returns.
+        seed: seed of the keys of the steps.
     """
     weight = np.ones(one.rows, "float32") if one.weight is None else one.weight
     everything = (tuple(one.inputs.values()), one.label, weight)
@@ -168,7 +170,7 @@ def by_hand(
         def mean(params):
             sums, last = [], aux
             for number, shard in enumerate(shards):
-                key = key_of_step(0, step, 0 if devices > 1 else number)
+                key = key_of_step(seed, step, 0 if devices > 1 else number)
                 key = key if devices == 1 else jax.random.fold_in(key, number)
                 # copies of aux, because Flax does not change variables of another trace
                 sums.append(totals_by_hand(one, params, jax.tree.map(jnp.asarray, last), *shard, key))
