@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from dataclasses import replace
 
 import function_models as models
 import jax
@@ -113,7 +114,7 @@ def test_rows_of_weight_0_change_nothing_even_if_they_are_nan(name):
     if isinstance(one.data, tuple):
         data = (*inputs.values(), label, weight)
     else:
-        data = jfit.data.ArrayData({**inputs, **({"label": label} if one.labelled else {})}, weight=weight, shuffle=False)
+        data = jfit.data.ArrayData(replace(one, inputs=inputs, label=label).arrays, weight=weight, shuffle=False)
     assert_close(by_fit(one, train_data=data), by_hand(name))
 
 
@@ -178,7 +179,7 @@ def test_resuming_at_any_step_changes_no_bit(name, tmp_path):
 @pytest.mark.parametrize("name", starting_with("row weights", EXACT[::4]))
 def test_shuffling_is_a_permutation_of_seed_and_epoch(name):
     one = CASES[name].build()
-    data = jfit.data.ArrayData({"label": one.label}, seed=3)
+    data = jfit.data.ArrayData({"row": np.zeros(one.rows)}, seed=3)
     orders = [data.order(epoch) for epoch in range(EPOCHS)]
     assert all(sorted(order) == list(range(one.rows)) for order in orders) and list(orders[0]) != list(orders[1])
     assert_close(by_fit(one, shuffle=True, seed=3), models.by_hand(one, order=lambda epoch: orders[epoch]))
@@ -195,7 +196,7 @@ def test_a_loop_of_training_steps_computes_what_fit_does(name):
     options = {k: v for k, v in one.fit.items() if k in ("schedule", "clip_norm", "frozen")}
     scalar = one.fit.get("loss_per_batch", False)
     model = jfit.Model.from_function(one.apply, loss=one.loss, params=one.params, aux=one.aux, loss_per_batch=scalar)
-    arrays = {**one.inputs, **({"label": one.label} if one.labelled else {})}
+    arrays = one.arrays
     state = jfit.init_state(model, optimizer, arrays, frozen=options.get("frozen", ()))
     step, losses = jax.jit(jfit.train_step(model, optimizer, **options)), []
     for low in [*range(0, one.rows, BATCH)] * EPOCHS:
@@ -240,3 +241,22 @@ def test_the_step_in_vmap_and_scan_trains_each_seed_as_by_hand(of_seeds):
     for seed, expected in enumerate(of_seeds):
         params = model.structure.params.unflatten(models.take(states.params, seed))
         assert differences(expected._replace(params=params), expected)["parameters"] <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.STREAMS)
+def test_steps_of_an_endless_stream_compute_what_a_loop_by_hand_does(name):
+    """For a number of steps, with evaluations between them."""
+    one = models.STREAMS[name](np.random.default_rng(0))
+    params, losses, evaluations = models.by_hand_of_stream(one, steps=7, every=3)
+
+    def endless():
+        while True:
+            yield from one.batches
+
+    settings = {"params": one.params, "loss": one.loss, "loss_per_batch": True, "optimizer": models.STREAM_OPTIMIZER}
+    settings |= {"num_steps": 7, "eval_every": jfit.every(steps=3), "log_every": 1, "eval_metric": None, "progress": False}
+    run = jfit.fit(one.apply, endless(), one.batches, **settings)
+    assert differences(models.Result([], run.params, None), models.Result([], params, None))["parameters"] <= TOLERANCE
+    assert run.history.column("loss", "steps") == pytest.approx(losses, rel=TOLERANCE)
+    assert run.history.column("val_loss", "evaluations") == pytest.approx(evaluations, rel=TOLERANCE)
