@@ -75,6 +75,7 @@ def test_the_code_of_the_page_on_models_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized  # convolutions without optimization take minutes
 @pytest.mark.usefixtures("rank_promotion")
 @pytest.mark.parametrize("page", [path.name for path in sorted((ROOT / "docs" / "gallery").glob("*.md"))])
 def test_the_program_of_a_page_of_the_gallery_runs(page, tmp_path, monkeypatch):
