@@ -37,7 +37,7 @@ def _end(monitor: Monitor, error: BaseException, show: Callable[[], object]) -> 
         show()
         return
     if is_of_another(error):
-        monitor.later(monitor.suspect)
+        monitor.suspects = True
         threading.Event().wait(2 * SUSPECTED)  # the monitor says which process was lost, and ends this one
     monitor.last_words = threading.Event()
     say(f"jfit: {monitor.peers[monitor.rank]} failed:")

@@ -15,7 +15,7 @@ import jax
 
 from jfit import activity, counters, interrupts
 from jfit.activity import Doing
-from jfit.distributed.channel import Channel, Log
+from jfit.distributed.channel import Channel
 from jfit.distributed.client import Store, start, wait_for_port
 from jfit.distributed.errors import JobError
 from jfit.distributed.hooks import install
@@ -46,11 +46,10 @@ class Job:
     """
 
     def __init__(self, rank: int, peers: list[Peer], store: Store, watchdog: float) -> None:
-        log = Log(store)
         self.rank, self.peers, self.store, self.channel = rank, peers, store, Channel(store, rank, len(peers))
-        self.monitor = Monitor(rank, peers, store, log, self.channel, watchdog)
-        self.stops = Stops(self.channel, log, rank, len(peers), self.monitor.later)
-        self.monitor.start()
+        self.monitor = Monitor(rank, peers, store, self.channel, watchdog)
+        self.stops = Stops(store, self.channel, self.monitor.later)
+        self.monitor.start(self.stops.listen)
         install(self.monitor)
         interrupts.use_flags(lambda: AgreedFlag(self.stops))
 
