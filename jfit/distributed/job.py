@@ -16,7 +16,7 @@ import jax
 from jfit import activity, counters, interrupts
 from jfit.activity import Doing
 from jfit.distributed.channel import Channel
-from jfit.distributed.client import Store, start, wait_for_port
+from jfit.distributed.client import Store, disconnect, start, wait_for_port
 from jfit.distributed.errors import JobError
 from jfit.distributed.hooks import install
 from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of, start_of
@@ -126,7 +126,11 @@ def init(
         what = "the variables of torchrun (RANK, WORLD_SIZE) nor a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU)"
         print(f"jfit.distributed.init: this job is one process: neither {what} were found", file=sys.stderr)
         return
-    _job = _joined(client, count, number, timeout, watchdog)
+    try:
+        _job = _joined(client, count, number, timeout, watchdog)
+    except JobError:
+        disconnect()  # `init` may be called again
+        raise
     counters.listen()  # the ends of compilations
     show_once(number, socket.gethostname())
     atexit.register(_at_exit)  # after JAX has registered its own function, so that it is called before that one

@@ -394,13 +394,6 @@ def say(text: str) -> None:
 
 def leave(code: int) -> None:
     """End this process now, without waiting for threads, or for the functions of `atexit`."""
-    for stream in (sys.stdout, sys.stderr):
-        flusher = threading.Thread(target=_flush, args=(stream,), daemon=True)  # the main thread may hold its lock
-        flusher.start()
-        flusher.join(0.5)
+    streams = (stream for stream in (sys.stdout, sys.stderr) if stream is not None)
+    wait([in_thread(stream.flush) for stream in streams], 0.5)  # the main thread may hold their locks
     os._exit(code)
-
-
-def _flush(stream: Any) -> None:
-    with contextlib.suppress(Exception):
-        stream.flush()

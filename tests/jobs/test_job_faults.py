@@ -162,8 +162,8 @@ def connected(count):
         thread(listen, each)
     yield stops
     assert len(store.values) <= 2, store.values  # of the last stop
-    for channel in channels:
-        channel.error = JobError("the end of the test")
+    for each in channels:
+        each.error = JobError("the end of the test")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -275,10 +275,10 @@ def test_a_signal_after_the_last_stopping_point_is_answered_once(nested):
         interrupts.use_flags(lambda: AgreedFlag(stops[0]))
         try:
             with jfit.graceful_stop(interrupt=nested) as outer:
-                with contextlib.nullcontext() if nested else pytest.raises(KeyboardInterrupt):
-                    with interrupts.stop_flag().watching() as flag:
-                        assert not flag
-                        signal.raise_signal(signal.SIGINT)
+                raised = contextlib.nullcontext() if nested else pytest.raises(KeyboardInterrupt)
+                with raised, interrupts.stop_flag().watching() as flag:
+                    assert not flag
+                    signal.raise_signal(signal.SIGINT)
                 wait_until(lambda: stops[0].is_next)
                 with interrupts.stop_flag().watching() as flag:
                     assert [bool(flag) for _ in range(3)] == [nested] * 3
@@ -327,6 +327,10 @@ BEGIN = """
             jfit.distributed.init(sys.argv[1], count, rank, timeout=3 if {short} else 60)
         except jfit.distributed.JobError as error:
             print("REFUSED", rank, error)
+            if environment:
+                os.environ["JFIT_JOB_TOKEN"] = "c"
+                jfit.distributed.init(sys.argv[1], count, rank, timeout=60)
+                print("AGAIN", jfit.distributed.exchange(rank))
 """
 
 
@@ -340,6 +344,7 @@ def test_a_job_that_does_not_begin_says_why_in_all_processes(name, tmp_path):
         for rank, text in expected.items():
             process = next(p for p in job if f"REFUSED {rank} " in p.out)
             assert re.search(text, process.out), process
+            assert ("AGAIN [0, 1]" in process.out) == (name == "token")
 
 
 def test_the_token_of_a_job_is_that_of_its_launch():
@@ -506,8 +511,8 @@ def test_values_are_exchanged_by_name(monkeypatch):
             lambda rank, name=name: results.__setitem__(rank, channels[rank].exchange(name, values[rank])), [(0,), (1,), (2,)]
         )
         assert results == [values] * 3
-    for channel in channels:
-        channel.post("values", None)  # a value for which nobody waits
+    for each in channels:
+        each.post("values", None)  # a value for which nobody waits
     assert not store.values
     with pytest.raises(TypeError):
         channels[0].exchange("values", object())
