@@ -164,14 +164,11 @@ def disconnect() -> str:
     """End the connection of a job that does not begin, so that another may; return the status that its client reports."""
     state, status = _runtime.global_state, ""
     try:
-        if state.client is not None:
-            state.client.shutdown()
+        state.shutdown()
     except jax.errors.JaxRuntimeError as error:
         status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0].strip()
-    state.client = None
-    if state.service is not None:
-        state.service.shutdown()
-        state.service = None
+        state.client = None
+        state.shutdown()  # of the service
     return status
 
 
@@ -187,9 +184,8 @@ def _problem(status: str, settings: Settings | None, timeout: float) -> str:
     if "incarnation" in status:
         return f"another process has joined as rank {rank}; give each its own, and end processes of earlier launches"
     if "Unexpected task" in status:
-        return (
-            f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes; pass the same number to all"
-        )
+        found = f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes"
+        return f"{found}; pass the same number to all"
     return (
         f"rank {rank} could not connect to rank 0 at {settings.coordinator} within {timeout:.0f} s ({status}); check "
         f"that its process runs, and that this address is its own, reachable from here; it comes from {settings.source}"

@@ -226,10 +226,9 @@ def shutdown() -> None:
     global _job
     if _job is None:
         return
-    job = _job
     with Doing(activity.END, "at the end of its script"):
-        job.channel.exchange(LAST_EXCHANGE, None)
-    _job = None
+        _job.channel.exchange(LAST_EXCHANGE, None)
+    job, _job = _job, None
     job.monitor.stop()
     interrupts.use_flags(None)
     jax.distributed.shutdown()

@@ -180,6 +180,8 @@ class Monitor:
         self.left = self.suspects = False
         self.last_words: threading.Event | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        own = peers[rank]  # and others on its host
+        self._here = [peer for peer in peers if peer is not own and own.place and peer.place == own.place and peer.start]
         self._ending = threading.Lock()
         self._seen: tuple[Any, int] = None, 0
         self._since, self._beats = time.monotonic(), 0
@@ -253,15 +255,11 @@ class Monitor:
         status = Status(count, what.kind, text, now - self._since, what.seconds)
         beat = [self._beats, self.suspects, list(self._channel.open), status]
         self._store.set(f"beat/{self.rank}", json.dumps(beat).encode())
-        for peer in self._others_here():
+        for peer in self._here:
             if start_of(peer.pid) != peer.start:
                 return self.tell(f"{peer} {LOST}", peer.rank)
         if self.rank == 0:
             self._decide()
-
-    def _others_here(self) -> list[Peer]:
-        own = self.peers[self.rank]
-        return [peer for peer in self.peers if peer is not own and own.place and peer.place == own.place and peer.start]
 
     def _decide(self) -> None:
         """In rank 0: look at the heartbeats of all processes."""
@@ -277,21 +275,17 @@ class Monitor:
                 return self.tell(f"{self.peers[rank]} gave no sign of life for {silent:.0f} s{text}", rank, silent=True)
         missing = self._channel.missing({rank: beat[2] for rank, beat in beats.items()})
         missing = {key: ranks for key, ranks in missing.items() if not key.startswith(LAST_EXCHANGE)}
-        rank = held_up(statuses, self.watchdog, missing.values())
-        if rank is not None:
+        if (rank := held_up(statuses, self.watchdog, missing.values())) is not None:
             status = statuses[rank]
-            stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
-            text = "has ended its script" if status.kind == activity.END else stalled
+            text = f"makes no progress: {status.what} for {status.idle:.0f} s"
+            text = "has ended its script" if status.kind == activity.END else text
             self.tell(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
         elif key := deadlocked(statuses, self.watchdog, missing):
             ranks = missing[key]
             doing = "; ".join(f"rank {r}: {s.what} for {s.idle:.0f} s" for r, s in sorted(statuses.items())[:8])
-            self.tell(
-                f"the processes wait for each other: the exchange {key.rpartition('#')[0]!r} waits for "
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))} ({doing}); all processes must call the same "
-                "functions in the same order",
-                ranks[0],
-            )
+            absent = f"the exchange {key.rpartition('#')[0]!r} waits for rank {', '.join(map(str, ranks[:8]))}"
+            remedy = "all processes must call the same functions in the same order"
+            self.tell(f"the processes wait for each other: {absent} ({doing}); {remedy}", ranks[0])
 
     # -------------------------------------------------------------------------------- the end of the job
     def tell(self, text: str, rank: int, *, silent: bool = False) -> None:
@@ -314,7 +308,7 @@ class Monitor:
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
         # Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for
         # the first of a container.
-        if silent and peer in self._others_here() and peer.pid > 1 and start_of(peer.pid) == peer.start:
+        if silent and peer in self._here and peer.pid > 1 and start_of(peer.pid) == peer.start:
             with contextlib.suppress(OSError):
                 os.kill(peer.pid, signal.SIGKILL)
         self._channel.error = JobError(text)
@@ -347,7 +341,7 @@ class Monitor:
     def _aborted(self) -> None:
         """JAX's client aborts this process; say why, if it is because rank 0 is gone."""
         for _ in range(20 * (not self.left and os.getpid() == self.process)):
-            if self.peers[0] not in self._others_here() or start_of(self.peers[0].pid) != self.peers[0].start:
+            if self.peers[0] not in self._here or start_of(self.peers[0].pid) != self.peers[0].start:
                 self.end(f"{self.peers[0]} {LOST}", 0)
                 time.sleep(2 * LAST_WORDS)  # another thread is ending this process
             time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
