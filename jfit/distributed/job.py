@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import sys
-import time
 from typing import Any
 
 import jax
@@ -249,14 +248,14 @@ def _joined(client: Any, count: int, rank: int, timeout: float, watchdog: float)
         JobError: in all processes, if one was started for another job than rank 0.
     """
     token, pid = token_of(count), os.getpid()
-    greetings, end = Store(client, "greetings"), time.monotonic() + timeout
+    greetings = Store(client, "greetings")
     versions = f"jfit {sys.modules['jfit'].__version__}, jax {jax.__version__}"
     about = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid)}
     about |= {"token": token, "num_processes": count, "versions": versions}
     greetings.set(str(rank), json.dumps(about).encode())
     peers, first = [], {}
     for other in range(count):
-        greeting = greetings.get(str(other), max(end - time.monotonic(), 0.01))
+        greeting = greetings.get(str(other), timeout)
         if greeting is None:
             raise JobError(f"rank {other} of {count} has connected to rank 0, but did not greet within {timeout:.0f} s")
         about = json.loads(greeting)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from jfit import activity
 from jfit.distributed.channel import Channel
-from jfit.distributed.client import Store, Unreachable, on_abort
+from jfit.distributed.client import Store, Unreachable, delay_aborts
 from jfit.distributed.errors import JobError, last_line
 from jfit.interrupts import in_thread
 
@@ -191,14 +191,13 @@ class Monitor:
     def start(self, *functions: Callable[[], None]) -> None:
         """Begin to send heartbeats, and to read why the job ends; call functions on threads, too, whose errors end the job."""
         activity.watch(True)
-        on_abort(self._aborted)
+        delay_aborts(LAST_WORDS)  # `_read` ends this process before
         for function in (self._run, self._read, *functions):
             threading.Thread(target=self._guarded, args=(function,), name="jfit-monitor", daemon=True).start()
 
     def stop(self) -> None:
         """Send no more heartbeats, and ignore what happens to other processes."""
         self.left = True
-        on_abort(None)
         activity.watch(False)
 
     def later(self, function: Callable[[], None]) -> None:
@@ -337,14 +336,6 @@ class Monitor:
                     if other != cause:
                         self._store.get(f"read/{other}", end - time.monotonic())
         leave(code)
-
-    def _aborted(self) -> None:
-        """JAX's client aborts this process; say why, if it is because rank 0 is gone."""
-        for _ in range(20 * (not self.left and os.getpid() == self.process)):
-            if self.peers[0] not in self._here or start_of(self.peers[0].pid) != self.peers[0].start:
-                self.end(f"{self.peers[0]} {LOST}", 0)
-                time.sleep(2 * LAST_WORDS)  # another thread is ending this process
-            time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
 
 
 def place_of() -> str:
