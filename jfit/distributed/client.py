@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -212,11 +213,8 @@ def wait_for_port(settings: Settings, timeout: float) -> None:
         time.sleep(0.1)
 
 
-def delay_aborts(seconds: float) -> None:
-    """Let C++ code wait before it aborts this process.
-
-    JAX's client aborts on a thread of its own when rank 0 is gone; another thread says so meanwhile, and ends the process.
-    """
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: time.sleep(seconds))
+def on_abort(function: Callable[[], None] | None) -> None:
+    """Call a function when C++ code aborts this process, as JAX's client does on a thread of its own when rank 0 is gone."""
+    handler = function and ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: function())
     _handlers.append(handler)
     ctypes.pythonapi.PyOS_setsig(signal.SIGABRT, handler)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from jfit import activity
 from jfit.distributed.channel import Channel
-from jfit.distributed.client import Store, Unreachable, delay_aborts
+from jfit.distributed.client import Store, Unreachable, on_abort
 from jfit.distributed.errors import JobError, last_line
 from jfit.interrupts import in_thread
 
@@ -191,13 +191,14 @@ class Monitor:
     def start(self, *functions: Callable[[], None]) -> None:
         """Begin to send heartbeats, and to read why the job ends; call functions on threads, too, whose errors end the job."""
         activity.watch(True)
-        delay_aborts(LAST_WORDS)  # `_read` ends this process before
+        on_abort(self._aborted)
         for function in (self._run, self._read, *functions):
             threading.Thread(target=self._guarded, args=(function,), name="jfit-monitor", daemon=True).start()
 
     def stop(self) -> None:
         """Send no more heartbeats, and ignore what happens to other processes."""
         self.left = True
+        on_abort(None)
         activity.watch(False)
 
     def later(self, function: Callable[[], None]) -> None:
@@ -208,8 +209,10 @@ class Monitor:
         """Run a thread of this class; an error in it ends the job."""
         try:
             function()
+        except Unreachable:
+            self.end(f"{self.peers[0]} {LOST}", 0)
         except JobError:
-            pass  # `_read` notices
+            pass  # the job has ended
         except Exception as error:
             say("".join(traceback.format_exception(error)).rstrip())
             text = f"{self.peers[self.rank]} failed: {last_line(error)}"
@@ -230,11 +233,7 @@ class Monitor:
         """Wait until the job ends, or the store does not answer, and end this process."""
         answers, silent = 0, 0.0
         while not self.left:
-            try:
-                why = self._store.get("end", self.interval)
-            except Unreachable:
-                return self.end(f"{self.peers[0]} {LOST}", 0)
-            if why is not None:
+            if (why := self._store.get("end", self.interval)) is not None:
                 wait([in_thread(self._store.set, f"read/{self.rank}", b"yes")], LAST_WORDS)  # rank 0 waits for that
                 return self.end(**json.loads(why))
             answers, silent = self._store.answers, silent + self.interval if self._store.answers == answers else 0.0
@@ -336,6 +335,14 @@ class Monitor:
                     if other != cause:
                         self._store.get(f"read/{other}", end - time.monotonic())
         leave(code)
+
+    def _aborted(self) -> None:
+        """JAX's client aborts this process; say why, if it is because rank 0 is gone.  Its calls do not return meanwhile."""
+        for _ in range(20 * (not self.left and os.getpid() == self.process)):
+            if self.peers[0] not in self._here or start_of(self.peers[0].pid) != self.peers[0].start:
+                self.end(f"{self.peers[0]} {LOST}", 0)
+                time.sleep(2 * LAST_WORDS)  # another thread is ending this process
+            time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
 
 
 def place_of() -> str:

@@ -44,17 +44,16 @@ SCRIPT = """
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     assert store.get("agreed", 60) == b"yes"
-    client.delay_aborts(60)
+    client.on_abort(lambda: (print("ABORTED", flush=True), os._exit(3)))
     try:
         while True:
-            store.get("nothing", 0.5)
-    except client.Unreachable:  # another thread would have aborted this process before
-        print("LOST", flush=True)
-        os._exit(3)
+            store.get("nothing", 60)
+    except client.Unreachable:  # another thread may abort before
+        time.sleep(60)
 """
 
 
 def test_the_store_of_a_job_and_the_end_of_its_rank_0(tmp_path):
     with start(SCRIPT, folder=tmp_path, settings="arguments", deadline=180) as job:
         job.wait(codes=[-9, 3])
-    assert "REFUSED" in job[0].out and "REFUSED" in job[1].out and "DELETED" in job[0].out and "LOST" in job[1].out
+    assert "REFUSED" in job[0].out and "REFUSED" in job[1].out and "DELETED" in job[0].out and "ABORTED" in job[1].out
