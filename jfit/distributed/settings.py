@@ -143,6 +143,9 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def _checked(settings: Settings) -> Settings:
+    if not 0 <= settings.rank < settings.num_processes:
+        what = f"rank {settings.rank} of {settings.num_processes} processes, from {settings.source}"
+        raise ValueError(f"{what}, is not possible: ranks are numbered from 0 to the number of processes - 1")
     host, _, port = settings.coordinator.rpartition(":")
     if ":" in host.strip("[]"):
         settings = settings._replace(coordinator=f"[{host.strip('[]')}]:{port}")
