@@ -1,4 +1,4 @@
-"""Errors of this process end the whole job: the hook for exceptions that nobody catches."""
+"""Errors of this process end the whole job: hooks for exceptions that nobody catches."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import sys
 import threading
 from typing import Any
 
+from jfit import activity
 from jfit.distributed.errors import is_of_another, last_line
 from jfit.distributed.monitor import EXIT_CODE, SUSPECTED, Monitor, say
 
 
 def install(monitor: Monitor) -> None:
-    """Replace `sys.excepthook`, which does what it did after the process has left the job.
+    """Replace `sys.excepthook` and `threading.excepthook`, which do what they did after the process has left the job.
 
-    On another thread than the main one, the job ends when the others have waited for what the thread does not do.
+    Of other threads, only errors of the thread that called `init` end the job.
 
     Args:
         monitor: it ends the job.
     """
-    show = sys.excepthook
+    show, on_thread = sys.excepthook, threading.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if monitor.left or os.getpid() != monitor.process:  # a forked process, such as a worker of a loader
@@ -35,4 +36,9 @@ def install(monitor: Monitor) -> None:
             monitor.last_words.set()
         monitor.failed(last_line(error), 130 if isinstance(error, KeyboardInterrupt) else EXIT_CODE)
 
-    sys.excepthook = end
+    def end_of_thread(error: Any) -> None:
+        if error.exc_value is None or error.exc_type is SystemExit or threading.get_ident() != activity.record.thread:
+            return on_thread(error)
+        end(error.exc_type, error.exc_value, error.exc_traceback)
+
+    sys.excepthook, threading.excepthook = end, end_of_thread
