@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jfit.checkpoints.locks import check as check_lock
@@ -33,6 +34,7 @@ class Prepared(NamedTuple):
         record: the fields of meta.json without "files".
         trees: pytrees by name, as (arrays by name, names of typed PRNG keys with their implementations); "state" is the state.
         keep, protect, sync: arguments of `jfit.checkpoint.save`.
+        parts: the arrays of the state that orbax writes, by name, on the devices; the others are in `trees`.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Prepared(NamedTuple):
     keep: int | None
     protect: Collection[int]
     sync: bool
+    parts: Mapping[str, jax.Array] = {}  # noqa: RUF012
 
     @property
     def nbytes(self) -> int:
@@ -53,14 +56,22 @@ class Abandoned(Exception):
 
 
 def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Path:
-    """Write a checkpoint, and delete older ones.
+    """Write a checkpoint without split arrays, and delete older ones; see `writing`."""
+    with writing(prepared, is_wanted) as folder:
+        write_files(prepared, folder)
+    return prepared.path
+
+
+@contextmanager
+def writing(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
+    """Context manager to write the files of a checkpoint; at its end the folder gets its name, and older ones are deleted.
 
     Args:
         prepared: the checkpoint.
         is_wanted: called when all files are written, before the folder gets its name.
 
-    Returns:
-        Its folder.
+    Yields:
+        The temporary folder for the files.
 
     Raises:
         FolderInUse: another process saves its checkpoints in the same directory.
@@ -79,11 +90,15 @@ def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> P
                 raise Abandoned
 
         with atomic_dir(path, sync=prepared.sync, before_rename=before_rename) as folder:
-            files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
-            (folder / META).write_bytes(dump_sealed({**prepared.record, "files": files}))
+            yield folder
         if prepared.keep is not None:
             _delete(path, prepared.keep, prepared.protect)
-    return path
+
+
+def write_files(prepared: Prepared, folder: Path, others: Mapping[str, Any] | None = None) -> None:
+    """Write the files of a checkpoint into a folder, where `others` are already: name -> entry in meta.json."""
+    files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
+    (folder / META).write_bytes(dump_sealed({**prepared.record, "files": {**files, **(others or {})}}))
 
 
 def _delete(path: Path, keep: int, protect: Collection[int]) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfit import counters
 from jfit.parallel.contexts import Device
-from jfit.parallel.devices import sharding, spans_processes
-from jfit.parallel.mesh import MeshDevices
+from jfit.parallel.devices import is_spread, sharding, spans_processes
+from jfit.parallel.mesh import AXIS, MeshDevices
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.step.state import TrainState, averaged
 
@@ -42,11 +43,6 @@ def host_state(state: TrainState, devices: Sequence[Device]) -> TrainState:
     gather, own = _gathering(tuple(devices)), state._replace(local=None)
     local = jax.tree.map(lambda x: counters.copy(gather(x)), state.local)  # one array of all devices at a time
     return counters.copy(jax.tree.map(lambda x: _of_all(x) if is_spread(x) else x, own))._replace(local=local)
-
-
-def is_spread(x: Any) -> bool:
-    """Return whether an array is split over the devices of several processes, so that to read it needs all of them."""
-    return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
 def _of_all(x: jax.Array) -> np.ndarray:
@@ -120,8 +116,18 @@ def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
     """
     if state.local is None or not spans_processes(devices):
         return state
-    spec = lambda x: jax.ShapeDtypeStruct((len(devices), *x.shape[1:]), x.dtype)  # noqa: E731
+    where = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+    spec = lambda x: jax.ShapeDtypeStruct((len(devices), *x.shape[1:]), x.dtype, sharding=where)  # noqa: E731
     return state._replace(local=jax.tree.map(spec, state.local))
+
+
+def state_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
+    """Replace the arrays of `state.local` by arrays of all processes of a job, without copies: see `specs_of_all`."""
+    if state.local is None or not spans_processes(devices):
+        return state
+    mesh = Mesh(np.array(devices), (AXIS,))
+    of_all = lambda x: multihost_utils.host_local_array_to_global_array(x, mesh, PartitionSpec(AXIS))  # noqa: E731
+    return state._replace(local=jax.tree.map(of_all, state.local))
 
 
 @functools.cache
