@@ -95,21 +95,25 @@ def _agreed(action: Callable[[], Any], name: str) -> list[Any]:
 def _save(folder: Path, parts: Mapping[str, jax.Array]) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}, which rank 0 made, is not on this host; pass a folder that all hosts see")
-    from etils import epath  # orbax needs it
-
-    try:  # a file has at least the bytes of its arrays, if they are not compressed: see `jfit.checkpoints.saved.read`
-        handler = orbax().PyTreeCheckpointHandler(use_compression=False)
-        handler.save(epath.Path(folder / ARRAYS), args=orbax().args.PyTreeSave(dict(parts)))  # sync: of a save
+    try:
+        handler, path = _handler(folder)
+        handler.save(path, args=orbax().args.PyTreeSave(dict(parts)))  # sync: of a save
     except ValueError as error:  # of tensorstore, for example because the disk is full
         raise OSError(f"the split arrays cannot be written: {error}") from error
 
 
 def _finish(folder: Path) -> list[str]:
     """Join the files of all processes, and return the names of all files."""
-    from etils import epath
-
-    orbax().PyTreeCheckpointHandler().finalize(epath.Path(folder / ARRAYS))
+    handler, path = _handler(folder)
+    handler.finalize(path)
     return sorted(file.relative_to(folder).as_posix() for file in (folder / ARRAYS).rglob("*") if file.is_file())
+
+
+def _handler(folder: Path) -> tuple[Any, Any]:
+    """The handler of orbax, and the path of its files; without compression they have at least the bytes of the arrays."""
+    from etils import epath  # a requirement of orbax
+
+    return orbax().PyTreeCheckpointHandler(use_compression=False), epath.Path((folder / ARRAYS).absolute())
 
 
 def _entry(file: Path) -> dict[str, int]:
@@ -133,12 +137,11 @@ def load(folder: Path, specs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, A
     if not specs:
         return {}
     package, host = orbax(), SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    from etils import epath
-
     args = {k: package.ArrayRestoreArgs(sharding=s.sharding or host, global_shape=s.shape) for k, s in specs.items()}
     options = package.args.PyTreeRestore(item=dict.fromkeys(specs, 0), restore_args=args, partial_restore=True)
     try:
-        arrays = package.PyTreeCheckpointHandler().restore(epath.Path(folder / ARRAYS), args=options)
+        handler, path = _handler(folder)
+        arrays = handler.restore(path, args=options)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise FormatError(folder / ARRAYS, "arrays", f"orbax cannot read them ({error})", REMEDY) from error
     for name, spec in specs.items():
