@@ -207,7 +207,8 @@ def fit(
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
             as the parameter is, everything else is replicated.  The numbers are those of one device, up to rounding: batch
             statistics are those of the whole batch.  `run.params` are arrays that are split over the devices; checkpoints have
-            whole arrays, unless `checkpoint` is `checkpointing(folder, split=True)`.  Not with `reduce`.  Default: parameters are replicated.
+            whole arrays, unless `checkpoint` is `checkpointing(folder, split=True)`.  Not with `reduce`.  Default: parameters
+            are replicated.
         mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
             `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.

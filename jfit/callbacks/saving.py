@@ -20,13 +20,12 @@ from jfit.checkpoints import checkpoint, locks
 from jfit.checkpoints.agreement import from_main
 from jfit.checkpoints.finite import is_finite, last_finite
 from jfit.checkpoints.saved import check_name
-from jfit.checkpoints.split import orbax, write
-from jfit.checkpoints.writing import BackgroundWrite, Prepared
+from jfit.checkpoints.split import orbax
+from jfit.checkpoints.writing import BackgroundWrite, Prepared, write
 from jfit.checks import at_least_0, integer, positive_integer
 from jfit.distributed import is_main, num_processes
 from jfit.formats.atomic import atomic_dir
 from jfit.formats.manifest import dump_sealed
-from jfit.parallel.whole import state_of_all
 
 BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
 
@@ -65,8 +64,8 @@ def checkpointing(
             the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
         split: write arrays that are split over the devices (`shard`, or `reduce="sharded"`, "sharded_parameters", of `fit`)
             with orbax (the extra "sharded" of jfit), by each process its parts of them, for states that are larger than a
-            host.  In a job, the folder is one that all hosts see.  Training waits for the save.  With nan="stop" or "rollback"
-            of `fit`, which copy the whole state to the host anyway, checkpoints have whole arrays.
+            host.  In a job, the folder is one that all hosts see.  Training waits for the save.  Checkpoints have whole arrays
+            with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job, with reduce="2bit" or "1bit".
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
@@ -128,9 +127,7 @@ class Saver:
         alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None, split: bool
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None, split: bool) -> None:
         self._passed, self.keep, self.background_bytes, self.split = directory, keep, background_bytes, split
         self.failed = self.alone = False
         self._home: str | None = None  # current directory when training began
@@ -249,8 +246,8 @@ class Saver:
         if not is_main() and not self._together and not _needs_all(event.run):
             return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
-        split = self.split and not _keeps(event.run)
-        state = state_of_all(event.run.state, event.run.settings.devices) if split else event.run.snapshot()
+        split = self.split and not _needs_whole(event.run)
+        state = event.run.state if split else event.run.snapshot()
         if event.run.keep_finite(state) and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
@@ -338,12 +335,6 @@ class _BestKept(Saver):
         return self.save(event, meta, state, new, [step for _, step in entries])
 
 
-def saver_of(callback: Callback) -> Saver | None:
-    """Return the `Saver` of a callback of `checkpointing`; None of other ones."""
-    saver = getattr(callback.on, "__self__", None)
-    return saver if isinstance(saver, Saver) else None
-
-
 def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambda: True) -> None:
     """Write a checkpoint of the pytree `state`; the last checkpoint without nan and infinities is not deleted.
 
@@ -357,12 +348,12 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
 
 def _needs_all(run: Any) -> bool:
     """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
-    return num_processes() > 1 and (run.saves_together or _keeps(run))
+    return num_processes() > 1 and (run.saves_together or _needs_whole(run))
 
 
-def _keeps(run: Any) -> bool:
-    """Whether `nan` of `fit` keeps whole copies of the state."""
-    return getattr(getattr(run._loop, "nan", None), "keeps", False)
+def _needs_whole(run: Any) -> bool:
+    """Whether a state is copied whole for a save: `nan` of `fit` keeps copies, or each process of a job has residuals."""
+    return getattr(getattr(run._loop, "nan", None), "keeps", False) or (num_processes() > 1 and run.state.local is not None)
 
 
 def _check_states(event: Event) -> None:

@@ -47,9 +47,8 @@ from jfit.checkpoints.saved import (
     read,
     step_of,
 )
-from jfit.checkpoints.split import load as load_split
-from jfit.checkpoints.split import split_arrays, write
-from jfit.checkpoints.writing import Prepared
+from jfit.checkpoints.split import load_split, split_arrays
+from jfit.checkpoints.writing import Prepared, write
 from jfit.distributed import is_main
 from jfit.formats.atomic import printable
 from jfit.formats.manifest import dump_sealed
@@ -133,10 +132,8 @@ def prepare(
         raise ValueError("checkpoint: extra has a pytree called 'state', the name of the state itself; rename it.")
     parts = split_arrays(_named_leaves(state)[0]) if split else {}
     trees = {name: arrays_of(tree, parts if name == "state" else ()) for name, tree in trees.items()} if is_main() else {}
-    keys = trees["state"][1] if trees else {}
-    record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": keys, "meta": dict(meta or {})}
-    if parts:
-        record[ARRAYS] = {name: [x.shape, str(x.dtype)] for name, x in parts.items()}
+    record: dict[str, Any] = {"format": FORMAT, "step": number, "keys": trees["state"][1] if trees else {}}
+    record |= {"meta": dict(meta or {})} | ({ARRAYS: {k: [x.shape, str(x.dtype)] for k, x in parts.items()}} if parts else {})
     try:
         dump_sealed(record)
     except (TypeError, ValueError) as error:
@@ -175,7 +172,7 @@ def restore(path: str | os.PathLike[str], like: State) -> State:
 
 def unflatten(saved: Saved, like: State, name: str = "state") -> State:
     """Return the state of a checkpoint in memory, or another of its pytrees, in the structure of `like`; see `restore`."""
-    return _unflatten(saved.folder, _leaves_of(saved, name), like)
+    return _unflatten(saved.folder, leaves_of(saved, name), like)
 
 
 def load_extra(path: str | os.PathLike[str], name: str, like: State) -> State:
@@ -326,26 +323,21 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> sorted(load_arrays(save(tempfile.mkdtemp(), {"step": 1, "params": {"w": np.ones(3)}})))
         ['params/w', 'step']
     """
-    return with_split(newest(path, read)).arrays[TENSORS]
+    return whole(newest(path, read)).arrays[TENSORS]
 
 
-def with_split(saved: Saved, prefixes: tuple[str, ...] = ("",)) -> Saved:
+def whole(saved: Saved, prefixes: tuple[str, ...] = ("",)) -> Saved:
     """Read the split arrays of a checkpoint whole, to the host: those whose names begin with one of `prefixes`."""
-    arrays = saved.arrays[TENSORS]
-    specs = {k: v for k, v in arrays.items() if isinstance(v, jax.ShapeDtypeStruct) and k.startswith(prefixes)}
-    return saved._replace(arrays={**saved.arrays, TENSORS: arrays | load_split(saved.folder, specs)})
+    wanted = {name: x for name, x in saved.arrays[TENSORS].items() if name.startswith(prefixes)}
+    return saved._replace(arrays={**saved.arrays, TENSORS: saved.arrays[TENSORS] | load_split(saved.folder, wanted, {})})
 
 
-def leaves_of(saved: Saved, name: str = "state", prefixes: tuple[str, ...] = ("",)) -> dict[str, Any]:
+def leaves_of(saved: Saved, name: str = "state") -> dict[str, Any]:
     """Return the leaves of the state of a checkpoint in memory, or of another of its pytrees, by name.
 
     Returns:
-        Dict from name to NumPy array or typed PRNG key; split arrays are read if their names begin with one of `prefixes`.
+        Dict from name to NumPy array, typed PRNG key, or shape and dtype of a split array (see `whole`).
     """
-    return _leaves_of(with_split(saved, prefixes), name)
-
-
-def _leaves_of(saved: Saved, name: str) -> dict[str, Any]:
     file = f"{name}.safetensors"
     keys, arrays = saved.record["keys"] if file == TENSORS else saved.record["files"][file]["keys"], saved.arrays[file]
     typed = {name: jax.random.wrap_key_data(jnp.asarray(arrays[name]), impl=impl) for name, impl in keys.items()}
@@ -501,7 +493,5 @@ def _unflatten(folder: Path, arrays: Mapping[str, Any], like: Any) -> Any:
             printable(f"checkpoint {folder} does not match this run: {'; '.join(problems[:3])}{more}. {cause}")
             + "Restore it with the model, optimizer, reduce= and devices of the run that saved it, or use a new directory."
         )
-    specs = {name: array for name, array in arrays.items() if isinstance(array, jax.ShapeDtypeStruct)}
-    specs = {k: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=getattr(expected[k], "sharding", None)) for k, v in specs.items()}
-    arrays = {**arrays, **load_split(folder, specs)}
+    arrays = load_split(folder, arrays, expected)
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import numpy as np
 
 from jfit.distributed import is_main
 from jfit.formats.atomic import FormatError, leftovers, open_file, read_file, replaced_folders
@@ -191,18 +190,14 @@ def read(folder: Path) -> Saved:
 
 def _specs(folder: Path, record: dict[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of split arrays by name, if the files have at least as many bytes as such arrays."""
-    specs: dict[str, jax.ShapeDtypeStruct] = {}
-    try:
-        for name, (shape, dtype) in record.get(ARRAYS, {}).items():
-            if not all(isinstance(size, int) and size > 0 for size in shape):
-                raise ValueError(f"shape {shape}")
-            specs[name] = jax.ShapeDtypeStruct(tuple(shape), jax.numpy.dtype(dtype))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise FormatError(folder / META, f"field {ARRAYS!r}", f"expected shapes and dtypes, found {error}", REMEDY) from error
     present = sum(entry["bytes"] for name, entry in record["files"].items() if name.startswith(f"{ARRAYS}/"))
-    needed = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
-    if needed > present:
-        raise FormatError(folder / ARRAYS, "size", f"the arrays have {needed} bytes, their files {present}", REMEDY)
+    try:
+        specs = {k: jax.ShapeDtypeStruct(tuple(shape), dtype) for k, (shape, dtype) in record.get(ARRAYS, {}).items()}
+        needed = sum(abs(math.prod(spec.shape)) * spec.dtype.itemsize for spec in specs.values())
+        if needed > present:
+            raise ValueError(f"the arrays have {needed} bytes, their files {present}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FormatError(folder / META, f"field {ARRAYS!r}", f"no shapes and dtypes of the files: {error}", REMEDY) from error
     return specs
 
 
@@ -245,8 +240,8 @@ def record_of(folder: Path) -> dict[str, Any]:
         problem = f"the checkpoint is of step {record['step']}, but the name of its folder says {step_of(folder)}"
         raise FormatError(file, "field 'step'", problem, "a copied or renamed checkpoint keeps its number: rename it.")
     for name, entry in record["files"].items():
-        top, *below = name.split("/")
-        is_inside = not {"", ".", ".."} & {top, *below} and (not below or top == ARRAYS) and Path(name).as_posix() == name
+        path = Path(name)
+        is_inside = path.name == name or (path.parts[:1] == (ARRAYS,) and ".." not in path.parts)
         if not is_inside or not isinstance(entry, dict) or not {"bytes", "crc32"} <= {*entry}:
             raise FormatError(file, f"field 'files', entry {name!r}", "expected a file name with its bytes and crc32", REMEDY)
     if TENSORS not in record["files"]:
@@ -271,15 +266,15 @@ def check_content(file: Path, expected: dict[str, Any], content: bytes | None = 
     Raises:
         FormatError: they differ.
     """
-    crc = checksum_of(file) if content is None else zlib.crc32(content)
+    crc = entry_of(file)["crc32"] if content is None else zlib.crc32(content)
     if crc != expected["crc32"]:
         raise FormatError(file, "crc32", f"found {crc}, {META} has {expected['crc32']}: its bytes changed", REMEDY)
 
 
-def checksum_of(file: Path) -> int:
-    """Return the CRC-32 of the bytes of a file, which is read in blocks."""
+def entry_of(file: Path) -> dict[str, int]:
+    """Return the size and the CRC-32 of a file, its entry in meta.json.  It is read in blocks."""
     crc = 0
     with open_file(file) as opened:
         while block := opened.read(1 << 20):
             crc = zlib.crc32(block, crc)
-    return crc
+        return {"bytes": opened.tell(), "crc32": crc}

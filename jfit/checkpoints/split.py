@@ -5,8 +5,7 @@ The other arrays of the state are in state.safetensors.  `jfit.checkpoints.check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jfit.checkpoints.saved import ARRAYS, REMEDY, checksum_of
-from jfit.checkpoints.writing import Prepared, write_files, writing
-from jfit.checkpoints.writing import write as write_whole
-from jfit.distributed import exchange, is_main, num_processes, rank
+from jfit.checkpoints.saved import ARRAYS, REMEDY
 from jfit.formats.atomic import FormatError
 
 
@@ -30,8 +26,7 @@ def orbax() -> Any:
     try:
         import orbax.checkpoint as package
     except ImportError as error:
-        message = "checkpoints of split arrays need the package orbax-checkpoint; install it: pip install 'jfit[sharded]'"
-        raise ImportError(message) from error
+        raise ImportError("split arrays of checkpoints need orbax-checkpoint; run pip install 'jfit[sharded]'") from error
     return package
 
 
@@ -41,69 +36,27 @@ def split_arrays(leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
     return {name: x for name, x in leaves.items() if is_split(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
 
-def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Path:
-    """Write a checkpoint, and delete older ones.
-
-    In a job, rank 0 writes whole arrays, and all processes must call it for split ones, with a folder that all of them see.
+def save_split(folder: Path, parts: Mapping[str, jax.Array]) -> None:
+    """Write the parts of split arrays, by name, that are on the devices of this process.
 
     Args:
-        prepared: the checkpoint.
-        is_wanted: called when all files are written, before the folder gets its name.
-
-    Returns:
-        Its folder.
+        folder: folder of the checkpoint, the same for all processes of a job.
+        parts: the arrays by name.
 
     Raises:
-        FolderInUse: another process saves its checkpoints in the same directory.
-        OSError: the files cannot be written; in a job with split arrays, in all processes.
-        Abandoned: `is_wanted` returned False.
+        OSError: the folder does not exist, or the files cannot be written.
     """
-    if not prepared.parts:
-        return write_whole(prepared, is_wanted) if is_main() else prepared.path
-    with ExitStack() as stack:
-        enter = lambda: str(stack.enter_context(writing(prepared, is_wanted)))  # noqa: E731
-        folder = Path(_agreed(enter if is_main() else str, "making the folder of a checkpoint")[0])
-        _agreed(lambda: _save(folder, prepared.parts), "writing split arrays")
-        names = _agreed(lambda: _finish(folder) if is_main() else [], "finishing split arrays")[0]
-        entries = _agreed(lambda: {name: _entry(folder / name) for name in names[rank() :: num_processes()]}, "checksums")
-        files = {name: next(part for part in entries if name in part)[name] for name in names}
-
-        def end() -> None:
-            write_files(prepared, folder, files)
-            stack.close()
-
-        _agreed(end if is_main() else lambda: None, "naming a checkpoint")
-    return prepared.path
-
-
-def _agreed(action: Callable[[], Any], name: str) -> list[Any]:
-    """Call a function in all processes and return its results by rank; if it raises an exception in one, raise one in all."""
-    value = error = None
-    try:
-        value = action()
-    except Exception as raised:
-        error = raised
-    results = exchange([value, None if error is None else str(error)], name)
-    if error is not None:
-        raise error
-    for number, (_, problem) in enumerate(results):
-        if problem is not None:
-            raise OSError(f"rank {number} of the job failed in {name}: {problem}")
-    return [value for value, _ in results]
-
-
-def _save(folder: Path, parts: Mapping[str, jax.Array]) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}, which rank 0 made, is not on this host; pass a folder that all hosts see")
+    handler, path = _handler(folder)
     try:
-        handler, path = _handler(folder)
         handler.save(path, args=orbax().args.PyTreeSave(dict(parts)))  # sync: of a save
     except ValueError as error:  # of tensorstore, for example because the disk is full
         raise OSError(f"the split arrays cannot be written: {error}") from error
 
 
-def _finish(folder: Path) -> list[str]:
-    """Join the files of all processes, and return the names of all files."""
+def finish_split(folder: Path) -> list[str]:
+    """Join the files that all processes have written, and return the names of all files, such as "arrays/manifest.ocdbt"."""
     handler, path = _handler(folder)
     handler.finalize(path)
     return sorted(file.relative_to(folder).as_posix() for file in (folder / ARRAYS).rglob("*") if file.is_file())
@@ -116,35 +69,31 @@ def _handler(folder: Path) -> tuple[Any, Any]:
     return orbax().PyTreeCheckpointHandler(use_compression=False), epath.Path((folder / ARRAYS).absolute())
 
 
-def _entry(file: Path) -> dict[str, int]:
-    return {"bytes": file.stat().st_size, "crc32": checksum_of(file)}
-
-
-def load(folder: Path, specs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-    """Read split arrays from the folder of a checkpoint: of each array, the parts on the devices of this process.
+def load_split(folder: Path, arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the split arrays of a checkpoint: of each, the parts on the devices of this process.
 
     Args:
-        folder: the folder.
-        specs: shapes, dtypes and shardings by name.  An array without sharding is read whole, to the host.
+        folder: folder of the checkpoint.
+        arrays: arrays by name, of split ones shapes and dtypes (`jax.ShapeDtypeStruct`).
+        like: name -> array or spec with the sharding that the array gets; without one it is read whole, to the host.
 
     Returns:
-        Dict from name to `jax.Array`, or NumPy array without sharding.
+        `arrays` with `jax.Array`s, or, without sharding, NumPy arrays, in place of shapes and dtypes.
 
     Raises:
-        FormatError: an array is missing, or has another shape or dtype.
+        FormatError: an array is missing or damaged, or has another shape.
         ImportError: orbax is not installed.
     """
+    specs = {name: spec for name, spec in arrays.items() if isinstance(spec, jax.ShapeDtypeStruct)}
     if not specs:
-        return {}
-    package, host = orbax(), SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    args = {k: package.ArrayRestoreArgs(sharding=s.sharding or host, global_shape=s.shape) for k, s in specs.items()}
-    options = package.args.PyTreeRestore(item=dict.fromkeys(specs, 0), restore_args=args, partial_restore=True)
+        return dict(arrays)
+    host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    where = {name: getattr(like.get(name), "sharding", None) or host for name in specs}
+    (handler, path), arg = _handler(folder), orbax().ArrayRestoreArgs
+    args = {k: arg(sharding=where[k], global_shape=s.shape, dtype=s.dtype) for k, s in specs.items()}
+    options = orbax().args.PyTreeRestore(item=dict.fromkeys(specs, 0), restore_args=args, partial_restore=True)
     try:
-        handler, path = _handler(folder)
-        arrays = handler.restore(path, args=options)
+        read = handler.restore(path, args=options)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise FormatError(folder / ARRAYS, "arrays", f"orbax cannot read them ({error})", REMEDY) from error
-    for name, spec in specs.items():
-        if arrays[name].dtype != spec.dtype:
-            raise FormatError(folder / ARRAYS, name, f"dtype {arrays[name].dtype}, expected {spec.dtype}", REMEDY)
-    return {name: x if specs[name].sharding else np.asarray(x) for name, x in arrays.items()}
+        raise FormatError(path, "arrays", f"orbax cannot read them ({error})", REMEDY) from error
+    return {**arrays, **{name: np.asarray(x) if where[name] is host else x for name, x in read.items()}}

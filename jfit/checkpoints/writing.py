@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jfit.checkpoints.locks import check as check_lock
-from jfit.checkpoints.saved import META, TENSORS, folders_of, path_of, record_of, step_of
+from jfit.checkpoints.saved import META, TENSORS, entry_of, folders_of, path_of, record_of, step_of
+from jfit.checkpoints.split import finish_split, save_split
+from jfit.distributed import exchange, is_main, num_processes, rank
 from jfit.formats.atomic import FormatError, atomic_dir, sweep, trash
 from jfit.formats.manifest import dump_sealed
 from jfit.formats.tensors import checksum, save_tensors
@@ -43,7 +44,7 @@ class Prepared(NamedTuple):
     keep: int | None
     protect: Collection[int]
     sync: bool
-    parts: Mapping[str, jax.Array] = {}  # noqa: RUF012
+    parts: Mapping[str, Any] = {}
 
     @property
     def nbytes(self) -> int:
@@ -56,28 +57,55 @@ class Abandoned(Exception):
 
 
 def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Path:
-    """Write a checkpoint without split arrays, and delete older ones; see `writing`."""
-    with writing(prepared, is_wanted) as folder:
-        write_files(prepared, folder)
-    return prepared.path
+    """Write a checkpoint, and delete older ones.
 
-
-@contextmanager
-def writing(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[Path]:
-    """Context manager to write the files of a checkpoint; at its end the folder gets its name, and older ones are deleted.
+    In a job of several processes, rank 0 writes.  If there are split arrays, all processes must call it.
 
     Args:
         prepared: the checkpoint.
         is_wanted: called when all files are written, before the folder gets its name.
 
-    Yields:
-        The temporary folder for the files.
+    Returns:
+        Its folder.
 
     Raises:
         FolderInUse: another process saves its checkpoints in the same directory.
-        OSError: the files cannot be written.
+        OSError: the files cannot be written; with split arrays, in all processes.
         Abandoned: `is_wanted` returned False.
     """
+    with ExitStack() as stack:
+        if prepared.parts:
+            enter = lambda: str(stack.enter_context(_folder_of(prepared, is_wanted)))  # noqa: E731
+            folder = Path(_agreed(enter if is_main() else str, "making the folder of a checkpoint")[0])
+            _agreed(lambda: save_split(folder, prepared.parts), "writing split arrays")
+            names = _agreed(lambda: finish_split(folder) if is_main() else [], "finishing split arrays")[0]
+            own = lambda: {name: entry_of(folder / name) for name in names[rank() :: num_processes()]}  # noqa: E731
+            entries = _agreed(own, "checksums of split arrays")
+            end = lambda: (_write_files(prepared, folder, *entries), stack.close())  # noqa: E731
+            _agreed(end if is_main() else str, "naming a checkpoint")
+        elif is_main():
+            _write_files(prepared, stack.enter_context(_folder_of(prepared, is_wanted)))
+    return prepared.path
+
+
+def _agreed(action: Callable[[], Any], name: str) -> list[Any]:
+    """Call a function in all processes and return its results by rank; if it raises an exception in one, raise one in all."""
+    value = error = problem = None
+    try:
+        value = action()
+    except Exception as raised:
+        error, problem = raised, f"rank {rank()} of the job failed in {name}: {raised}"
+    results = exchange([value, problem], name)
+    if error is not None:
+        raise error
+    if problem := next((problem for _, problem in results if problem), None):
+        raise OSError(problem)
+    return [value for value, _ in results]
+
+
+@contextmanager
+def _folder_of(prepared: Prepared, is_wanted: Callable[[], bool]) -> Iterator[Path]:
+    """Context manager of a temporary folder; at its end it gets the name of the checkpoint, and older ones are deleted."""
     path, directory = prepared.path, prepared.path.parent
     is_locked = check_lock(directory)
     with suppress(OSError):
@@ -95,10 +123,11 @@ def writing(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) ->
             _delete(path, prepared.keep, prepared.protect)
 
 
-def write_files(prepared: Prepared, folder: Path, others: Mapping[str, Any] | None = None) -> None:
-    """Write the files of a checkpoint into a folder, where `others` are already: name -> entry in meta.json."""
+def _write_files(prepared: Prepared, folder: Path, *entries: Mapping[str, Any]) -> None:
+    """Write the other files of a checkpoint than those of split arrays, which have the `entries` of meta.json."""
     files = {f"{name}.safetensors": _write(folder, name, *tree) for name, tree in prepared.trees.items()}
-    (folder / META).write_bytes(dump_sealed({**prepared.record, "files": {**files, **(others or {})}}))
+    files |= {name: entry for some in entries for name, entry in some.items()}
+    (folder / META).write_bytes(dump_sealed({**prepared.record, "files": files}))
 
 
 def _delete(path: Path, keep: int, protect: Collection[int]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jfit.callbacks.base import Event
-from jfit.callbacks.saving import Saver, saver_of
+from jfit.callbacks.saving import Saver
 from jfit.checkpoints.checkpoint import path_of
 from jfit.data import DataTimeout
 
@@ -90,5 +90,5 @@ def ending_saves(loop: Any) -> Iterator[None]:
 
 def _writers(loop: Any) -> Iterator[tuple[int, Saver]]:
     for i, callback in enumerate(loop.events.callbacks):
-        if saver := saver_of(callback):
+        if isinstance(saver := getattr(callback.on, "__self__", None), Saver):
             yield i, saver

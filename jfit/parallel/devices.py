@@ -198,13 +198,7 @@ def own_slices(tree: Any, devices: Sequence[Device]) -> Any:
     if not spans_processes(devices):
         return tree
     own = own_part(devices)
-
-    def cut(x: Any) -> Any:
-        if is_spread(x):
-            return np.concatenate([shard.data for shard in x.addressable_shards])
-        return x[own] if np.shape(x)[:1] == (len(devices),) else x
-
-    return jax.tree.map(cut, tree)
+    return jax.tree.map(lambda x: x[own] if np.shape(x)[:1] == (len(devices),) else x, tree)
 
 
 def is_spread(x: Any) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfit import counters
 from jfit.parallel.contexts import Device
 from jfit.parallel.devices import is_spread, sharding, spans_processes
-from jfit.parallel.mesh import AXIS, MeshDevices
+from jfit.parallel.mesh import MeshDevices
 from jfit.parallel.spmd import GATHERED, compile_spmd
 from jfit.step.state import TrainState, averaged
 
@@ -116,18 +115,8 @@ def specs_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
     """
     if state.local is None or not spans_processes(devices):
         return state
-    where = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
-    spec = lambda x: jax.ShapeDtypeStruct((len(devices), *x.shape[1:]), x.dtype, sharding=where)  # noqa: E731
+    spec = lambda x: jax.ShapeDtypeStruct((len(devices), *x.shape[1:]), x.dtype)  # noqa: E731
     return state._replace(local=jax.tree.map(spec, state.local))
-
-
-def state_of_all(state: TrainState, devices: Sequence[Device]) -> TrainState:
-    """Replace the arrays of `state.local` by arrays of all processes of a job, without copies: see `specs_of_all`."""
-    if state.local is None or not spans_processes(devices):
-        return state
-    mesh = Mesh(np.array(devices), (AXIS,))
-    of_all = lambda x: multihost_utils.host_local_array_to_global_array(x, mesh, PartitionSpec(AXIS))  # noqa: E731
-    return state._replace(local=jax.tree.map(of_all, state.local))
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
-from jfit.callbacks.saving import saver_of
 from jfit.callbacks import progress as progress_bar
+from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 
@@ -150,15 +150,10 @@ class FitOptions:
         """The folder of checkpoints; `checkpoint` may also be the callback that saves them."""
         if not isinstance(self.checkpoint, Callback):
             return self.checkpoint
-        saver = saver_of(self.checkpoint)
-        if saver is None:
-            expected = "expected a folder or jfit.callbacks.checkpointing(folder, ...)"
-            raise TypeError(f"checkpoint is the callback {self.checkpoint.name}, {expected}")
-        if self.checkpoint_every != "epoch" or self.checkpoint_best is not None:
-            raise ValueError(
-                "checkpoint_every= or checkpoint_best= is passed with checkpoint=checkpointing(...), which has these "
-                "settings itself; pass it every=, or keep_best= and monitor="
-            )
+        saver = getattr(self.checkpoint.on, "__self__", None)
+        if not isinstance(saver, Saver) or self.checkpoint_every != "epoch" or self.checkpoint_best is not None:
+            expected = "expected checkpointing(folder, every=, keep_best=), without checkpoint_every= and checkpoint_best="
+            raise ValueError(f"checkpoint is the callback {self.checkpoint.name}; {expected}")
         return saver.directory
 
 
