@@ -94,6 +94,8 @@ def load_split(folder: Path, arrays: Mapping[str, Any], like: Mapping[str, Any])
     options = orbax().args.PyTreeRestore(item=dict.fromkeys(specs, 0), restore_args=args, partial_restore=True)
     try:
         read = handler.restore(path, args=options)
+        if missing := [name for name, x in read.items() if not isinstance(x, jax.Array)]:
+            raise KeyError(f"{missing[0]} is not there")
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise FormatError(path, "arrays", f"orbax cannot read them ({error})", REMEDY) from error
     return {**arrays, **{name: np.asarray(x) if where[name] is host else x for name, x in read.items()}}
