@@ -246,16 +246,15 @@ class Saver:
         if not is_main() and not self._together and not _needs_all(event.run):
             return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
-        split = self.split and not _needs_whole(event.run)
-        state = event.run.state if split else event.run.snapshot()
+        state = event.run.state if self.split and not _needs_whole(event.run) else event.run.snapshot()
         if event.run.keep_finite(state) and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
-        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra(), "split": split}
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra(), "split": self.split}
         prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
         if not is_main() and not self._together and not prepared.parts:
             return after
-        limit = None if split else self.background_bytes
+        limit = None if self.split else self.background_bytes
         if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
             prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
             prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place

@@ -448,9 +448,8 @@ def _named_leaves(tree: Any) -> tuple[dict[str, Any], Any]:
 def arrays_of(state: Any, left_out: Collection[str] = ()) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return ({name: array}, {name of a typed PRNG key: its implementation}) of a state, as `save` writes it."""
     arrays, keys = {}, {}
-    for name, leaf in _named_leaves(state)[0].items():
-        if name in left_out:
-            continue
+    leaves = {name: leaf for name, leaf in _named_leaves(state)[0].items() if name not in left_out}
+    for name, leaf in leaves.items():
         if _is_key(leaf):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)

@@ -79,8 +79,7 @@ def write(prepared: Prepared, is_wanted: Callable[[], bool] = lambda: True) -> P
             folder = Path(_agreed(enter if is_main() else str, "making the folder of a checkpoint")[0])
             _agreed(lambda: save_split(folder, prepared.parts), "writing split arrays")
             names = _agreed(lambda: finish_split(folder) if is_main() else [], "finishing split arrays")[0]
-            own = lambda: {name: entry_of(folder / name) for name in names[rank() :: num_processes()]}  # noqa: E731
-            entries = _agreed(own, "checksums of split arrays")
+            entries = _agreed(lambda: {n: entry_of(folder / n) for n in names[rank() :: num_processes()]}, "checksums")
             end = lambda: (_write_files(prepared, folder, *entries), stack.close())  # noqa: E731
             _agreed(end if is_main() else str, "naming a checkpoint")
         elif is_main():

@@ -117,7 +117,9 @@ def test_no_whole_state_is_copied_to_the_host(tmp_path, monkeypatch):
     sizes = []
     save, tensors = split.save_split, writing.save_tensors
     monkeypatch.setattr(writing, "save_split", lambda folder, parts: (sizes.extend(parts), save(folder, parts)))
-    monkeypatch.setattr(writing, "save_tensors", lambda file, arrays, **k: (sizes.append([*arrays]), tensors(file, arrays, **k)))
+    monkeypatch.setattr(
+        writing, "save_tensors", lambda file, arrays, **k: (sizes.append([*arrays]), tensors(file, arrays, **k))
+    )
     fitted(checkpoint=checkpointing(tmp_path, split=True), **WAYS["sharded_parameters"], num_epoch=1)
     *parts, whole = sizes
     assert "params/fc1_weight" in parts and "opt_state/slots/mean/fc1_weight" in parts
@@ -175,11 +177,15 @@ def test_a_save_that_fails_leaves_the_older_ones(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["step-00000004", "step-00000012"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of orbax's threads
-def test_an_error_of_orbax_is_an_error_of_the_save(tmp_path):
-    (tmp_path / "arrays").touch()  # in place of the folder
-    with pytest.raises(OSError, match=r"arrays"):
+def test_an_error_of_orbax_is_an_error_of_the_save(tmp_path, monkeypatch):
+    def full(path, args):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device [os_error_code='28']")  # as tensorstore
+
+    monkeypatch.setattr(split.orbax().PyTreeCheckpointHandler, "save", staticmethod(full))
+    with pytest.raises(OSError, match="the split arrays cannot be written: RESOURCE_EXHAUSTED"):
         split.save_split(tmp_path, {"w": jnp.ones(3)})
+    with pytest.raises(OSError, match=r"elsewhere, which rank 0 made, is not on this host; pass a folder that all hosts see"):
+        split.save_split(tmp_path / "elsewhere", {"w": jnp.ones(3)})
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=["cut", "bit"])
@@ -250,7 +256,9 @@ def test_without_orbax_a_message_names_the_extra(runs, monkeypatch):
 @pytest.mark.parametrize("options", [{"checkpoint_every": 5}, {"checkpoint_best": "val_loss"}, None], ids=str)
 def test_settings_of_checkpoints_are_passed_once(tmp_path, options):
     callback = checkpointing(tmp_path) if options else jfit.callbacks.early_stopping()
-    with pytest.raises(ValueError, match=r"checkpoint is the callback .*; expected checkpointing\(folder, every=, keep_best=\)"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint is the callback .*; expected checkpointing\(folder, every=, keep_best=\)"
+    ):
         fitted(checkpoint=callback, **(options or {}))
 
 

@@ -5,7 +5,6 @@ import jobs
 import numpy as np
 import pytest
 
-import jfit
 from jfit.checkpoints.saved import folders_of, read
 
 COMMON = """
@@ -43,9 +42,9 @@ jfit.run.host_state = refuse  # whole arrays are needed by nothing
 whole._of_all, gather = refuse, whole._of_all
 run = train(checkpoint=checkpointing("ck", every=3, split=True))
 again = train(resume="ck/step-00000003", checkpoint=checkpointing("again", split=True))
+jfit.run.host_state, whole._of_all = whole_state, gather
 bits = train(checkpoint=checkpointing("bits", every=3, split=True), reduce="2bit")
 bits_again = train(resume="bits/step-00000003", reduce="2bit")
-jfit.run.host_state, whole._of_all = whole_state, gather
 train(checkpoint="whole", checkpoint_every=3)
 from_whole = train(resume="whole/step-00000003", checkpoint=checkpointing("from_whole", split=True))
 states = {"run": run, "again": again, "from_whole": from_whole, "bits": bits, "bits_again": bits_again}
@@ -57,12 +56,12 @@ jobs.report(same=loaded["accuracy"] == run.score((x, y), "acc")["accuracy"])
 
 # one process cannot write: all of them warn, train on, and raise at the end
 if jfit.distributed.rank() == 1:
-    from jfit.checkpoints import split
+    from jfit.checkpoints import writing
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    split._save = full
+    writing.save_split = full
 try:
     train(checkpoint=checkpointing("full", every=3, split=True), num_epoch=1)
 except OSError as error:
