@@ -1,4 +1,4 @@
-"""Checkpoints with split arrays, which orbax writes and reads: same bits on every layout, and everything else as of whole ones."""
+"""Checkpoints with split arrays, which orbax writes and reads: same bits on every layout, the rest as of whole ones."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_left_out(tmp_path, runs, change):
     file.write_bytes(change(file.read_bytes()))
     with pytest.warns(UserWarning, match=r"step-00000002 is damaged .*Restored .*step-00000001 instead"):
         assert checkpoint.load_arrays(tmp_path)["w"][0, 0] == 1
-    with pytest.raises(FormatError, match="crc32|size"):
+    with pytest.raises(FormatError, match=r"crc32|size"):
         checkpoint.verify(tmp_path / "step-00000002")
 
 
