@@ -33,7 +33,7 @@ def orbax() -> Any:
 def split_arrays(leaves: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Return those of the leaves of a state, by name, that are split over several devices."""
     is_split = lambda x: isinstance(x, jax.Array) and not x.is_fully_replicated and x.size  # noqa: E731
-    return {name: x for name, x in leaves.items() if is_split(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)}
+    return {name: x for name, x in leaves.items() if is_split(x) and not jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
 
 def save_split(folder: Path, parts: Mapping[str, jax.Array]) -> None:
