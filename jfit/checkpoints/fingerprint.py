@@ -133,6 +133,7 @@ def describe_data(data: ArrayData | StreamData, inputs: Any = None) -> dict[str,
 
 def sample(array: Any) -> str:
     """Return dtype and shape of the rows of an array, and a digest of at most 64 of them."""
+    array = np.atleast_1d(array)
     rows = len(array)
     row_bytes = max(int(np.prod(array.shape[1:])) * array.dtype.itemsize, 1)
     sampled = max(2, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
