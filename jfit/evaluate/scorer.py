@@ -60,6 +60,9 @@ from jfit.step.totals import Totals, joined, values, zero_totals
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
 # number of batches in one dispatch for data kept on the devices; with more, the host would wait too long for one dispatch
 BATCHES_PER_CALL = 64
+# axes of params, aux, batch and number.  Not 0 for the batch: pmap of JAX 0.10 takes a tuple of numbers as the axes of the leaves
+# if there are as many leaves as arguments.
+PREDICT_AXES = (None, None, Batch(0, 0, 0), None)  # type: ignore[arg-type]
 
 
 class Scorer:
@@ -296,8 +299,8 @@ class Predictor:
         step = predict_step(on_mesh(model, devices) if isinstance(devices, MeshDevices) else model, policy=policy)
         self._own = own_slices_of(devices)
         # every process of a job gets the outputs of all rows of arrays, and of a stream those of its own rows
-        self._program = compile_spmd(step, devices, (None, None, 0, None), GATHERED, name="predict")
-        self._program_of_own = compile_spmd(step, devices, (None, None, 0, None), 0, name="predict")
+        self._program = compile_spmd(step, devices, PREDICT_AXES, GATHERED, name="predict")
+        self._program_of_own = compile_spmd(step, devices, PREDICT_AXES, 0, name="predict")
         self._plans: dict[Any, Plan] = {}
         self._sizes = BatchSizes()  # of the batches of earlier calls
 

@@ -141,7 +141,7 @@ def unpaddable_message(count: int, unit: int, reason: str = "") -> str:
     `unit` is the number of devices (slices with `reduce="ordered"`) times the number of micro-batches.
     """
     if NO_ROWS in reason:
-        remedy = "pass devices=1, or name the arrays that all devices need whole in row_axes="
+        remedy = "pass devices=1 without reduce='ordered', or name the arrays that all devices need whole in row_axes="
         return f"{NO_ROWS}, so that a batch cannot be split over {unit} devices or slices; {remedy}"
     return (
         f"a batch of {count} rows does not divide into {unit} equal parts, and cannot be padded: "

@@ -99,7 +99,7 @@ def test_padded_graphs_train_as_with_optax():
 
 def test_outputs_of_other_shapes_are_not_concatenated():
     def outer(params, x):
-        return x["a"][:, None] * x["b"] * params["w"]
+        return jnp.outer(x["a"], x["b"]) * params["w"]
 
     data = [{"a": np.ones(2), "b": np.ones(size)} for size in (3, 4)]
     options = {"params": {"w": np.ones(())}, "loss": lambda outputs, batch: outputs.sum(), "loss_per_batch": True}

@@ -130,9 +130,8 @@ def evaluation_step(
 ) -> tuple[TrainState, Array]:
     """Add a batch of the evaluation data to the running sums in the state of a member."""
     used = averaged(state)
-    return state._replace(
-        metrics=step(used.params, evaluated_aux(model, used), state.metrics, batch, number, axis_name=None)
-    ), jnp.zeros(2)
+    totals = step(used.params, evaluated_aux(model, used), state.metrics, batch, number, axis_name=None)
+    return state._replace(metrics=totals), jnp.zeros(2)
 
 
 def keep_better(better: Array, kept: TrainState, stack: TrainState, axis_name: Any) -> TrainState:
