@@ -204,10 +204,10 @@ def equal_rows(counts: Mapping[str, int], where: str = "", axes: Axes | None = N
     for name, count in others:
         if count != expected:
             numbers = f"{where}input {first!r} has {expected} rows, input {name!r} has {count}"
-            of_function = isinstance(axes, RowAxes)
-            more = f"; arrays without rows are named in row_axes=, such as {{{name!r}: None}}" if of_function else ""
-            more += ", and with loss_per_batch=True and row_axes=None a batch needs no rows" if of_function else ""
-            raise ValueError(f"{numbers}; all inputs need the same number of rows{more}.")
+            odd = min(counts, key=lambda n: [*counts.values()].count(counts[n]))
+            remedy = f"pass row_axes={{{odd!r}: None}} for an array without rows, or loss_per_batch=True and row_axes=None if"
+            remedy = f"; {remedy} a batch is one unit, such as a graph" if isinstance(axes, RowAxes) else ""
+            raise ValueError(f"{numbers}; all inputs need the same number of rows{remedy}.")
     return expected
 
 

@@ -60,8 +60,8 @@ from jfit.step.totals import Totals, joined, values, zero_totals
 IN_FLIGHT = 8  # number of dispatches (calls of a compiled program) between two waits of the host
 # number of batches in one dispatch for data kept on the devices; with more, the host would wait too long for one dispatch
 BATCHES_PER_CALL = 64
-# axes of params, aux, batch and number.  Not 0 for the batch: pmap of JAX 0.10 takes a tuple of numbers as the axes of the leaves
-# if there are as many leaves as arguments.
+# Axes of params, aux, batch and number.  Not 0 for the batch: if there are as many leaves as arguments, pmap of JAX 0.10 takes
+# a tuple of numbers as the axes of the leaves.
 PREDICT_AXES = (None, None, Batch(0, 0, 0), None)  # type: ignore[arg-type]
 
 

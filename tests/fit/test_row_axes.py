@@ -1,4 +1,4 @@
-"""Batches that are not rows along axis 0: graphs, constant arrays, collocation points; arrays and numbers only the loss takes."""
+"""Batches whose arrays do not all have rows: graphs, constant arrays, collocation points."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_arrays_without_rows_are_one_batch():
     params, means = by_hand(poisson_loss, POISSON, [data], 3)
     assert_close(run.params, params)
     np.testing.assert_allclose([row["loss"] for row in run.history.epochs], means, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"row_axes=, such as \{'.*/inside': None\}, and with loss_per_batch=True and row_axes"):
+    with pytest.raises(ValueError, match=r"row_axes=\{'points/edge': None\} for an array .* row_axes=None if a batch is one"):
         jfit.fit(solution, data, **options)
 
 
@@ -186,3 +186,109 @@ def test_a_constant_array_is_whole_in_every_batch(devices, on_device):
     np.testing.assert_allclose(run.history.epochs[-1]["val_loss"], mixed_loss(params, TOKENS, 0), rtol=1e-6)
     outputs = run.predict({"tokens": TOKENS, "mask": CAUSAL})
     np.testing.assert_allclose(outputs, mixed(params, {"tokens": TOKENS, "mask": CAUSAL}), rtol=1e-5, atol=1e-6)
+
+
+def two(params, tokens, mask):
+    return tokens @ (params["w"] * mask)
+
+
+@pytest.mark.parametrize(
+    "row_axes",
+    [(0, None), {"mask": None}, {"ma*": None}, {"tokens": 0, "mask": None}, {"*": None, "tokens": 0, "label": 0}],
+    ids=str,
+)
+def test_forms_of_row_axes(row_axes):
+    options = {"params": MIX, "loss": "mse", "batch_size": 4, "num_epoch": 1, **OPTIONS}
+    run = jfit.fit(two, ([TOKENS, CAUSAL], TOKENS), row_axes=row_axes, **options)
+    params, _ = by_hand(mixed_loss, MIX, [TOKENS[:4], TOKENS[4:8], TOKENS[8:]])
+    assert_close(run.params, params)
+
+
+def test_row_axes_in_the_structure_of_the_argument():
+    class Text(NamedTuple):
+        tokens: Any
+        mask: Any
+
+    def of_text(params, text):
+        return two(params, *text)
+
+    options = {"params": MIX, "loss": "mse", "batch_size": 4, "num_epoch": 1, **OPTIONS}
+    run = jfit.fit(of_text, (Text(TOKENS, CAUSAL), TOKENS), row_axes=Text(0, None), **options)
+    params, _ = by_hand(mixed_loss, MIX, [TOKENS[:4], TOKENS[4:8], TOKENS[8:]])
+    assert_close(run.params, params)
+
+
+def test_errors_of_row_axes():
+    data = {"tokens": TOKENS, "mask": CAUSAL}, TOKENS
+    options = {"params": MIX, "loss": "mse", **OPTIONS}
+    with pytest.raises(ValueError, match=r"'x/mask' has 4 rows.*pass row_axes=\{'x/mask': None\}"):
+        jfit.fit(mixed, data, **options)
+    with pytest.raises(ValueError, match="row_axes has 'musk', which is no array of a batch; did you mean"):
+        jfit.fit(mixed, data, row_axes={"mask": None, "musk": None}, **options)
+    with pytest.raises(ValueError, match="row_axes has 1 for 'mask'; expected 0"):
+        jfit.fit(mixed, data, row_axes={"mask": 1}, **options)
+    net = jfit.sym.SoftmaxOutput(jfit.sym.FullyConnected(jfit.sym.Variable("data"), num_hidden=2), name="softmax")
+    with pytest.raises(ValueError, match="row_axes= would be ignored"):
+        jfit.fit(net, (TOKENS, np.zeros(11)), row_axes={"data": None}, progress=False)
+    with pytest.raises(ValueError, match=r"input 'graph/nodes' has 12 rows, .*pass row_axes="):
+        jfit.fit(gnn, GRAPHS, params=WEIGHTS, loss=masked_loss, **OPTIONS)
+
+
+TABLE = {"emb": RNG.normal(size=(6, 3)).astype("float32"), "pos": RNG.normal(size=(5, 3)).astype("float32")}
+IDS, POSITIONS = RNG.integers(0, 6, (11, 5)), np.arange(5)
+CLASSES = RNG.integers(0, 3, 11)
+
+
+def embedded(params, ids, positions):
+    return (params["emb"][ids] + params["pos"][positions][None]).mean(1)
+
+
+def embedded_loss(params, batch, step):
+    logits = embedded(params, batch[0], POSITIONS)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"micro_batches": 2}, {"reduce": "ordered"}, {"devices": 2}, {"mesh": {"data": 2}}], ids=str
+)
+def test_indices_of_positions_have_no_rows(more):
+    """As many positions as rows of a micro-batch; incomplete batches are padded, metrics and labels checked."""
+    data = [IDS, POSITIONS], CLASSES
+    options = {**OPTIONS, "params": TABLE, "loss": "cross_entropy", "row_axes": {"positions": None}, "batch_size": 10}
+    run = jfit.fit(embedded, data, num_epoch=2, **{**options, "eval_metric": "acc"}, **more)
+    params, _ = by_hand(embedded_loss, TABLE, [(IDS[:10], CLASSES[:10]), (IDS[10:], CLASSES[10:])], 2)
+    assert_close(run.params, params)
+    outputs = embedded(params, IDS, POSITIONS)
+    accuracy = (outputs.argmax(1) == CLASSES).mean()
+    assert run.score(data, eval_metric=["acc", lambda y, p: (p.argmax(1) == y).mean()])["accuracy"] == pytest.approx(accuracy)
+    with pytest.raises(ValueError, match=r"input 'positions': row 4 is 9"):
+        jfit.fit(embedded, ([IDS, np.array([0, 1, 2, 3, 9])], CLASSES), **options)
+
+
+def test_validation_rows_and_streams_with_a_constant_array():
+    data = {"tokens": TOKENS, "mask": CAUSAL}, TOKENS
+    options = {"params": MIX, "loss": "mse", "row_axes": {"mask": None}, "batch_size": 4, "num_epoch": 1, **OPTIONS}
+    run = jfit.fit(mixed, data, validation_split=0.3, **options)
+    params, _ = by_hand(mixed_loss, MIX, [TOKENS[:4], TOKENS[4:7]])
+    assert_close(run.params, params)
+    np.testing.assert_allclose(run.history.epochs[-1]["val_loss"], mixed_loss(params, TOKENS[7:], 0), rtol=1e-6)
+    stream = [({"tokens": part, "mask": CAUSAL}, part) for part in (TOKENS[:4], TOKENS[4:7])]
+    assert_close(jfit.fit(mixed, stream, steps_per_call=2, devices=2, **options).params, params)
+
+
+# ------------------------------------------------------------------------------------------------ tools
+def test_tools_honour_row_axes(tmp_path):
+    data = {"tokens": TOKENS[:8], "mask": CAUSAL}, TOKENS[:8]
+    options = {"params": MIX, "loss": "mse", "row_axes": {"mask": None}, "batch_size": 4}
+    fitted = {**options, "num_epoch": 2, "optimizer": "sgd", "progress": False, "eval_metric": "mse"}
+    run = jfit.fit(mixed, data, checkpoint=tmp_path, **fitted)
+    swept = jfit.sweep(mixed, data, over={"learning_rate": [0.01, 0.1]}, **fitted)
+    np.testing.assert_allclose(swept[0].run.params["w"], run.params["w"], rtol=1e-6)
+    assert jfit.cost(mixed, data, 4, measure=False, **{k: v for k, v in options.items() if k != "batch_size"}).batch_size == 4
+    assert len(jfit.lr_find(mixed, data, steps=10, start=1e-3, end=1e-2, **options).losses) == 10
+    assert jfit.verify(tmp_path, data, mixed, loss="mse", params=MIX).same
+    assert run.replay(1).nodes
+    scored = jfit.score(mixed, data, params=run.params, loss="mse", row_axes={"mask": None}, eval_metric=None)
+    assert scored["loss"] == pytest.approx(run.score(data)["loss"])
+    with pytest.raises(ValueError, match="row_axes"):
+        jfit.fit(mixed, data, checkpoint=tmp_path, resume=True, **{**fitted, "row_axes": {"x/mask": None}})
