@@ -192,7 +192,8 @@ class _Adapter:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
         params, aux = self.initial
         if self.init_fn is not None:
-            params = self.init_fn(key, *self._arguments(specs)[: None if self.of_module else len(self.names)])
+            whole = {n: jnp.zeros(s.shape, s.dtype) for n, s in specs.items() if self.of_module and not self.has_rows(n)}
+            params = self.init_fn(key, *self._arguments({**specs, **whole})[: None if self.of_module else len(self.names)])
             if "aux" in self.keywords and type(params) is tuple:  # not a NamedTuple of parameters
                 params, aux = params
         self.structure.params, self.structure.aux = Tree(params), Tree(aux)
@@ -401,8 +402,8 @@ class _Adapter:
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
-        params, aux = self.specs(specs)
         self.structure.row_axes.decide({n: s.shape for n, s in specs.items()})
+        params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
         tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)

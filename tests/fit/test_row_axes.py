@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 import jfit
 
@@ -274,6 +276,22 @@ def test_validation_rows_and_streams_with_a_constant_array():
     np.testing.assert_allclose(run.history.epochs[-1]["val_loss"], mixed_loss(params, TOKENS[7:], 0), rtol=1e-6)
     stream = [({"tokens": part, "mask": CAUSAL}, part) for part in (TOKENS[:4], TOKENS[4:7])]
     assert_close(jfit.fit(mixed, stream, steps_per_call=2, devices=2, **options).params, params)
+
+
+class Mixer(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        assert x["mask"].shape == (T, T)  # also when it is initialized
+        return x["tokens"] @ (self.param("w", lambda key: jnp.asarray(MIX["w"])) * x["mask"])
+
+
+def test_modules_of_frameworks():
+    data, options = ({"tokens": TOKENS, "mask": CAUSAL}, TOKENS), {"loss": "mse", "batch_size": 4, "num_epoch": 1, **OPTIONS}
+    run = jfit.fit(Mixer(), data, row_axes={"mask": None}, **options)
+    params, _ = by_hand(mixed_loss, MIX, [TOKENS[:4], TOKENS[4:8], TOKENS[8:]])
+    assert_close(run.params, params)
+    with pytest.raises(ValueError, match="row_axes= is passed with an Equinox module, which is called for each row"):
+        jfit.fit(eqx.nn.Linear(4, 4, key=jax.random.key(0)), data, row_axes={"mask": None}, **options)
 
 
 # ------------------------------------------------------------------------------------------------ tools
