@@ -143,9 +143,14 @@ def expected_names(
     if with_labels and structure.only_loss is not None:
         extra += structure.only_loss
     elif with_labels:
-        kind = lambda x: getattr(getattr(x, "dtype", None), "kind", "f")  # noqa: E731
-        extra += [n for n in others(structure, arrays) if _is_leaf(arrays[n]) and kind(arrays[n]) in "biufV"]
+        extra += [n for n in others(structure, arrays) if _may_be_read(structure, n, arrays[n])]
     return tuple(inputs), (*(_of(structure.label, arrays) or labels), *extra)
+
+
+def _may_be_read(structure: Structure, name: str, value: Any) -> bool:
+    """Whether a loss may read a value of a batch: an array of numbers, with rows unless `row_axes=` says that it has none."""
+    of_numbers = getattr(getattr(value, "dtype", None), "kind", "f") in "biufV" and (_is_leaf(value) or _is_rows([value]))
+    return of_numbers and (np.ndim(value) > 0 or structure.row_axes.get(name) is None)
 
 
 def _of(name: str, arrays: Mapping[str, Any]) -> list[str]:

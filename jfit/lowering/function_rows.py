@@ -145,7 +145,8 @@ class FunctionRows:
         arguments = (outputs, batch, jax.ShapeDtypeStruct((size,), jnp.float32), *values)
         joint_loss = functools.partial(adapter.joint_loss, separate=True)
         closed, losses = jax.make_jaxpr(joint_loss, return_shape=True)(*arguments)
-        known: list[Layout] = [batch_rows(size) if adapter.has_rows(n) else None for n in sorted(batch)] + [batch_rows(size)]
+        known: list[Layout] = [batch_rows(size) if adapter.has_rows(n) else None for n in sorted(batch)]
+        known.append(batch_rows(size))
         results = row_layouts(closed, [*layouts, *known, *[None] * len(jax.tree.leaves(values))])
         pair = ["the loss", "the weight in the loss"]
         names = [*pair, *(f"the value {n!r}" for n in sorted(losses.logged) for _ in (0, 1)), *pair * len(losses.terms)]

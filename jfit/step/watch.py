@@ -165,8 +165,9 @@ def _forward(model: Model, arguments: tuple[Params, Aux, Any], options: dict[str
 
 def _layout(model: Model, kind: str, name: str, x: Any, options: dict[str, Any]) -> MaybeLayout:
     axis, rows = model.batch_axes.get(name, 0), options["row_ids"].shape[0]
-    has_rows = kind == "input" and axis is not None and x.ndim > axis and x.shape[axis] == rows
-    return RowLayout(axis, 1, rows, 1) if has_rows else None
+    if kind != "input" or axis is None or x.ndim <= axis or x.shape[axis] != rows:
+        return None
+    return RowLayout(axis, 1, rows, 1)
 
 
 # ------------------------------------------------------------------------------------------------ statistics

@@ -82,11 +82,33 @@ def test_arrays_that_the_loss_does_not_read_are_not_used(in_batches, caplog):
     more = {**REPLAY, "episode": np.arange(ROWS), "name": np.array(["a"] * ROWS), "info": {"lives": np.ones(ROWS)}}
     data = batches_of(REPLAY)
     if in_batches:
-        data = [{**b, "episode": np.arange(len(b["obs"])), "name": ["a"] * len(b["obs"])} for b in data]
+        data = [{**b, "episode": np.arange(len(b["obs"])), "name": ["a"] * len(b["obs"]), "epoch": 3} for b in data]
     run = jfit.fit(q_values, data if in_batches else more, params=Q, loss=dqn, num_epoch=1, **OPTIONS)
     assert_close(run.params, by_hand(dqn_by_hand, Q, batches_of(REPLAY)))
     assert sorted(run.settings.inputs) == sorted(REPLAY)
     assert "the data has 'episode'" in caplog.text and "not used" in caplog.text
+
+
+def test_a_number_without_rows():
+    def loss(outputs, batch):
+        return batch["scale"] * (outputs**2).mean(1)
+
+    data = [{"obs": REPLAY["obs"][low : low + 8], "scale": 0.5} for low in (0, 8)]
+    run = jfit.fit(q_values, data, params=Q, loss=loss, row_axes={"scale": None}, num_epoch=1, **OPTIONS)
+    scalar = lambda p, batch, _: 0.5 * (q_values(p, batch["obs"]) ** 2).mean()  # noqa: E731
+    assert_close(run.params, by_hand(scalar, Q, batches_of({"obs": REPLAY["obs"][:16]})))
+
+
+def test_rows_that_are_dicts():
+    class Replay:
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, row):
+            return {**{k: v[row] for k, v in REPLAY.items()}, "name": "a"}
+
+    run = jfit.fit(q_values, jfit.data.Rows(Replay()), params=Q, loss=dqn, num_epoch=1, **OPTIONS)
+    assert_close(run.params, by_hand(dqn_by_hand, Q, batches_of(REPLAY)))
 
 
 def test_the_loss_reads_a_pytree_and_the_label():
