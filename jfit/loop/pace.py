@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +47,13 @@ class Pace:
         compiling = counters.compile_seconds() - self.compiled
         seconds = max(time.perf_counter() - self._started - compiling, 1e-9)
         return {"samples_per_second": self._rows / seconds, "time": seconds}
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context manager whose time is not part of that of the epoch: an evaluation within it."""
+        started, compiled = time.perf_counter(), counters.compile_seconds()
+        yield
+        self._started += time.perf_counter() - started - (counters.compile_seconds() - compiled)
 
     def after_dispatch(self, dispatch: Dispatch) -> None:
         """Count the rows of a dispatch; if it is the 8th since the last wait, wait for an earlier one, or send a log point."""
