@@ -36,8 +36,11 @@ class Evaluations:
         """Evaluate within an epoch, if it is due and was not done before the run was resumed, and send "evaluation"."""
         if not self.is_due(loop.step) or loop.history.last_step("evaluations") == loop.step:
             return
+        loop.read_steps()  # sync: the evaluation waits for the last step anyway
+        pace.flush()
+        if loop.nan.stopped:
+            return
         with pace.paused():
-            loop.read_steps()  # sync: the evaluation waits for the last step anyway
             values = self.values(loop)
             loop.history.add_evaluation(epoch=loop.epoch, step=loop.step, **values)
             loop.events.send("evaluation", values)
