@@ -75,7 +75,18 @@ class History:
         return [dict(row) for row in self._tables["evaluations"]]
 
     def last_step(self, table: str) -> int | None:
-        """Return the step of the last row of a table; None without one."""
+        """Return the step of the last row of a table; None without one.
+
+        Args:
+            table: "epochs", "evaluations", "points" or "steps".
+
+        Returns:
+            Number of updates that were done then.
+
+        Example:
+            >>> History([{"epoch": 0, "step": 10}]).last_step("epochs")
+            10
+        """
         rows = self._rows(table)
         return rows[-1].get("step") if rows else None
 
@@ -137,7 +148,17 @@ class History:
         self._tables["evaluations"].append({name: to_python(value) for name, value in values.items()})
 
     def drop_epoch(self, epoch: int) -> None:
-        """Remove the last row of the epoch table, if it is that of `epoch`: training goes on within this epoch."""
+        """Remove the last row of the epoch table, if it is that of `epoch`: training goes on within this epoch.
+
+        Args:
+            epoch: number of the epoch.
+
+        Example:
+            >>> history = History([{"epoch": 0}])
+            >>> history.drop_epoch(0)
+            >>> len(history)
+            0
+        """
         rows = self._tables["epochs"]
         if rows and rows[-1].get("epoch") == epoch:
             rows.pop()

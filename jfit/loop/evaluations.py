@@ -18,10 +18,13 @@ class Evaluations:
     Args:
         evaluate: `evaluate(state, epoch) -> {name: value}`.
         every: the interval between two evaluations.
+
+    Attributes:
+        are_within: whether they may come within epochs.
     """
 
     def __init__(self, evaluate: Any, every: Every) -> None:
-        self.evaluate, self._every = evaluate, every
+        self.evaluate, self._every, self.are_within = evaluate, every, every.steps is not None
 
     def gap(self, step: int) -> int:
         """Number of steps from `step` (updates done) to the next evaluation, where a dispatch must end."""

@@ -212,7 +212,7 @@ class Loop:
     def _watchers(self, pace: Pace) -> tuple[list[Callable[[Loop], None]], list[Callable[[Dispatch], None]]]:
         """Return the functions to call before and after each dispatch; those that this run does not need are left out."""
         before, after, profiler, evaluations = [], [pace.after_dispatch], self.profiler, self.evaluations
-        if evaluations is not None:
+        if evaluations is not None and evaluations.are_within:
             before = [lambda loop: evaluations.before(loop, pace)]
         if profiler is not None:
             before, after = [*before, profiler.before], [lambda _: profiler.after(self), *after]
