@@ -18,6 +18,10 @@ class Every:
 
     Raises:
         ValueError: not exactly one of both is an integer of at least 1.
+
+    Example:
+        >>> Every(steps=500).count, Every(epochs=2).steps
+        (500, None)
     """
 
     steps: int | None = None

@@ -89,7 +89,7 @@ def jsonl_logger(path: str | os.PathLike[str], every: str = "epoch") -> Callback
 
 
 def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
-    """Log speed and running metrics every `frequent` batches, and metrics and time after each epoch, in MXNet's format.
+    """Log speed and running metrics every `frequent` batches, and metrics after each epoch and evaluation, in MXNet's format.
 
     The lines go to `logging.getLogger("jfit")` at level INFO.  Running metrics are those of the last "log" event (up to
     about half a second old), because reading newer ones would make the host wait for the devices.
@@ -117,8 +117,8 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
     def on(event: Event, state: Any) -> Any:
         if event.kind == "epoch_start":
             latest.clear()
-        elif event.kind == "log":
-            latest.update(scalars(event.logs))
+        elif event.kind == "log" or event.ends_epoch:
+            latest.update({} if event.ends_epoch else scalars(event.logs))
             return state
         elif event.kind == "step":
             size = event.run.batch_size if batch_size is None else batch_size
@@ -128,7 +128,7 @@ def speedometer(batch_size: int | None = None, frequent: int = 50) -> Callback:
         clock.update(time=time.perf_counter(), batch=event.batch)
         return state
 
-    events = ("epoch_start", "log", "step", "epoch_end")
+    events = ("epoch_start", "log", "step", "evaluation", "epoch_end")
     return Callback(on=on, events=events, every=frequent, name="speedometer", main_only=True)
 
 
@@ -165,7 +165,7 @@ def _rewind(path: Path, event: Event, read: Callable[[Path], list[Row]], text: C
     """
     rows, step, history = read(path), event.step, getattr(event.run, "history", None)
     # A checkpoint may have been saved before the evaluation, or the end of the epoch, at its step: they are logged again.
-    done = [] if history is None else [row["step"] for row in (*history.epochs, *history.evaluations)]
+    done = [] if history is None else [row.get("step") for row in (*history.epochs, *history.evaluations)]
     last = step if history is None or step in done else step - 1
     earlier = [row for row in rows if step > 0 and _step_of(row) <= last]
     if len(earlier) != len(rows):

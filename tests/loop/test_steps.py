@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 from typing import Any
 
 import jax
@@ -223,6 +225,22 @@ def test_a_run_killed_between_an_evaluation_and_its_best_checkpoint_evaluates_on
     again = by_steps(callbacks=[count], resume=True, **best)
     assert counts == [5, 10, 15, 17]
     assert_same(again, by_steps())
+
+
+def test_loggers_have_one_row_per_evaluation_and_epoch_also_after_a_resume(tmp_path, caplog):
+    def loggers() -> list[Any]:
+        files = jfit.callbacks.csv_logger(tmp_path / "a.csv"), jfit.callbacks.jsonl_logger(tmp_path / "a.jsonl")
+        return [*files, jfit.callbacks.speedometer()]
+
+    with pytest.raises(Killed):  # the checkpoint of step 5 was saved before the evaluation of step 5
+        by_steps(checkpoint=tmp_path, checkpoint_every=5, callbacks=[*loggers(), dies(6)])
+    caplog.set_level("INFO", logger="jfit")
+    run = by_steps(checkpoint=tmp_path, checkpoint_every=5, resume=True, callbacks=loggers())
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [int(row["step"]) for row in rows] == [line["step"] for line in lines] == [5, 7, 10, 14, 15, 17]
+    assert [float(row["val_loss"]) for row in rows if row["val_loss"]] == run.history.column("val_loss", "evaluations")
+    assert sum("Validation-accuracy" in message for message in caplog.messages) == 4
 
 
 def test_a_run_killed_after_its_last_checkpoint_still_gets_its_last_row(tmp_path):
