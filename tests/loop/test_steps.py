@@ -236,7 +236,7 @@ def test_loggers_have_one_row_per_evaluation_and_epoch_also_after_a_resume(tmp_p
         by_steps(checkpoint=tmp_path, checkpoint_every=5, callbacks=[*loggers(), dies(6)])
     caplog.set_level("INFO", logger="jfit")
     run = by_steps(checkpoint=tmp_path, checkpoint_every=5, resume=True, callbacks=loggers())
-    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [int(row["step"]) for row in rows] == [line["step"] for line in lines] == [5, 7, 10, 14, 15, 17]
     assert [float(row["val_loss"]) for row in rows if row["val_loss"]] == run.history.column("val_loss", "evaluations")
