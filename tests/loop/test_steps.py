@@ -174,6 +174,13 @@ def test_early_stopping_by_steps_counts_evaluations_wherever_they_are():
     assert run.position == {"epoch": 2, "batch": 0, "step": 14}
 
 
+@pytest.mark.parametrize("every", [1, jfit.every(steps=7)])
+def test_an_evaluation_at_the_end_of_an_epoch_counts_once(every):
+    stop = early_stopping("val_loss", patience=2, min_delta=1e9)  # the first evaluation is the best one
+    run = train(num_epoch=9, eval_data=EVAL, eval_every=every, callbacks=[stop])
+    assert run.position == {"epoch": 3, "batch": 0, "step": 21} and "has not improved for 2 epochs" in run.stop_reason
+
+
 def test_a_plateau_of_step_evaluations_reduces_the_rate():
     plateau = lambda **given: reduce_on_plateau("val_loss", factor=0.5, min_delta=1e9, **given)  # noqa: E731
     rates = lambda run: dict(zip(run.history.column("step", "steps"), run.history.column("lr", "steps"), strict=True))  # noqa: E731
