@@ -34,7 +34,7 @@ class Every:
         positive_integer(**{f"every: {name}": value for name, value in passed.items()})
 
     def __str__(self) -> str:
-        return f"{self.steps} steps" if self.epochs is None else f"{self.epochs} epochs"
+        return f"every(steps={self.steps})" if self.epochs is None else f"every(epochs={self.epochs})"
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ def every(*, steps: int | None = None, epochs: int | None = None) -> Every:
 
     Example:
         >>> every(steps=500), str(every(epochs=2))
-        (Every(steps=500, epochs=None), '2 epochs')
+        (Every(steps=500, epochs=None), 'every(epochs=2)')
     """
     return Every(steps, epochs)
 

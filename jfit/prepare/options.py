@@ -43,7 +43,7 @@ class FitOptions:
     """
 
     batch_size: int = 32
-    num_epoch: int | None = None
+    num_epoch: Any = None
     num_steps: int | None = None
     optimizer: Any = "sgd"
     optimizer_params: Mapping[str, Any] | None = None
@@ -55,7 +55,7 @@ class FitOptions:
     class_weight: Mapping[int, float] | None = None
     steps_per_epoch: int | None = None
     validation_split: float | None = None
-    eval_every: int | str | Every = 1
+    eval_every: Any = 1
     shuffle: bool = True
     seed: int = 0
     steps_per_call: int | str = "auto"
@@ -84,7 +84,7 @@ class FitOptions:
     data_on_device: bool | str = "auto"
     sync_batch_stats: bool = False
     ema: Any = None
-    log_every: int | str | Every | None = None
+    log_every: Any = None
     profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
     reduce: Any = None
