@@ -95,5 +95,6 @@ def interval(name: str, value: Any, unit: str) -> Every:
         return value
     if isinstance(value, str) and value == "epoch":
         return EPOCH
-    positive_integer(**{name: value})
+    named: dict[str, Any] = {name: value}
+    positive_integer(**named)
     return Every(**{unit: int(value)})
