@@ -26,6 +26,7 @@ from jfit.checkpoints.recovery import recovery_note
 from jfit.checkpoints.saved import Saved, check_name, newest, path_of, read
 from jfit.data import StreamData
 from jfit.data.columns import Columns
+from jfit.data.stream import is_endless
 from jfit.distributed import is_main, num_processes
 from jfit.evaluate.scorer import Evaluator
 from jfit.feed.batches import Settings, settings_of
@@ -459,7 +460,7 @@ class Run:
             Run: this run.
 
         Raises:
-            ValueError: the run was loaded from files and has no training data, or both numbers are passed.
+            ValueError: the run was loaded from files and has no training data, both numbers are passed, or an epoch is endless.
             RuntimeError: another thread trains this run, or this thread, which called a callback.
         """
         check_not_forked("Run.train")
@@ -467,6 +468,9 @@ class Run:
             raise ValueError(
                 f"Run.train: num_epoch={num_epoch} and num_steps={num_steps} are both passed; leave out one of them"
             )
+        data = self._require_loop("train").dispatcher.data
+        if num_steps is None and isinstance(data, StreamData) and data.steps_per_epoch is None and is_endless(data.source):
+            raise ValueError("Run.train: the training data is endless, so an epoch would never end; pass num_steps=")
         return self.go(num_epoch if num_epoch is not None or num_steps is not None else 1, num_steps)
 
     def go(self, epochs: int | None = None, steps: int | None = None) -> Run:

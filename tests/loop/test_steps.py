@@ -316,6 +316,12 @@ def test_lengths_that_cannot_be_are_refused(given, message):
         train(**given)
 
 
+def test_an_endless_epoch_is_not_trained_to_its_end():
+    run = by_steps(2, data=itertools.cycle([(X[:8], Y[:8])]), eval_data=None)
+    with pytest.raises(ValueError, match="the training data is endless, so an epoch would never end; pass num_steps="):
+        run.train()
+
+
 def test_an_interval_has_steps_or_epochs():
     assert jfit.every(steps=3) == jfit.Every(3) != jfit.every(epochs=3)
     with pytest.raises(ValueError, match="every: nothing passed; expected either steps= or epochs="):
