@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import jax
 
+from jfit.callbacks import Callback
 from jfit.callbacks.intervals import Every
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
@@ -40,7 +41,7 @@ def fit(
     seed: int = 0,
     steps_per_call: int | str = "auto",
     callbacks: Sequence[Any] = (),
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Callback | None = None,
     checkpoint_every: int | str | Every = "epoch",
     checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
@@ -136,15 +137,15 @@ def fit(
             the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
-        checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
-            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  These are kept until you delete
-            them; a log line has their number and size.  Default: no checkpoints.
+        checkpoint: folder in which to save checkpoints, locked until training ends; or `jfit.callbacks.checkpointing(folder,
+            ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder
+            `earlier-<n>`, unless this run resumes from them.  These are kept until you delete them; a log line has their number
+            and size.  Default: no checkpoints.
         checkpoint_every: "epoch", the number of steps between two checkpoints, or `jfit.every(epochs=2)`.  The state at the end
             is saved in any case.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the evaluation or epoch
-            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has
-            more options.  States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on
-            the disk.
+            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
+            States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
             which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
             with nan or infinite parameters or auxiliary states are left out, with a warning, and moved to `earlier-<n>`.  A
@@ -215,7 +216,8 @@ def fit(
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
             as the parameter is, everything else is replicated.  The numbers are those of one device, up to rounding: batch
             statistics are those of the whole batch.  `run.params` are arrays that are split over the devices; checkpoints have
-            whole arrays.  Not with `reduce`.  Default: parameters are replicated.
+            whole arrays, unless `checkpoint` is `checkpointing(folder, split=True)`.  Not with `reduce`.  Default: parameters
+            are replicated.
         mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
             `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.

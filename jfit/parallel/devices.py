@@ -142,6 +142,8 @@ def _copied(tree: Any, where: Any) -> Any:
         # to donate.
         if isinstance(x, jax.Array) and where.is_fully_addressable:
             return jax.device_put(jax.device_put(x, may_alias=False), where)
+        if is_spread(x):  # of a split checkpoint, which was read into this sharding
+            return jax.device_put(x, where)
         x = np.asarray(x)
         if not where.is_fully_addressable:  # of several processes, each of which has the whole array
             return jax.make_array_from_callback(x.shape, where, lambda index: np.array(x[index]))
@@ -197,6 +199,11 @@ def own_slices(tree: Any, devices: Sequence[Device]) -> Any:
         return tree
     own = own_part(devices)
     return jax.tree.map(lambda x: x[own] if np.shape(x)[:1] == (len(devices),) else x, tree)
+
+
+def is_spread(x: Any) -> bool:
+    """Return whether an array is split over the devices of several processes, so that to read it needs all of them."""
+    return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
 def split_rows(x: Any, count: int, axis: int = 0) -> Any:

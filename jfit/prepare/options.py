@@ -13,6 +13,7 @@ import numpy as np
 from jfit.callbacks import Callback, Every, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
 from jfit.callbacks.intervals import interval
+from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 
@@ -60,7 +61,7 @@ class FitOptions:
     seed: int = 0
     steps_per_call: int | str = "auto"
     callbacks: Sequence[Any] = ()
-    checkpoint: str | Path | None = None
+    checkpoint: str | Path | Callback | None = None
     checkpoint_every: int | str | Every = "epoch"
     checkpoint_best: str | None = None
     resume: bool | str | Path | None = None
@@ -137,13 +138,16 @@ class FitOptions:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
         every = {"eval_every": eval_every, "log_every": log_every}
-        return replace(self, num_epoch=num_epoch, **every, callbacks=self._all_callbacks())
+        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder()}
+        return replace(self, num_epoch=num_epoch, **every, **replaced)
 
     def _all_callbacks(self) -> list[Callback]:
         """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""
         passed = [self.callbacks] if callable(self.callbacks) or isinstance(self.callbacks, Callback) else self.callbacks
         callbacks = [as_callback(callback) for callback in passed]
-        if self.checkpoint is not None:
+        if isinstance(self.checkpoint, Callback):
+            callbacks.append(self.checkpoint)
+        elif self.checkpoint is not None:
             best = {} if self.checkpoint_best is None else {"keep_best": 1, "monitor": self.checkpoint_best}
             callbacks.append(checkpointing(self.checkpoint, every=self.checkpoint_every, **best))
         if self.progress:
@@ -152,6 +156,16 @@ class FitOptions:
             callbacks.append(check_replicas())
         # Those that save come last, so that a checkpoint has the states of the others after the same event.
         return sorted(callbacks, key=lambda callback: callback.saves)
+
+    def _folder(self) -> Any:
+        """The folder of checkpoints; `checkpoint` may also be the callback that saves them."""
+        if not isinstance(self.checkpoint, Callback):
+            return self.checkpoint
+        saver = getattr(self.checkpoint.on, "__self__", None)
+        if not isinstance(saver, Saver) or self.checkpoint_every != "epoch" or self.checkpoint_best is not None:
+            expected = "expected checkpointing(folder, every=, keep_best=), without checkpoint_every= and checkpoint_best="
+            raise ValueError(f"checkpoint is the callback {self.checkpoint.name}; {expected}")
+        return saver.directory
 
 
 def _check_profile(span: Any, directory: Any) -> None:
