@@ -59,6 +59,7 @@ def fit(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
@@ -89,7 +90,8 @@ def fit(
             shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
             iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
-            rows (see `jfit.data.Rows`).  Columns and keys that the model does not take are not used, which is logged.
+            rows (see `jfit.data.Rows`).  Columns and keys that neither the model nor its loss takes are not used, which is
+            logged.
             In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its own
             devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
             For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
@@ -176,14 +178,20 @@ def fit(
             loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
             `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as
             {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)`
-            gets the inputs by argument name and needs no labels; parameters named `params` and `aux` after that get the
-            parameters and the new auxiliary states.  A loss may return (losses, dict of values to log).  See
-            `jfit.Model.from_function`.
+            gets the inputs by argument name, and all arrays of data that is a dict by name, and needs no labels; parameters
+            named `params`, `aux` and `step` after that get the parameters, the new auxiliary states, and the number of updates
+            before this one.  A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
-            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.
+            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.  The arrays of
+            a batch of an iterable may have different numbers of rows, as those of a graph do; such a batch needs one device.
         gather_outputs: on several devices, compute the loss of a function from the outputs and labels of all devices, so that a
             loss that combines rows, such as a contrastive loss, is that of one device.  Default: from the rows of each device.
+        row_axes: which arrays in the batches of a function have rows, on axis 0.  Default: 0, all of them.  {"mask": None}: the
+            arrays of this name have none (the name of an argument, the path of a leaf such as "x/mask" or "mask", or a glob
+            pattern).  Every batch and every device has these arrays whole, and they are not padded.  Or a pytree of 0 and None
+            in the structure of the argument, a tuple of these for several arguments, or None: no array of a batch has rows,
+            which needs `loss_per_batch=True`.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False

@@ -250,7 +250,13 @@ def split_batch(
         return batch
     # jax arrays stay on their device: converting them to numpy would make the host wait.
     part = slice(None) if own is None else own
-    cut = lambda v, axis=0: split_rows(v if isinstance(v, jax.Array) else np.asarray(v), count, axis)[part]  # noqa: E731
+
+    def cut(v: Any, axis: int | None = 0) -> Any:
+        v = v if isinstance(v, jax.Array) else np.asarray(v)
+        if axis is None:  # every device gets the whole array
+            return (jnp if isinstance(v, jax.Array) else np).broadcast_to(v, (count, *v.shape))[part]
+        return split_rows(v, count, axis)[part]
+
     split = {k: cut(v, (axes or {}).get(k, 0)) for k, v in batch.inputs.items()}
     return Batch(split, *(None if w is None else cut(w) for w in (batch.weight, batch.metric_weight)))
 

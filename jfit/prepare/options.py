@@ -21,7 +21,7 @@ NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
 DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
-DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
 REPEATED += ("steps_per_call", "data_on_device", "nan")
@@ -79,6 +79,7 @@ class FitOptions:
     loss_weights: Any = None
     loss_per_batch: bool = False
     gather_outputs: bool = False
+    row_axes: Any = 0
     eval_batch_size: int | None = None
     directory: str | Path | None = None
     progress: bool | str = "auto"
@@ -137,8 +138,9 @@ class FitOptions:
         if self.checkpoint is None and self.checkpoint_best is not None:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
+        row_axes = {"*": None} if self.row_axes is None else self.row_axes  # checkpoints have None for "not set"
         every = {"eval_every": eval_every, "log_every": log_every}
-        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder()}
+        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder(), "row_axes": row_axes}
         return replace(self, num_epoch=num_epoch, **every, **replaced)
 
     def _all_callbacks(self) -> list[Callback]:
