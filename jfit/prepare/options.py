@@ -83,6 +83,7 @@ class FitOptions:
     sync_batch_stats: bool = False
     ema: Any = None
     log_every: int | None = None
+    log: str | Sequence[str] = ()
     profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
     reduce: Any = None

@@ -11,8 +11,10 @@ from jax import Array, lax
 from jfit.step.state import TrainState
 
 
-def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array) -> TrainState:
+def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array) -> tuple[TrainState, Array]:
     """Return the state after a step, or that before it if the loss or a new array is nan or infinite; the step counts anyway.
+
+    The second result is whether it is the state after the step, a bool scalar.
 
     Args:
         after: state after the step.
@@ -30,8 +32,14 @@ def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array)
         first = before.metrics.first_bad_step
         skipped = before._replace(metrics=before.metrics._replace(first_bad_step=jnp.where(first < 0, before.step, first)))
 
+    return chosen(good, after, skipped), good
+
+
+def chosen(good: Array, after: TrainState, before: TrainState) -> TrainState:
+    """Return the state after a step if `good`, else with parameters, optimizer, auxiliary states and sums of that before it."""
+
     def changed(state: TrainState) -> dict[str, Any]:
         return {name: getattr(state, name) for name in ("params", "opt_state", "aux", "local", "metrics")}
 
-    # A select would be compiled into the update, which then rounds differently than without `skip_nonfinite`.
-    return after._replace(**lax.cond(good, lambda: changed(after), lambda: changed(skipped)))
+    # A select would be compiled into the update, which then rounds differently than without it.
+    return after._replace(**lax.cond(good, lambda: changed(after), lambda: changed(before)))
