@@ -410,6 +410,7 @@ def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -
         metrics=on_devices(task.metrics),
         frozen=options.frozen,
         log=options.log,
+        policy=options.policy,
     )
     check_trainable(task.model, state)
     return state

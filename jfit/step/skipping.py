@@ -1,13 +1,15 @@
-"""Steps whose loss or new state is not finite, and which therefore change nothing."""
+"""Steps whose loss, gradients or new state are not finite, and which therefore change nothing."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jfit.lowering.model import Policy
+from jfit.step.loss_scale import LossScale, adjusted
 from jfit.step.state import TrainState
 
 
@@ -33,6 +35,20 @@ def unless_bad(after: TrainState, before: TrainState, loss: Array, count: Array)
         skipped = before._replace(metrics=before.metrics._replace(first_bad_step=jnp.where(first < 0, before.step, first)))
 
     return chosen(good, after, skipped), good
+
+
+def unless_overflow(after: TrainState, before: TrainState, good: Array, policy: Policy) -> TrainState:
+    """Return the state after a step with a loss scale, or that before it if a gradient is not finite (`good` is False).
+
+    The running sums are those after the step in any case, because they do not depend on the gradients.
+    """
+    scale = cast(LossScale, before.loss_scale)
+    return chosen(good, after, before._replace(metrics=after.metrics))._replace(loss_scale=adjusted(scale, good, policy))
+
+
+def counting_updates(state: TrainState) -> TrainState:
+    """Return a state whose step, which schedules read, is the number of updates, without the steps that were skipped."""
+    return state._replace(step=state.step - cast(LossScale, state.loss_scale).skipped)
 
 
 def chosen(good: Array, after: TrainState, before: TrainState) -> TrainState:

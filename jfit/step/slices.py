@@ -35,6 +35,7 @@ from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
+from jfit.step.loss_scale import scale_of, unscaled
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -276,6 +277,11 @@ def gradients_of(
     model, (trainable, frozen) = settings.model, params
     trainable, tables = table_rows(model, trainable, shard, settings.policy)
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
+    scale = scale_of(settings.policy, state)
+    if scale is not None:  # of the mean loss, while the objective is a sum over rows
+        scale /= shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name))
+    in_heads = scale is not None and model.symbol is not None
+    options |= {"loss_scale": scale} if in_heads else {}
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
         plan = plan_of(model, shard.inputs)
@@ -286,9 +292,11 @@ def gradients_of(
 
         def loss_of(trainable: Params) -> tuple[Array, Forward]:
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
-            return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
+            loss = objective(model, done.outputs, shard.inputs, shard.weight, done.joint)
+            return loss if scale is None or in_heads else loss * scale, done
 
         gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
+        gradients = gradients if scale is None else unscaled(gradients, scale)
         masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
         # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
         gradients = masked if axis_name is None or has_padding(model, shard.inputs) else gradients

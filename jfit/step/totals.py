@@ -20,7 +20,6 @@ from jfit.metrics import Metric
 from jfit.metrics.core import added, exact, zero_sums
 from jfit.ops.rows import MaybeLayout
 
-
 NORMS = ("grad_norm", "update_norm")
 
 

@@ -31,10 +31,11 @@ from jfit.optim.rows import SparseRows, coalesce, on_values
 from jfit.optim.schedules import Schedule
 from jfit.programs import ByIdentity, Constants, depends_on_more, made, read_key
 from jfit.step.layout import WHOLE, Layout, mesh_size, on_each_device
+from jfit.step.loss_scale import all_finite, scale_of
 from jfit.step.reduce import Reduce
 from jfit.step.reduce import get as get_reduce
 from jfit.step.regularizers import penalty_and_gradients, with_penalty
-from jfit.step.skipping import unless_bad
+from jfit.step.skipping import counting_updates, unless_bad, unless_overflow
 from jfit.step.slices import GradientSettings, Sums, gradients_of, select, shard_of
 from jfit.step.state import TrainState, optimizer_of, split_params
 from jfit.step.totals import batch_metrics as metrics_of
@@ -133,7 +134,10 @@ class TrainStep:
             batch in graphs, Equinox modules, and functions that take `row_ids`; in others, each part has its own `key`.
         clip_norm: maximum global L2 norm of the rescaled gradients; None: no limit.
         clip_value: maximum absolute value of each element of the rescaled gradients; None: no limit.
-        policy: mixed precision, `Policy("bfloat16")` or "bfloat16", but not "float16"; None: no casts.
+        policy: mixed precision, `Policy("bfloat16")` or "bfloat16"; None: no casts.  "float16" needs a state made by
+            `init_state(..., policy="float16")`: a step whose reduced gradients are not all finite leaves parameters, optimizer
+            state and auxiliary states unchanged, and halves the loss scale in the state (see `Policy`).  `state.step` counts
+            it, schedules and the optimizer do not.
         rescale: r, "mean" for 1 / Σᵢ wᵢ over all devices, or a number, which may be traced.
         sync_batch_stats: compute batch statistics over all devices instead of over each device's shard of the batch.
         outputs: return the outputs of the model in `out.outputs`.
@@ -151,9 +155,9 @@ class TrainStep:
             what the step added to the parameters.  "lr" is accepted; it is `out.lr` in any case.
 
     Raises:
-        ValueError: an invalid argument (a limit of gradients that is not above 0, the policy "float16", a schedule for an
-            optimizer that has its own learning rate).  The step raises one, when it is traced, for a batch without rows, and if
-            `frozen` leaves nothing to train.
+        ValueError: an invalid argument (a limit of gradients that is not above 0, a schedule for an optimizer that has its
+            own learning rate).  The step raises one, when it is traced, for a batch without rows, if `frozen` leaves nothing to
+            train, and if the state has no loss scale, but the policy needs one.
         TypeError: by the step, when it is traced: the batch has another type.
 
     Example:
@@ -191,8 +195,6 @@ class TrainStep:
 
     def __post_init__(self) -> None:
         policy, reduce = Policy(self.policy) if isinstance(self.policy, str) else self.policy, get_reduce(self.reduce)
-        if policy is not None and jnp.dtype(policy.compute) == jnp.float16:
-            raise ValueError(f'policy {policy.compute!r} needs a scaled loss, which jfit does not have; pass policy="bfloat16"')
         reasons = {
             "loss_per_batch": "with loss_per_batch=True the loss of a batch is not the sum of the losses of its parts",
             "batch_means": "several losses, one with an ignore_index, are means over different positions of the whole batch",
@@ -201,8 +203,10 @@ class TrainStep:
             if trait in self.model.traits and self.micro_batches != 1:
                 raise ValueError(f"micro_batches is {self.micro_batches}, but {reason}; set micro_batches=1")
         norms = norms_of(self.log)
-        if norms and not reduce.shared:
-            raise ValueError(f"log has {norms[0]!r}, but with this reduce= every device has its own gradients; leave it out")
+        scaled = policy is not None and policy.scaling is not None
+        if (norms or scaled) and not reduce.shared:
+            what = f"log has {norms[0]!r}" if norms else f"policy {policy.compute!r} has a loss scale"  # pyright: ignore
+            raise ValueError(f"{what}, but with this reduce= every device has its own gradients; leave out one of the two")
         vars(self).update(policy=policy, reduce=reduce, metrics=tuple(self.metrics), log=norms)
         self.rule  # noqa: B018, checks the settings of the update
 
@@ -288,22 +292,28 @@ class TrainStep:
             extra, penalties = penalty_and_gradients(self.regularizers, trainable, self.model.tables)
             shared = with_penalty(shared, extra)
         loss = _mean_loss(sums._replace(shared=shared))
-        trainable, opt_state, lr, norms = self.rule(state, trainable, gradients, sums.rows, loss, penalties, self.log)
+        counted, good, is_new = state, None, True
+        if scale_of(self.policy, state) is not None:
+            counted, good = counting_updates(state), all_finite(gradients)
+        trainable, opt_state, lr, norms = self.rule(counted, trainable, gradients, sums.rows, loss, penalties, self.log)
         trainable = trainable if layout is None else layout.cut(trainable)
         params = {k: trainable[k] if k in trainable else frozen[k] for k in state.params}
         if weighted:  # a batch whose weights sum to 0 changes nothing
             by_rows = _tables(gradients) if self.rule.by_rows else ()
             learned, old = (params, opt_state, aux), (state.params, state.opt_state, state.aux)
             params, opt_state, aux = select(sums.rows > 0, learned, old, always_new=by_rows)
-        if norms:
-            once = (sums.rows > 0).astype(float)  # a batch without rows of weight above 0 is not counted
-            norms = {name: x * once for name, x in norms.items()}
-            shared = shared._replace(logged={**shared.logged, **{name: (x, once) for name, x in norms.items()}})
+        if norms:  # their means are over the batches with an update
+            done = sums.rows > 0 if good is None else good & (sums.rows > 0)
+            logged = {name: (jnp.where(done, x, 0), done.astype(float)) for name, x in norms.items()}
+            shared = shared._replace(logged={**shared.logged, **logged})
         totals = None if state.metrics is None else fold(self.metrics, state.metrics, shared, state.step, loss)
-        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local)
+        after = TrainState(state.step + 1, params, aux, opt_state, totals, state.base_lr, state.key, local, state.loss_scale)
+        if good is not None:
+            after = unless_overflow(after, state, good, cast(Policy, self.policy))
         if self.skip_nonfinite:
             after, is_new = unless_bad(after, state, loss, jnp.sum(shared.loss[1]))
-            norms |= {"update_norm": jnp.where(is_new, norms["update_norm"], 0)} if "update_norm" in norms else {}
+        if "update_norm" in norms:
+            norms["update_norm"] = jnp.where(done & is_new, norms["update_norm"], 0)
         after = after if layout is None else layout.constrained(after)
         of_batch = metrics_of(self.metrics, shared) | norms if self.batch_metrics else norms or None
         first_bad_step = None if totals is None else after.metrics.first_bad_step

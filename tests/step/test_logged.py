@@ -67,7 +67,11 @@ def test_norms_of_steps_and_epochs_are_those_of_a_loop_in_optax(more):
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"reduce": "ordered"}, {"reduce": "sharded"}, {"reduce": "sharded_parameters"}, "mesh"])
 def test_norms_are_global_however_the_state_is_split(more):
-    split = {"shard": {"fc1_weight": ("model", None)}, "mesh": {"data": 1, "model": 2}} if more == "mesh" else {**more, "devices": 2}
+    split = (
+        {"shard": {"fc1_weight": ("model", None)}, "mesh": {"data": 1, "model": 2}}
+        if more == "mesh"
+        else {**more, "devices": 2}
+    )
     given = {"log": BOTH, "log_every": 1, "data": blobs(48), "clip_norm": 0.1}
     runs = [train(**given), train(**given, **split)]
     one, other = ([(row["grad_norm"], row["update_norm"]) for row in run.history.steps] for run in runs)
