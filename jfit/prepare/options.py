@@ -22,7 +22,7 @@ DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_n
 DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
-REPEATED += ("steps_per_call", "data_on_device", "nan")
+REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
 _NUMBERS = (int, float, np.integer, np.floating)
 
 

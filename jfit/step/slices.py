@@ -277,11 +277,8 @@ def gradients_of(
     model, (trainable, frozen) = settings.model, params
     trainable, tables = table_rows(model, trainable, shard, settings.policy)
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
-    scale = scale_of(settings.policy, state)
-    if scale is not None:  # of the mean loss, while the objective is a sum over rows
-        scale /= shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name))
-    in_heads = scale is not None and model.symbol is not None
-    options |= {"loss_scale": scale} if in_heads else {}
+    scale = loss_factor(settings.policy, state, shard, axis_name)
+    options |= scale_of_heads(model, scale)
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
         plan = plan_of(model, shard.inputs)
@@ -293,7 +290,7 @@ def gradients_of(
         def loss_of(trainable: Params) -> tuple[Array, Forward]:
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
             loss = objective(model, done.outputs, shard.inputs, shard.weight, done.joint)
-            return loss if scale is None or in_heads else loss * scale, done
+            return loss if scale is None else loss * scale, done
 
         gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
         gradients = gradients if scale is None else unscaled(gradients, scale)
@@ -309,6 +306,17 @@ def gradients_of(
     whole = settings.micro_batches == 1
     gradients, aux, sums = part(state.aux, 0, shard) if whole else _accumulate(part, settings, state.aux, shard)
     return tables.to_sparse(gradients), aux, sums
+
+
+def loss_factor(policy: Policy | None, state: TrainState, shard: BatchShard, axis_name: Axis) -> Array | None:
+    """The loss scale, divided by the number of rows, because the objective is the sum over rows; None without a loss scale."""
+    scale = scale_of(policy, state)
+    return scale if scale is None else scale / (shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name)))
+
+
+def scale_of_heads(model: Model, factor: Array | None) -> dict[str, Array]:
+    """The argument of `model.apply` by which heads scale their gradients, because they ignore a factor of the objective."""
+    return {} if factor is None or model.symbol is None else {"loss_scale": factor}
 
 
 def random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def labels(value: float, row: int = 7) -> np.ndarray:
         ],
         ({"optimizer_params": {"momentun": 0.9}}, "momentun"),
         ({"policy": "bfloat17"}, "policy is 'bfloat17'; expected a floating-point dtype"),
-        ({"policy": "float16"}, "policy 'float16' needs a scaled loss, which jfit does not have; pass policy=\"bfloat16\""),
+        ({"policy": jfit.Policy("float16", -1.0)}, "loss_scale is -1.0; expected a number above 0"),
         ({"callbacks": [3]}, "callbacks: found 3 of type int"),
         ({"checkpoint": "unused", "checkpoint_every": "batch"}, "checkpointing: every is 'batch'"),
         ({"resume_with": "bogus"}, "resume_with has 'bogus'; expected 'any', or names of these: model, optimizer"),

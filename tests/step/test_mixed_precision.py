@@ -212,3 +212,27 @@ def test_bfloat16_differs_from_a_loop_by_hand_by_less_than_that_loop_rounds(appl
     hand = {dtype: by_hand(dtype, optax.adam(0.01), apply=apply, params=params())[0] for dtype in (jnp.bfloat16, jnp.float32)}
     run = fitted("bfloat16", apply=apply, params=params())
     assert difference(run.params, hand[jnp.bfloat16]) <= difference(hand[jnp.bfloat16], hand[jnp.float32])
+
+
+@pytest.mark.slow
+def test_replay_and_verify_have_the_gradients_of_the_loss_without_its_scale(tmp_path):
+    given = {"data": blobs(48), "checkpoint_every": 2}
+    exact = train(**given, checkpoint=tmp_path / "float32").replay(10)
+    run = train(**given, checkpoint=tmp_path / "float16", policy="float16", log="grad_norm")
+    half = run.replay(10)
+    for a, b in zip(half.parameters, exact.parameters, strict=True):
+        assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=0.02)
+    pairs = [(a.gradient_norm, b.gradient_norm) for a, b in zip(half.nodes, exact.nodes, strict=True)]
+    for a, b in [pair for pair in pairs if pair[1]]:
+        assert a == pytest.approx(b, rel=0.02)
+    assert jfit.verify(tmp_path / "float16", given["data"]).same
+
+
+@pytest.mark.slow
+def test_members_of_a_sweep_have_their_own_scales():
+    policy, values = Policy("float16", (2.0**21, 3)), [0.01, 0.1]
+    given = {"policy": policy, "num_epoch": 2, "batch_size": 8, "log": "grad_norm"}
+    swept = jfit.sweep(mlp().symbol, blobs(48), over={"learning_rate": values}, **given)
+    for rate, row in zip(values, swept.table, strict=True):
+        alone = jfit.fit(mlp().symbol, blobs(48), optimizer_params={"learning_rate": rate}, progress=False, **given)
+        assert row["loss"] == pytest.approx(alone.history.epochs[-1]["loss"], rel=1e-3)
