@@ -293,7 +293,7 @@ class TrainStep:
             shared = with_penalty(shared, extra)
         loss = _mean_loss(sums._replace(shared=shared))
         counted, good, is_new = state, None, True
-        if scale_of(self.policy, state) is not None:
+        if scale_of(cast(Any, self.policy), state) is not None:
             counted, good = counting_updates(state), all_finite(gradients)
         trainable, opt_state, lr, norms = self.rule(counted, trainable, gradients, sums.rows, loss, penalties, self.log)
         trainable = trainable if layout is None else layout.cut(trainable)
@@ -455,7 +455,7 @@ class UpdateRule(NamedTuple):
             values = {name: g.values if isinstance(g, SparseRows) else g for name, g in summed.items()}
             norms["grad_norm"] = _norm(mean(*lax.optimization_barrier((values, added or {}))))
         if "update_norm" in log:
-            rows = {name: _within(u, len(new[name])) for name, u in _tables(updates).items()}
+            rows = {name: _within(u, len(new[name])) for name, u in _tables(cast(Params, updates)).items()}
             dense = {name: (new[name], trainable[name]) for name in new if name not in rows}
             norms["update_norm"] = _norm(rows | {k: wide(x) - wide(y) for k, (x, y) in lax.optimization_barrier(dense).items()})
         return new, opt_state, lr, norms
