@@ -162,6 +162,7 @@ def test_a_resumed_run_continues_with_its_scale(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_graph_with_a_head_trains_in_float16_as_in_float32_whatever_the_scale():
     exact = train(data=blobs(48))
     runs = [train(data=blobs(48), policy=policy) for policy in ("float16", Policy("float16", 1024.0))]
