@@ -171,7 +171,7 @@ def test_labels_as_a_third_argument_are_recognized(x, y):
         ("learning_rate", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
         ("lr", r"; use optimizer_params=\{'learning_rate': \.\.\.\}"),
         ("batchsize", "; did you mean 'batch_size'"),
-        ("bogus", "$"),
+        ("xyz", "$"),
     ],
 )
 def test_unknown_arguments_are_named_with_what_fit_has_instead(name, text):
