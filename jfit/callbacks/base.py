@@ -17,9 +17,9 @@ class Event(NamedTuple):
     - "fit_start", "fit_end": before the first and after the last epoch; "fit_end" also after an exception.
     - "epoch_start", "epoch_end": before the first batch of an epoch; after its last batch and the evaluation.
     - "step": every `every` steps, for callbacks with that argument; the state is that of this step.
-    - "step_log": the loss, learning rate and metrics of one step, every `every` steps.  The values are read some dispatches
-      later, so the host does not wait for them, and many steps can run in one dispatch; the state is that of a later step.
-      All of them are sent before "epoch_end".
+    - "step_log": the loss, learning rate, metrics and values of `log=` of `fit` of one step, every `every` steps.  The values
+      are read some dispatches later, so the host does not wait for them, and many steps can run in one dispatch; the state is
+      that of a later step.  All of them are sent before "epoch_end".
     - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
       `batch` and `step` are those of the values, which are read a few steps late so that the host does not wait for them.
 
