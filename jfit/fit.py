@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import jax
 
+from jfit.callbacks import Callback
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
 from jfit.parallel import check_entry
@@ -38,7 +39,7 @@ def fit(
     seed: int = 0,
     steps_per_call: int | str = "auto",
     callbacks: Sequence[Any] = (),
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Callback | None = None,
     checkpoint_every: int | str = "epoch",
     checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
@@ -56,6 +57,7 @@ def fit(
     loss_weights: Any = None,
     loss_per_batch: bool = False,
     gather_outputs: bool = False,
+    row_axes: Any = 0,
     eval_batch_size: int | None = None,
     directory: str | Path | None = None,
     progress: bool | str = "auto",
@@ -87,7 +89,8 @@ def fit(
             shape (rows,), finite, at least 0; for a function also (rows, positions), weights of the positions of the label,
             such as tokens, in the loss and the metrics); a dict of arrays by input name, labels included; a DataFrame; an
             iterable of batches of these forms; or rows, such as a torch or Hugging Face `Dataset`, or an iterable of single
-            rows (see `jfit.data.Rows`).  Columns and keys that the model does not take are not used, which is logged.
+            rows (see `jfit.data.Rows`).  Columns and keys that neither the model nor its loss takes are not used, which is
+            logged.
             In a job of several processes, all pass the same arrays or data set of rows, and each reads the rows of its own
             devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
             For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
@@ -130,12 +133,13 @@ def fit(
             the same for every number; a reported loss may differ in its last bit.  On CPU, models with convolutions always run
             one step per dispatch.
         callbacks: list of `jfit.callbacks` and of functions of one `jfit.callbacks.Event`.
-        checkpoint: folder in which to save checkpoints, locked until training ends.  Checkpoints of an earlier run in this
-            folder are moved to its subfolder `earlier-<n>`, unless this run resumes from them.  These are kept until you delete
-            them; a log line has their number and size.  Default: no checkpoints.
+        checkpoint: folder in which to save checkpoints, locked until training ends; or `jfit.callbacks.checkpointing(folder,
+            ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder
+            `earlier-<n>`, unless this run resumes from them.  These are kept until you delete them; a log line has their number
+            and size.  Default: no checkpoints.
         checkpoint_every: "epoch", or the number of steps between two checkpoints.  The state at the end is saved in any case.
         checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
-            value is kept too, for `jfit.Run.load(checkpoint, which="best")`.  `jfit.callbacks.checkpointing` has more options.
+            value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
             States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
             which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
@@ -167,14 +171,20 @@ def fit(
             loss of each row, or the name of one of `jfit.losses`, such as "cross_entropy".
             `jfit.losses.get(name, ignore_index=-100)` has options.  For several outputs a dict of these by output name, such as
             {"a": "cross_entropy", "b": fn}: the losses are summed, and logged as "a_loss", "b_loss".  `loss(outputs, batch)`
-            gets the inputs by argument name and needs no labels; parameters named `params` and `aux` after that get the
-            parameters and the new auxiliary states.  A loss may return (losses, dict of values to log).  See
-            `jfit.Model.from_function`.
+            gets the inputs by argument name, and all arrays of data that is a dict by name, and needs no labels; parameters
+            named `params`, `aux` and `step` after that get the parameters, the new auxiliary states, and the number of updates
+            before this one.  A loss may return (losses, dict of values to log).  See `jfit.Model.from_function`.
         loss_weights: factors of the losses of a dict, by output name.  Default: 1.
         loss_per_batch: whether the loss returns one scalar for the batch instead of the loss of each row.  Its gradient is the
-            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.
+            gradient of the step; batches are never padded, and row weights and micro-batches are not supported.  The arrays of
+            a batch of an iterable may have different numbers of rows, as those of a graph do; such a batch needs one device.
         gather_outputs: on several devices, compute the loss of a function from the outputs and labels of all devices, so that a
             loss that combines rows, such as a contrastive loss, is that of one device.  Default: from the rows of each device.
+        row_axes: which arrays in the batches of a function have rows, on axis 0.  Default: 0, all of them.  {"mask": None}: the
+            arrays of this name have none (the name of an argument, the path of a leaf such as "x/mask" or "mask", or a glob
+            pattern).  Every batch and every device has these arrays whole, and they are not padded.  Or a pytree of 0 and None
+            in the structure of the argument, a tuple of these for several arguments, or None: no array of a batch has rows,
+            which needs `loss_per_batch=True`.
         eval_batch_size: number of rows per evaluation batch.  Default: `batch_size`.
         directory: folder for files written by callbacks, available to them as `run.directory`.
         progress: "auto" shows a progress bar and a table of the epochs in terminals and notebooks only, True always, False
@@ -210,7 +220,8 @@ def fit(
             `jax.sharding.PartitionSpec`.  A later pattern replaces an earlier one.  The optimizer state of a parameter is split
             as the parameter is, everything else is replicated.  The numbers are those of one device, up to rounding: batch
             statistics are those of the whole batch.  `run.params` are arrays that are split over the devices; checkpoints have
-            whole arrays.  Not with `reduce`.  Default: parameters are replicated.
+            whole arrays, unless `checkpoint` is `checkpointing(folder, split=True)`.  Not with `reduce`.  Default: parameters
+            are replicated.
         mesh: `jax.sharding.Mesh` with named axes, or a dict of names and sizes such as {"data": 2, "model": 4}, for a mesh over
             `devices` (default: as many local devices).  Batches are split over the axis named "data", if there is one;
             `batch_size` is a multiple of its size.  Default with `shard`: all local devices along the one axis that it names.

@@ -692,6 +692,7 @@ class Run:
         settings = settings_of(model, devices=devices, **{"batch_size": meta.get("batch_size", 32), **options})
         if meta.get("columns") is not None and settings.columns is None:
             settings = replace(settings, columns=Columns.from_json(meta["columns"]))
+        saved = checkpoints.whole(saved, ("params/", "aux/", "opt_state/ema_params"))
         arrays = checkpoints.leaves_of(saved, "best" if meta.get("restores_best") and not best else "state")
         params = {k[len("params/") :]: v for k, v in arrays.items() if k.startswith("params/")}
         aux = {k[len("aux/") :]: v for k, v in arrays.items() if k.startswith("aux/")}

@@ -20,6 +20,7 @@ from jfit.checkpoints import checkpoint, locks
 from jfit.checkpoints.agreement import from_main
 from jfit.checkpoints.finite import is_finite, last_finite
 from jfit.checkpoints.saved import check_name
+from jfit.checkpoints.split import orbax
 from jfit.checkpoints.writing import BackgroundWrite, Prepared, write
 from jfit.checks import at_least_0, integer, positive_integer
 from jfit.distributed import is_main, num_processes
@@ -38,6 +39,7 @@ def checkpointing(
     monitor: str = "val_loss",
     mode: str = "auto",
     background_bytes: int | None = BACKGROUND_BYTES,
+    split: bool = False,
 ) -> Callback:
     """Save a checkpoint after each epoch, or every N steps, and at the end.  Optionally keep those of the best epochs too.
 
@@ -60,6 +62,10 @@ def checkpointing(
             of the state to the host interrupts training.  The host needs memory for this copy.  The next save waits until the
             files of the one before are on the disk, and so does the end of training.  A second Ctrl-C abandons the save, and
             the checkpoint before it stays.  Default: 16 MiB.  None: training waits for every save.
+        split: write arrays that are split over the devices (`shard`, or `reduce="sharded"`, "sharded_parameters", of `fit`)
+            with orbax (the extra "sharded" of jfit), by each process its parts of them, for states that are larger than a
+            host.  In a job, the folder is one that all hosts see.  Training waits for the save.  Checkpoints have whole arrays
+            with nan="stop" or "rollback", which copy the state to the host anyway, and, in a job, with reduce="2bit" or "1bit".
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
@@ -76,6 +82,7 @@ def checkpointing(
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
         OSError: at the start of training, files cannot be written in `directory`.
         TypeError: at the start of training, the state of a callback is not JSON-serializable.
+        ImportError: `split` is True and orbax is not installed.
 
     Example:
         >>> checkpointing("runs/a/checkpoints", every=100).every
@@ -88,12 +95,14 @@ def checkpointing(
     positive_integer(**{name: value for name, value in {"every": steps, "keep": keep}.items() if value is not None})
     integer(keep_best=keep_best)
     at_least_0(keep_best=keep_best, background_bytes=min(background_bytes or 0, sys.maxsize))  # inf: never in the background
+    if split:
+        orbax()
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if not keep_best:
-        saver = Saver(directory, keep, background_bytes)
+        saver = Saver(directory, keep, background_bytes, split)
         return Callback(on=saver.on, events=events, every=steps, name="checkpointing", saves=True)
     rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode), "per_epoch": steps is None}
-    saver, events = _BestKept(directory, keep, background_bytes, **rule), tuple(dict.fromkeys((*events, "epoch_end")))
+    saver, events = _BestKept(directory, keep, background_bytes, split, **rule), tuple(dict.fromkeys((*events, "epoch_end")))
     init, name = lambda: {"last": None, "best": []}, f"checkpointing({monitor})"
     return Callback(on=saver.on, init=init, events=events, every=steps, name=name, saves=True)
 
@@ -118,9 +127,9 @@ class Saver:
         alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None) -> None:
-        self._passed, self.keep, self.background_bytes, self.failed = directory, keep, background_bytes, False
-        self.alone = False
+    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None, split: bool) -> None:
+        self._passed, self.keep, self.background_bytes, self.split = directory, keep, background_bytes, split
+        self.failed = self.alone = False
         self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
@@ -237,15 +246,15 @@ class Saver:
         if not is_main() and not self._together and not _needs_all(event.run):
             return after
         # sync: the host waits until the devices have computed the state of this step, and copies it
-        state = event.run.snapshot()
+        state = event.run.state if self.split and not _needs_whole(event.run) else event.run.snapshot()
         if event.run.keep_finite(state) and not is_finite(state):  # training stops soon, or continues with an earlier state
             logging.getLogger("jfit").warning("checkpoint: step %d is not saved: it is not finite", event.step)
             return before
-        if not is_main() and not self._together:
-            return after
-        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra()}
+        options = {"keep": self.keep, "step": event.step, "protect": protect, "extra": event.run.extra(), "split": self.split}
         prepared = checkpoint.prepare(self.directory, state, meta=meta, **options)
-        limit = self.background_bytes
+        if not is_main() and not self._together and not prepared.parts:
+            return after
+        limit = None if self.split else self.background_bytes
         if limit is not None and prepared.nbytes >= limit and event.kind != "fit_end":
             prepared = prepared._replace(path=prepared.path.absolute())  # the current directory may change meanwhile
             prepared.record["meta"] = json.loads(json.dumps(prepared.record["meta"]))  # callbacks may change states in place
@@ -253,7 +262,7 @@ class Saver:
             self._in_flight.write.start()
             return after
         try:
-            if self._together:
+            if self._together and not prepared.parts:
                 from_main(lambda: _write(prepared, state), "saving the last checkpoint")
             else:
                 _write(prepared, state)
@@ -338,8 +347,12 @@ def _write(prepared: Prepared, state: Any, is_wanted: Callable[[], bool] = lambd
 
 def _needs_all(run: Any) -> bool:
     """Whether all processes of a job must take part when rank 0 saves a checkpoint, because each has a part of the state."""
-    nan = getattr(run._loop, "nan", None)
-    return num_processes() > 1 and (run.saves_together or getattr(nan, "keeps", False))
+    return num_processes() > 1 and (run.saves_together or _needs_whole(run))
+
+
+def _needs_whole(run: Any) -> bool:
+    """Whether a state is copied whole for a save: `nan` of `fit` keeps copies, or each process of a job has residuals."""
+    return getattr(getattr(run._loop, "nan", None), "keeps", False) or (num_processes() > 1 and run.state.local is not None)
 
 
 def _check_states(event: Event) -> None:

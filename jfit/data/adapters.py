@@ -56,7 +56,8 @@ def as_data(
         train_pad: whether padding rows of an MXNet iterator have weight 1 (True, as in MXNet) or 0 (False) in the loss; their
             weight in metrics is 0.
         require_labels: whether data without labels is an error; False for prediction.
-        axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first.
+        axes: input name -> batch axis of the batches of an iterable (default 0); arrays have the batch axis first, or none
+            (None).
         structure: `Model.structure` of a function, whose `x` and `y` may be pytrees of arrays; their leaves are named by path.
         label: name, or list of names, of the label columns of a DataFrame, of a dict or of rows that are dicts.  Default: the
             label names.
@@ -117,7 +118,8 @@ def as_data(
         arrays, weight = split_weight(structure, arrays, weight)
     checked = names.check(arrays)
     names.log_extra(arrays)
-    converted = ArrayData(checked, shuffle=shuffle, seed=seed, weight=weight, steps_per_epoch=steps_per_epoch)
+    options = {"shuffle": shuffle, "seed": seed, "weight": weight, "steps_per_epoch": steps_per_epoch}
+    converted = ArrayData(checked, axes=axes, **options)
     converted.columns = columns
     if columns is not None and len(names.inputs) == 1 and is_frame(data):
         converted.private.add(names.inputs[0])  # `select` copied its columns

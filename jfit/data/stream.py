@@ -6,7 +6,7 @@ import inspect
 import itertools
 import operator
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any
 
 from jfit.data.batch import Batch, Names, is_mxnet_iter
@@ -132,6 +132,12 @@ class StreamData:
         if count is not None and self.steps_per_epoch is not None and self.steps_per_epoch > count:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}, but the {_kind(self.source)} has {count} batches.")
         return self.steps_per_epoch or count
+
+    def drop(self, names: Collection[str]) -> None:
+        """Remove arrays of the batch that `peek` returned; `names` removes those of the others."""
+        if self._first is not None:
+            at, batch, rest = self._first
+            self._first = at, batch._replace(inputs={k: v for k, v in batch.inputs.items() if k not in names}), rest
 
     def batches(self, epoch: int, batch_size: int | None = None, start: int = 0) -> Generator[Batch, None, None]:
         """Iterate over the batches of an epoch, starting at batch `start`.

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jfit.checks import positive_integer
 from jfit.data import ArrayData, Batch, StreamData, as_data
 from jfit.data.adapters import MOST_ROWS
+from jfit.data.batch import Names, row_axis
 from jfit.data.columns import Columns, column_names
 from jfit.feed.auto_devices import model_devices
 from jfit.feed.batch_sizes import announce_size, unpaddable_message
@@ -158,21 +159,29 @@ def data_of(
         **options: `seed`, `label`, `sample_weight` and `steps_per_epoch` of `jfit.data.as_data`.
     """
     names = set(column_names(data)) if model.optional else ()
-    arguments = model.inputs if model.structure is None else model.structure.arguments
+    structure, arguments, label_names = model.structure, model.inputs, model.labels
+    if structure is not None:
+        arguments, label_names = structure.arguments, [n for n in model.labels if n not in (structure.only_loss or ())]
     converted = as_data(
         data,
         batch_size=batch_size,
         input_names=[n for n in arguments if n not in model.optional or n in names],
-        label_names=model.labels,
+        label_names=label_names,
         shuffle=shuffle,
         require_labels=labels,
         axes=model.batch_axes,
-        structure=model.structure,
+        structure=structure,
         **options,
     )
     if not labels and model.symbol is None and isinstance(converted, ArrayData) and converted is not data:
-        for name in [n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)]:
-            del converted.arrays[name]  # the outputs of a function do not depend on labels
+        # the outputs of a function do not depend on labels
+        converted.drop([n for n in converted.arrays if n.split("/")[0] in (*model.labels, LABEL_WEIGHT)])
+    if labels and structure is not None and structure.only_loss is None and converted is not data:
+        first = first_batch(model, converted, batch_size)
+        bound = model.bound(first)  # finds the arrays that the loss reads
+        names = Names.of(bound.inputs, bound.labels)._replace(structure=structure)
+        names.log_extra(first)
+        converted.drop(names.extra(first))
     if timeout is not None and isinstance(converted, StreamData):
         converted.timeout = timeout
     return converted
@@ -211,7 +220,8 @@ def fits_on_device(data: Any, devices: Sequence[Any], resident: int = 0) -> bool
 
 def to_batch_axes(inputs: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Move the rows of arrays from axis 0 to the batch axis of each input of a model."""
-    return {k: np.moveaxis(v, 0, model.batch_axes.get(k, 0)) for k, v in inputs.items()}
+    axes = model.batch_axes
+    return {k: v if row_axis(k, axes) is None else np.moveaxis(v, 0, axes.get(k, 0)) for k, v in inputs.items()}
 
 
 # ------------------------------------------------------------------------------------------------ arrays on the devices
@@ -243,7 +253,8 @@ def gather(arrays: Mapping[str, Array], indices: Array, axes: Mapping[str, int])
         indices: row indices, shape (batch,).
         axes: input name -> batch axis, for inputs whose batch axis is not 0.
     """
-    return {k: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0)) for k, v in arrays.items()}
+    rows_of = lambda k, v: jnp.moveaxis(take_rows(v, indices), 0, axes.get(k, 0))  # noqa: E731
+    return {k: v if row_axis(k, axes) is None else rows_of(k, v) for k, v in arrays.items()}
 
 
 class BatchLayout(NamedTuple):

@@ -24,6 +24,7 @@ Params = dict[str, Array]
 Aux = dict[str, Array]
 Inputs = Mapping[str, Array]
 Specs = Mapping[str, jax.ShapeDtypeStruct]
+STEP = "__step__"  # name of the number of updates, among the auxiliary states that a loss gets
 
 
 class Policy(NamedTuple):
@@ -212,12 +213,12 @@ class Model(NamedTuple):
         inputs: names of the data inputs, in order.
         labels: names of the label inputs, in order.
         plan: `plan(specs) -> Plan`: shapes of the outputs and where their batch rows are, for inputs of these shapes.
-        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0.
+        batch_axes: input name -> batch axis, for inputs whose batch axis is not 0; None for those without rows.
         frozen: names of parameters that are never updated (gamma of BatchNorm with fix_gamma).
-        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means"}: the graph contains
+        traits: subset of {"convolution", "draws", "row_keys", "loss_per_batch", "batch_means", "takes_step"}: it contains
             convolutions; it contains operators that draw random numbers, some of them in evaluation too; random numbers of a
             row depend on its `row_ids`, so that all micro-batches get the same key; the loss is one scalar for the batch; it
-            is a sum of means over different positions of the batch.
+            is a sum of means over different positions of the batch; it takes the number of updates.
         optional: names of inputs that may be missing: initial states of recurrent operators, by default zeros.
         symbol: the graph that the model was lowered from, or None.
         evaluation_labels: labels that the outputs depend on in evaluation too, such as a margin loss at the label's class.
@@ -250,7 +251,7 @@ class Model(NamedTuple):
     inputs: tuple[str, ...] = ("data",)
     labels: tuple[str, ...] = ()
     plan: Callable[[Specs], Plan] = None  # type: ignore[assignment]
-    batch_axes: Mapping[str, int] = {}
+    batch_axes: Mapping[str, Any] = {}
     frozen: frozenset[str] = frozenset()
     traits: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
@@ -377,8 +378,10 @@ def joint_losses(
     params: Params,
     aux: Aux,
     axis_name: Axis = None,
+    step: Any = None,
 ) -> RowLosses | None:
-    """Call `Model.joint_loss`; None if the model has none, or a label is missing."""
+    """Call `Model.joint_loss`; None if the model has none, or a label is missing.  `step` is the number of updates, or None."""
+    aux = aux if step is None else {**aux, STEP: step}
     return None if model.joint_loss is None else model.joint_loss(outputs, inputs, weight, params, aux, axis_name)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
+from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
 
@@ -19,7 +20,7 @@ NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
 DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
-DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
 REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
@@ -58,7 +59,7 @@ class FitOptions:
     seed: int = 0
     steps_per_call: int | str = "auto"
     callbacks: Sequence[Any] = ()
-    checkpoint: str | Path | None = None
+    checkpoint: str | Path | Callback | None = None
     checkpoint_every: int | str = "epoch"
     checkpoint_best: str | None = None
     resume: bool | str | Path | None = None
@@ -76,6 +77,7 @@ class FitOptions:
     loss_weights: Any = None
     loss_per_batch: bool = False
     gather_outputs: bool = False
+    row_axes: Any = 0
     eval_batch_size: int | None = None
     directory: str | Path | None = None
     progress: bool | str = "auto"
@@ -128,13 +130,16 @@ class FitOptions:
         if self.checkpoint is None and self.checkpoint_best is not None:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
-        return replace(self, callbacks=self._all_callbacks())
+        row_axes = {"*": None} if self.row_axes is None else self.row_axes  # checkpoints have None for "not set"
+        return replace(self, callbacks=self._all_callbacks(), checkpoint=self._folder(), row_axes=row_axes)
 
     def _all_callbacks(self) -> list[Callback]:
         """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""
         passed = [self.callbacks] if callable(self.callbacks) or isinstance(self.callbacks, Callback) else self.callbacks
         callbacks = [as_callback(callback) for callback in passed]
-        if self.checkpoint is not None:
+        if isinstance(self.checkpoint, Callback):
+            callbacks.append(self.checkpoint)
+        elif self.checkpoint is not None:
             best = {} if self.checkpoint_best is None else {"keep_best": 1, "monitor": self.checkpoint_best}
             callbacks.append(checkpointing(self.checkpoint, every=self.checkpoint_every, **best))
         if self.progress:
@@ -143,6 +148,16 @@ class FitOptions:
             callbacks.append(check_replicas())
         # Those that save come last, so that a checkpoint has the states of the others after the same event.
         return sorted(callbacks, key=lambda callback: callback.saves)
+
+    def _folder(self) -> Any:
+        """The folder of checkpoints; `checkpoint` may also be the callback that saves them."""
+        if not isinstance(self.checkpoint, Callback):
+            return self.checkpoint
+        saver = getattr(self.checkpoint.on, "__self__", None)
+        if not isinstance(saver, Saver) or self.checkpoint_every != "epoch" or self.checkpoint_best is not None:
+            expected = "expected checkpointing(folder, every=, keep_best=), without checkpoint_every= and checkpoint_best="
+            raise ValueError(f"checkpoint is the callback {self.checkpoint.name}; {expected}")
+        return saver.directory
 
 
 def _check_profile(span: Any, directory: Any) -> None:

@@ -311,7 +311,8 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     model, params, aux = split_trained(model, options.params, options.aux)
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
-    of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+    names = ("loss_weights", "loss_per_batch", "gather_outputs", "row_axes")
+    of_losses = {name: getattr(options, name) for name in names}
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")

@@ -47,10 +47,10 @@ def num_rows(model: Model, inputs: dict[str, Array]) -> int:
     Raises:
         ValueError: the batch has none of the inputs of the model.
     """
-    name = next((n for n in (*model.inputs, *model.labels) if n in inputs), None)
-    if name is None:
+    names, axes = [n for n in (*model.inputs, *model.labels) if n in inputs], model.batch_axes
+    if not names:
         raise ValueError(f"the batch has the inputs {sorted(inputs)}, but the model needs {[*model.inputs, *model.labels]}")
-    return inputs[name].shape[model.batch_axes.get(name, 0)]
+    return next((inputs[n].shape[axes.get(n, 0)] for n in names if axes.get(n, 0) is not None), 1)
 
 
 class BatchShard(NamedTuple):
@@ -103,8 +103,8 @@ def fill_padding(model: Model, shard: BatchShard) -> dict[str, Array]:
         return shard.inputs
     is_weighted = (shard.weight > 0) | (shard.metric_weight > 0)
 
-    def fill(x: Array, axis: int) -> Array:
-        if x.ndim <= axis or x.shape[axis] != is_weighted.shape[0]:
+    def fill(x: Array, axis: int | None) -> Array:
+        if axis is None or x.ndim <= axis or x.shape[axis] != is_weighted.shape[0]:
             return x
         shape = [-1 if k == axis else 1 for k in range(x.ndim)]
         first = lax.dynamic_index_in_dim(x, jnp.argmax(is_weighted), axis, keepdims=True)
@@ -221,11 +221,16 @@ class Forward(NamedTuple):
     joint: RowLosses | None  # losses of a model whose loss is a function of all outputs
 
 
-def forward(model: Model, params: Params, aux: Aux, shard: BatchShard, axis_name: Axis, **options: Any) -> Forward:
-    """Apply a model to the rows of one device; `options` are further keyword arguments of `model.apply`."""
+def forward(
+    model: Model, params: Params, aux: Aux, shard: BatchShard, axis_name: Axis, step: Any = None, **options: Any
+) -> Forward:
+    """Apply a model to the rows of one device; `options` are further keyword arguments of `model.apply`.
+
+    `step` is the number of updates, which the loss may take.
+    """
     inputs, weight = shard.inputs, shard.weight
     outputs, new_aux = model.apply(params, aux, inputs, weight=weight, axis_name=axis_name, **options)
-    return Forward(outputs, new_aux, joint_losses(model, outputs, inputs, weight, params, new_aux, axis_name))
+    return Forward(outputs, new_aux, joint_losses(model, outputs, inputs, weight, params, new_aux, axis_name, step))
 
 
 def shared_sums(
@@ -279,6 +284,7 @@ def gradients_of(
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
     scale = loss_factor(settings.policy, state, shard, axis_name)
     options |= scale_of_heads(model, scale)
+    options["step"] = state.step
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
         plan = plan_of(model, shard.inputs)
@@ -385,7 +391,9 @@ def _accumulate(part: Callable[..., Any], settings: GradientSettings, aux: Aux, 
 def cut_shard(model: Model, shard: BatchShard, count: int) -> BatchShard:
     """Cut the rows of a shard into micro-batches: arrays have a leading axis of `count`."""
 
-    def cut(x: Array, axis: int = 0) -> Array:
+    def cut(x: Array, axis: int | None = 0) -> Array:
+        if axis is None:
+            return jnp.broadcast_to(x, (count, *x.shape))
         shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 

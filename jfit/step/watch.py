@@ -107,7 +107,8 @@ class Watch:
         def part(aux: Aux, numbered: tuple[Array, BatchShard]) -> Any:
             number, shard = numbered
             drawn = random_numbers(self.settings, state, number, shard.row_ids)
-            return self._part(model, trainable, others, aux, shard, drawn | {"axis_name": axis_name}, factor)
+            drawn |= {"axis_name": axis_name, "step": state.step}
+            return self._part(model, trainable, others, aux, shard, drawn, factor)
 
         parts = jnp.arange(self.settings.micro_batches), cut_shard(model, shard, self.settings.micro_batches)
         aux, (gradients, totals, nodes) = lax.scan(part, state.aux, parts)
@@ -156,11 +157,12 @@ class Watch:
 def _forward(model: Model, arguments: tuple[Params, Aux, Any], options: dict[str, Any], recorder: _Recorder) -> Any:
     """Return (objective, new auxiliary states, sums of the losses), with a tap on the nodes of the graph or function."""
     weight, inputs = options["weight"], arguments[2]
+    step, options = options["step"], {name: value for name, value in options.items() if name != "step"}
     tap: dict[str, Any] = {} if model.symbol is None else {"how": Interpretation(tap=recorder)}
 
     def run(params: Params, aux: Aux, inputs: Any) -> Any:
         values, new_aux = model.apply(params, aux, inputs, **options, **tap)
-        joint = joint_losses(model, values, inputs, weight, params, new_aux, options["axis_name"])
+        joint = joint_losses(model, values, inputs, weight, params, new_aux, options["axis_name"], step)
         return objective(model, values, inputs, weight, joint), (values, new_aux, joint)
 
     if model.symbol is None:
@@ -187,7 +189,9 @@ def _forward(model: Model, arguments: tuple[Params, Aux, Any], options: dict[str
 
 def _layout(model: Model, kind: str, name: str, x: Any, options: dict[str, Any]) -> MaybeLayout:
     axis, rows = model.batch_axes.get(name, 0), options["row_ids"].shape[0]
-    return RowLayout(axis, 1, rows, 1) if kind == "input" and x.ndim > axis and x.shape[axis] == rows else None
+    if kind != "input" or axis is None or x.ndim <= axis or x.shape[axis] != rows:
+        return None
+    return RowLayout(axis, 1, rows, 1)
 
 
 # ------------------------------------------------------------------------------------------------ statistics

@@ -16,7 +16,7 @@ import numpy as np
 
 from jfit import optim
 from jfit.callbacks.base import Callback, Event
-from jfit.checkpoints.checkpoint import arrays_of
+from jfit.checkpoints.checkpoint import arrays_of, whole
 from jfit.checkpoints.fingerprint import ENVIRONMENT, changes_of
 from jfit.checkpoints.saved import TENSORS, folders_of, read, record_of, step_of
 from jfit.fit import fit
@@ -308,7 +308,7 @@ class _Comparison:
             if position["step"] > self.metas[self.next]["position"]["step"]:
                 event.run.stop("verify: a step is missing")
             return state
-        expected = read(self.folders[self.next]).arrays[TENSORS]
+        expected = whole(read(self.folders[self.next])).arrays[TENSORS]
         self.leaves, self.differences = len(expected), _differences(expected, arrays_of(event.run.snapshot())[0])
         if self.differences or self.next == len(self.metas) - 1:
             self.is_complete = not self.differences

@@ -69,7 +69,8 @@ class Group:
         if name == "eval":
             settings = first.settings
             options = {"metrics": settings.metrics, "policy": settings.policy, "regularizers": settings.regularizers}
-            step = functools.partial(evaluation_step, eval_step(self.shared.task.model, **options))
+            model = self.shared.task.model
+            step = functools.partial(evaluation_step, model, eval_step(model, **options))
             assert self.shared.evaluation is not None
             layout, axis = self.shared.evaluation.of_fold(first.given.fold)[1], self.eval_axis
             tail = None if layout.paddable else False
