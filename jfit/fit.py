@@ -10,6 +10,7 @@ from typing import Any, Never
 import jax
 
 from jfit.callbacks import Callback
+from jfit.callbacks.intervals import Every
 from jfit.checkpoints.same_run import check_same
 from jfit.checks import nearest
 from jfit.parallel import check_entry
@@ -23,7 +24,8 @@ def fit(
     eval_data: Any = None,
     *,
     batch_size: int = 32,
-    num_epoch: int = 10,
+    num_epoch: int | None = None,
+    num_steps: int | None = None,
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
     eval_metric: Any = "auto",
@@ -34,13 +36,13 @@ def fit(
     class_weight: Mapping[int, float] | None = None,
     steps_per_epoch: int | None = None,
     validation_split: float | None = None,
-    eval_every: int = 1,
+    eval_every: int | str | Every = 1,
     shuffle: bool = True,
     seed: int = 0,
     steps_per_call: int | str = "auto",
     callbacks: Sequence[Any] = (),
     checkpoint: str | Path | Callback | None = None,
-    checkpoint_every: int | str = "epoch",
+    checkpoint_every: int | str | Every = "epoch",
     checkpoint_best: str | None = None,
     resume: bool | str | Path | None = None,
     resume_with: str | Sequence[str] = (),
@@ -64,7 +66,7 @@ def fit(
     data_on_device: bool | str = "auto",
     sync_batch_stats: bool = False,
     ema: Any = None,
-    log_every: int | None = None,
+    log_every: int | str | Every | None = None,
     log: str | Sequence[str] = (),
     profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
@@ -95,9 +97,12 @@ def fit(
             devices; an iterable yields the rows of its process, and `batch_size` counts the rows of all.
             For a function, `x` and `y` may be pytrees of arrays: several arguments as a list or a dict by name, a single
             argument as any dict, tuple or NamedTuple, and labels in the structure of the outputs.
-        eval_data: evaluation data in the same forms, scored after every epoch.  Default: no evaluation.
+        eval_data: evaluation data in the same forms, scored as `eval_every` says.  Default: no evaluation.
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
-        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
+        num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.  Default: 10, or `num_steps`.
+        num_steps: total number of steps (updates), instead of `num_epoch`.  Training may end within an epoch, which then has
+            its row in the history and its "epoch_end" event; if training goes on later, the row is replaced at the end of the
+            epoch.  An endless iterable needs no `steps_per_epoch`: it is one epoch.  Schedules are as long as the run.
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
             which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).
         optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
@@ -120,11 +125,13 @@ def fit(
             are in its batches.
         class_weight: dict class -> weight, which multiplies the row weights of the training data.  Labels are class indices or
             one-hot; every class that occurs needs a weight.  Loss and metrics of training are weighted, evaluation is not.
-        steps_per_epoch: number of batches per epoch; required for endless iterables.  Arrays, iterables with a length and
-            callables `f(epoch)` start again in every epoch; for other iterables an epoch begins where the last one ended.
+        steps_per_epoch: number of batches per epoch; required for endless iterables without `num_steps`.  Arrays, iterables
+            with a length and callables `f(epoch)` start again in every epoch; for other iterables an epoch begins where the
+            last one ended.
         validation_split: fraction of the rows of arrays, the last ones before shuffling, that are evaluation data instead of
             training data.  Not with `eval_data` or iterables.
-        eval_every: number of epochs between two evaluations; the last epoch is always evaluated.
+        eval_every: number of epochs between two evaluations, or `jfit.every(steps=500)`: after step 500, 1000, ...  The end of
+            training is always evaluated.
         shuffle: whether to shuffle arrays, and data sets of rows with `__len__` and `__getitem__`, before every epoch, by a
             permutation that depends only on `seed` and the epoch.  Memory maps larger than 1 GiB are shuffled in blocks.  Other
             iterables are read in their own order.
@@ -137,9 +144,10 @@ def fit(
             ...)`, which has more options.  Checkpoints of an earlier run in this folder are moved to its subfolder
             `earlier-<n>`, unless this run resumes from them.  These are kept until you delete them; a log line has their number
             and size.  Default: no checkpoints.
-        checkpoint_every: "epoch", or the number of steps between two checkpoints.  The state at the end is saved in any case.
-        checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the epoch with its best
-            value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
+        checkpoint_every: "epoch", the number of steps between two checkpoints, or `jfit.every(epochs=2)`.  The state at the end
+            is saved in any case.
+        checkpoint_best: name of a logged value such as "val_loss" or "val_accuracy": the checkpoint of the evaluation or epoch
+            with its best value is kept too, for `jfit.Run.load(checkpoint, which="best")`.
             States of 16 MiB and more are written while training goes on; `fit` returns when the last one is on the disk.
         resume: True to continue from the newest checkpoint in `checkpoint`, or another folder of checkpoints, or a checkpoint,
             which must exist.  If the folder has no checkpoint, training starts from the beginning.  Checkpoints of a folder
@@ -147,7 +155,7 @@ def fit(
             learning rate other than the one that the earlier run was given replaces the learning rate in the checkpoint.  Other
             differences in model, optimizer, settings or data raise an error; other versions of libraries or devices are logged.
         resume_with: names of the arguments that may differ from those of the earlier run, such as ["batch_size", "seed"], or
-            "any".  `num_epoch` and the learning rate may always differ.
+            "any".  `num_epoch`, `num_steps` and the learning rate may always differ.
         schedule: learning-rate schedule: a name such as "cosine", "poly" or "factor", a `jfit.optim` schedule, or an optax
             schedule (a function of the number of updates).  Default: a constant learning rate.
         schedule_params: dict of the parameters of a named schedule.  Defaults: `base_lr` is the learning rate of the
@@ -198,9 +206,10 @@ def fit(
             Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
             averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
         log_every: record loss, learning rate, metrics of the batch and the values that its loss logs of every k-th step in
-            `run.history.steps` (see `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some
-            dispatches later, without waiting for the devices.  Metrics that run on the host, or are arrays, are left out.  Each
-            recorded step adds about 100 bytes to the checkpoints.  Default: no steps are recorded.
+            `run.history.steps` (see `jfit.callbacks.Event` for callbacks with "step_log" events); `jfit.every(epochs=2)` is the
+            last step of every second epoch.  They are read some dispatches later, without waiting for the devices.  Metrics
+            that run on the host, or are arrays, are left out.  Each recorded step adds about 100 bytes to the checkpoints.
+            Default: no steps are recorded.
         log: names of further values of the steps, computed on the devices: "grad_norm", the global 2-norm of the mean gradient
             before clipping and weight decay, and "update_norm", that of the change of the parameters.  "step_log" events and
             `run.history.steps` have those of the step, "log" events and the rows of epochs their means over the steps.  "lr"

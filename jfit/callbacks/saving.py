@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jfit import activity
 from jfit.callbacks.base import Callback, Event
+from jfit.callbacks.intervals import EPOCH, Every, interval
 from jfit.callbacks.monitor import maximizes, monitored
 from jfit.checkpoints import checkpoint, locks
 from jfit.checkpoints.agreement import from_main
@@ -32,7 +33,7 @@ BACKGROUND_BYTES = 1 << 24  # writing fewer bytes takes a few milliseconds
 
 def checkpointing(
     directory: str | os.PathLike[str],
-    every: str | int = "epoch",
+    every: str | int | Every = "epoch",
     keep: int | None = 3,
     *,
     keep_best: int = 0,
@@ -41,7 +42,7 @@ def checkpointing(
     background_bytes: int | None = BACKGROUND_BYTES,
     split: bool = False,
 ) -> Callback:
-    """Save a checkpoint after each epoch, or every N steps, and at the end.  Optionally keep those of the best epochs too.
+    """Save a checkpoint every N epochs or steps, and at the end.  Optionally keep those with the best values too.
 
     The state at the end of training is always saved, also after an early stop or Ctrl-C, but not after an exception.
 
@@ -51,11 +52,12 @@ def checkpointing(
 
     Args:
         directory: checkpoint directory of the run.
-        every: "epoch", or a number of steps.
+        every: "epoch", a number of steps, `jfit.every(steps=500)` or `jfit.every(epochs=2)`.
         keep: number of checkpoints to keep, those with the highest steps; None keeps all.
-        keep_best: number of checkpoints to keep in addition: those of the epochs with the best values of `monitor`.  With a
-            number of steps as `every`, the end of an epoch is saved if it is one of these.
-        monitor: name of the value in the logs of an epoch, such as "val_loss" or "val_accuracy"; used with `keep_best`.
+        keep_best: number of checkpoints to keep in addition: those with the best values of `monitor`.  An evaluation within an
+            epoch, or the end of an epoch, is saved if it is one of these, besides those that `every` says.
+        monitor: name of a logged value: "val_loss", "val_accuracy", which each evaluation has (`eval_every=` of `fit`), or
+            "loss" and other values of training, which each epoch has; used with `keep_best`.
         mode: "min", "max", or "auto" (maximize if the name contains "acc", "f1", "auc" or the like and does not end in "loss",
             "mse", "error" or the like, else minimize).
         background_bytes: states of at least so many bytes are written on another thread, while training goes on: only the copy
@@ -69,7 +71,7 @@ def checkpointing(
 
     Returns:
         A `Callback`; its state is the path of the last checkpoint, a string.  With `keep_best`: {"last": this path or None,
-        "best": list of [value, step], best first}, so a resumed run continues with the best epochs of the run before.
+        "best": list of [value, step], best first}, so a resumed run continues with the best ones of the run before.
 
     During training the folder is locked, so that no other run saves checkpoints in it.  If a checkpoint cannot be written, for
     example because the disk is full, training continues with a warning, and the next one is tried; after the last step the
@@ -77,8 +79,8 @@ def checkpointing(
 
     Raises:
         ValueError: `every` is neither "epoch" nor an integer of at least 1, `keep` is below 1, `keep_best` or
-            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: the
-            first epoch logs no value called `monitor`, or an array.
+            `background_bytes` is below 0, or the name of the folder is empty or has a NUL character.  During training: no
+            value called `monitor` is logged, or it is an array.
         FolderInUse: at the start of training, another run saves checkpoints in `directory` (a RuntimeError).
         OSError: at the start of training, files cannot be written in `directory`.
         TypeError: at the start of training, the state of a callback is not JSON-serializable.
@@ -89,20 +91,22 @@ def checkpointing(
         100
     """
     check_name(directory, "checkpoint")
-    steps = None if every == "epoch" else every
-    if isinstance(steps, str) or every is None:
+    if every is None or (isinstance(every, str) and every != "epoch"):
         raise ValueError(f"checkpointing: every is {every!r}; expected 'epoch' or a number of steps")
-    positive_integer(**{name: value for name, value in {"every": steps, "keep": keep}.items() if value is not None})
+    every = interval("every", every, "steps")
+    steps = every.steps
+    positive_integer(**{} if keep is None else {"keep": keep})
     integer(keep_best=keep_best)
     at_least_0(keep_best=keep_best, background_bytes=min(background_bytes or 0, sys.maxsize))  # inf: never in the background
     if split:
         orbax()
     events = ("fit_start", "epoch_end" if steps is None else "step", "log", "fit_end")
     if not keep_best:
-        saver = Saver(directory, keep, background_bytes, split)
+        saver = Saver(directory, keep, background_bytes, split, every)
         return Callback(on=saver.on, events=events, every=steps, name="checkpointing", saves=True)
-    rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode), "per_epoch": steps is None}
-    saver, events = _BestKept(directory, keep, background_bytes, split, **rule), tuple(dict.fromkeys((*events, "epoch_end")))
+    rule = {"number": keep_best, "monitor": monitor, "maximize": maximizes(monitor, mode)}
+    saver = _BestKept(directory, keep, background_bytes, split, every, **rule)
+    events = tuple(dict.fromkeys((*events, "evaluation", "epoch_end")))
     init, name = lambda: {"last": None, "best": []}, f"checkpointing({monitor})"
     return Callback(on=saver.on, init=init, events=events, every=steps, name=name, saves=True)
 
@@ -127,9 +131,16 @@ class Saver:
         alone: whether the other processes of a job may not come to the next save, so that nothing is exchanged.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int | None, background_bytes: int | None, split: bool) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None,
+        background_bytes: int | None,
+        split: bool,
+        every: Every = EPOCH,
+    ) -> None:
         self._passed, self.keep, self.background_bytes, self.split = directory, keep, background_bytes, split
-        self.failed = self.alone = False
+        self.every, self.failed, self.alone = every, False, False
         self._home: str | None = None  # current directory when training began
         self._in_flight: _InFlight | None = None
         self._state_of_run: Any = None
@@ -159,6 +170,8 @@ class Saver:
             return state
         if event.kind == "log":  # several times per second: a failure is reported soon
             return state if self._in_flight is None or not self._in_flight.write.done else self.finish(state)
+        if event.ends_epoch:  # "epoch_end" follows
+            return state
         if event.kind != "fit_end":
             return self.update(event, self.finish(state))
         state = self.finish(state, "it is tried again")
@@ -222,8 +235,13 @@ class Saver:
         return state if is_named else before
 
     def update(self, event: Event, state: Any) -> Any:
-        """Save a checkpoint, and return the new state of the callback."""
-        return self.write(event, state)
+        """Save a checkpoint, if it is due, and return the new state of the callback."""
+        return self.write(event, state) if self.is_due(event) else state
+
+    def is_due(self, event: Event) -> bool:
+        """Whether a checkpoint is saved at an event because of `every`."""
+        epochs = self.every.epochs
+        return event.kind == "step" or (event.kind == "epoch_end" and epochs is not None and (event.epoch + 1) % epochs == 0)
 
     def write(self, event: Event, state: Any) -> Any:
         """Save a checkpoint, and return its path; if that fails during training, warn and return the old state."""
@@ -281,16 +299,16 @@ class Saver:
 
 
 class _BestKept(Saver):
-    """The function `on` of `checkpointing` with `keep_best`; `per_epoch` is whether every epoch is saved."""
+    """The function `on` of `checkpointing` with `keep_best`."""
 
-    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool, per_epoch: bool) -> None:
+    def __init__(self, *options: Any, number: int, monitor: str, maximize: bool) -> None:
         super().__init__(*options)
-        self.number, self.per_epoch, self.monitor, self.maximize = number, per_epoch, monitor, maximize
+        self.number, self.monitor, self.maximize = number, monitor, maximize
 
     def update(self, event: Event, state: dict[str, Any]) -> dict[str, Any]:
         best = self._existing(state, alone=self.alone)
-        due = event.kind == "step" or self.per_epoch
-        if event.kind == "epoch_end":
+        due = self.is_due(event)
+        if event.kind != "step":
             value = monitored("checkpointing: monitor", event, self.monitor, required=not best)
             # the checkpoint of this step is overwritten if the last "step" event saved it
             best = [entry for entry in best if entry[1] != event.step]

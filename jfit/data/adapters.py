@@ -37,6 +37,7 @@ def as_data(
     label: Any = None,
     sample_weight: Any = None,
     steps_per_epoch: int | None = None,
+    endless: bool = False,
 ) -> ArrayData | StreamData:
     """Convert training or evaluation data to `ArrayData` or `StreamData`.
 
@@ -63,6 +64,7 @@ def as_data(
             label names.
         sample_weight: array (rows,) of row weights of arrays, as in `(x, y, weight)`.
         steps_per_epoch: number of batches per epoch, see `StreamData`.  Default: one pass over the data.
+        endless: whether an epoch may be endless, because training ends after a number of steps.
 
     Returns:
         `ArrayData` for arrays, `StreamData` for an iterable or callable; `data` itself if it is one of them.
@@ -101,7 +103,7 @@ def as_data(
             raise ValueError(
                 f"sample_weight has the row weights of arrays, but the data is a {type(data).__name__}; yield weights"
             )
-        options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch}
+        options = {"train_pad": train_pad, "columns": columns, "steps_per_epoch": steps_per_epoch, "endless": endless}
         if _indexable_rows(data, by_rows, names, columns):
             keys = _used_keys(data, names, columns)
             stream = StreamData(RowBatches(data, batch_size, keys=keys, shuffle=shuffle, seed=seed), names, **options)

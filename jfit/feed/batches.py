@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jfit.callbacks.intervals import EPOCH, Every
 from jfit.checks import positive_integer
 from jfit.data import ArrayData, Batch, StreamData, as_data
 from jfit.data.adapters import MOST_ROWS
@@ -51,8 +52,9 @@ class Settings:
         eval_batch_size: number of rows per evaluation batch over all devices.
         metrics: metrics of training and evaluation.
         policy: mixed-precision policy, or None for float32.
-        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).
-        eval_every: number of epochs between two evaluations.
+        num_epoch: total number of epochs; training ends before epoch `num_epoch` (the first epoch is 0).  None: `num_steps`.
+        num_steps: total number of updates, or None: `num_epoch`.
+        eval_every: `Every`, the interval between two evaluations; one epoch without evaluation data.
         directory: folder for files written by callbacks, or None.
         checkpoint: folder of checkpoints, or None.
         metric_choice: one line that says which metric `eval_metric="auto"` is for a model of a function, and why; else "".
@@ -69,8 +71,9 @@ class Settings:
     eval_batch_size: int
     metrics: tuple[Any, ...]
     policy: Policy | None
-    num_epoch: int = 0
-    eval_every: int = 1
+    num_epoch: int | None = 0
+    num_steps: int | None = None
+    eval_every: Every = EPOCH
     directory: str | None = None
     checkpoint: str | None = None
     metric_choice: str = ""
@@ -156,7 +159,7 @@ def data_of(
         shuffle: whether to shuffle arrays before every epoch.
         labels: whether labels are required.
         timeout: seconds to wait for a batch of a stream; arrays do not wait.  None: no change.
-        **options: `seed`, `label`, `sample_weight` and `steps_per_epoch` of `jfit.data.as_data`.
+        **options: `seed`, `label`, `sample_weight`, `steps_per_epoch` and `endless` of `jfit.data.as_data`.
     """
     names = set(column_names(data)) if model.optional else ()
     structure, arguments, label_names = model.structure, model.inputs, model.labels

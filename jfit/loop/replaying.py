@@ -201,11 +201,13 @@ def replay_step(loop: Any, step: int, may_start_now: bool, unread: bool = False)
     last, per_epoch = max(loop.step, loop.nan.reached), loop.dispatcher.num_batches
     if not unread and step > last:
         raise ValueError(f"replay: step is {step}, but the run has done {last}; pass a number from 0 to {last}, or train on")
-    if unread and per_epoch is not None:
-        epochs = max(loop.run.settings.num_epoch - loop.epoch, 1)  # a run may have been continued beyond its `num_epoch`
-        end = loop.step - loop.batch + epochs * per_epoch
+    num_steps, num_epoch = loop.run.num_steps, loop.run.num_epoch
+    if unread and (num_steps or per_epoch is not None):
+        # a run may have been continued beyond its `num_epoch`
+        end = num_steps or loop.step - loop.batch + max(num_epoch - loop.epoch, 1) * per_epoch
         if step >= end:
-            raise ValueError(f"replay: step is {step}, but training ends after {end} steps ({per_epoch} per epoch)")
+            per = "" if num_steps else f" ({per_epoch} per epoch)"
+            raise ValueError(f"replay: step is {step}, but training ends after {end} steps{per}")
     start = Start(loop.run.snapshot(), loop.position) if unread and step >= loop.step else _start(loop, step, may_start_now)
     return Replayer(loop).replay(start, int(step))
 

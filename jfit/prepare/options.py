@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
+from jfit.callbacks import Callback, Every, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
+from jfit.callbacks.intervals import interval
 from jfit.callbacks.saving import Saver
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
@@ -22,7 +23,7 @@ DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule",
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
 DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
-REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
+REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
 REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -43,7 +44,8 @@ class FitOptions:
     """
 
     batch_size: int = 32
-    num_epoch: int = 10
+    num_epoch: Any = None
+    num_steps: int | None = None
     optimizer: Any = "sgd"
     optimizer_params: Mapping[str, Any] | None = None
     eval_metric: Any = "auto"
@@ -54,13 +56,13 @@ class FitOptions:
     class_weight: Mapping[int, float] | None = None
     steps_per_epoch: int | None = None
     validation_split: float | None = None
-    eval_every: int = 1
+    eval_every: Any = 1
     shuffle: bool = True
     seed: int = 0
     steps_per_call: int | str = "auto"
     callbacks: Sequence[Any] = ()
     checkpoint: str | Path | Callback | None = None
-    checkpoint_every: int | str = "epoch"
+    checkpoint_every: int | str | Every = "epoch"
     checkpoint_best: str | None = None
     resume: bool | str | Path | None = None
     resume_with: str | Sequence[str] = ()
@@ -84,7 +86,7 @@ class FitOptions:
     data_on_device: bool | str = "auto"
     sync_batch_stats: bool = False
     ema: Any = None
-    log_every: int | None = None
+    log_every: Any = None
     log: str | Sequence[str] = ()
     profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
@@ -102,6 +104,8 @@ class FitOptions:
     def checked(self, eval_data: Any = None) -> FitOptions:
         """Return these options after checks that need neither model nor data, with all callbacks as `Callback`s.
 
+        Of `num_epoch` and `num_steps` one is None, and `eval_every` and `log_every` are `Every`s.
+
         Args:
             eval_data: the argument of `fit`.
 
@@ -110,9 +114,14 @@ class FitOptions:
             TypeError: a callback is neither a `Callback` nor a function.
         """
         positive_integer(batch_size=self.batch_size, micro_batches=self.micro_batches, most=MOST_ROWS)
-        optional = {name: getattr(self, name) for name in ("eval_batch_size", "steps_per_epoch", "log_every")}
-        optional = {name: value for name, value in optional.items() if value is not None}
-        positive_integer(num_epoch=self.num_epoch, eval_every=self.eval_every, **optional)
+        optional = {name: getattr(self, name) for name in ("num_epoch", "num_steps", "eval_batch_size", "steps_per_epoch")}
+        positive_integer(**{name: value for name, value in optional.items() if value is not None})
+        if self.num_epoch is not None and self.num_steps is not None:
+            found = f"num_epoch={self.num_epoch} and num_steps={self.num_steps} are both passed"
+            raise ValueError(f"{found}; a run ends after a number of epochs or of steps, leave out one of them")
+        num_epoch = 10 if self.num_epoch is None and self.num_steps is None else self.num_epoch
+        eval_every = interval("eval_every", self.eval_every, "epochs")
+        log_every = None if self.log_every is None else interval("log_every", self.log_every, "steps")
         integer(seed=self.seed)
         rate = (self.optimizer_params or {}).get("learning_rate", 0)
         if not callable(rate):
@@ -131,7 +140,9 @@ class FitOptions:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
         row_axes = {"*": None} if self.row_axes is None else self.row_axes  # checkpoints have None for "not set"
-        return replace(self, callbacks=self._all_callbacks(), checkpoint=self._folder(), row_axes=row_axes)
+        every = {"eval_every": eval_every, "log_every": log_every}
+        replaced = {"callbacks": self._all_callbacks(), "checkpoint": self._folder(), "row_axes": row_axes}
+        return replace(self, num_epoch=num_epoch, **every, **replaced)
 
     def _all_callbacks(self) -> list[Callback]:
         """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""

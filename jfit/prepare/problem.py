@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jfit import optim
+from jfit.callbacks.intervals import EPOCH
 from jfit.checkpoints.fingerprint import describe, describe_data, describe_optimizer, fingerprint
 from jfit.data import ArrayData, Batch, StreamData
 from jfit.data.batch import is_array, rows
@@ -207,7 +208,7 @@ class Problem:
     def description(self) -> dict[str, Any]:
         """Return what all processes of a job must have in common, JSON-serializable."""
         options = self.options
-        more = {"eval_every": options.eval_every, "eval_batch_size": self.settings.eval_batch_size}
+        more = {"eval_every": str(options.eval_every), "eval_batch_size": self.settings.eval_batch_size}
         more |= {"values of steps": list(self.step_names), "own devices": own_positions(self.settings.devices)}
         more |= {"steps between events": sorted(c.every for c in options.callbacks if c.every and "step" in c.events)}
         more |= {"checkpoint": options.checkpoint is not None, "resume": bool(options.resume)}
@@ -248,10 +249,13 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     task = match(model, train_data, eval_data, options, settings.metrics)
     model, data, probe, metrics = task.model, task.data, task.probe, on_devices(task.metrics)
     count_batches = data.num_batches if isinstance(data, ArrayData) else functools.partial(num_batches_of, data)
-    chosen = choose_optimizer(options, model, count_batches(options.batch_size))
+    num_batches = count_batches(options.batch_size)
+    chosen = choose_optimizer(options, model, num_batches)
     described.add("optimizer", chosen.resolved, describe_optimizer)
     state = initial_state(options, task, chosen.optimizer)
     settings = with_task(settings, task, chosen)
+    if task.eval_data is None:
+        settings = replace(settings, eval_every=EPOCH)
     if mesh is not None:
         parts = rows_of_parts(model, data, probe, options)
         settings = replace(settings, devices=mesh_devices(mesh, options.shard, state, parts))
@@ -283,6 +287,8 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.aux))
     state = with_local(state, rule, trainable, len(settings.devices))
     options = replace(options, params=None, aux=None, sample_weight=None)  # a run does not keep the arrays of the user
+    if options.log_every is not None:
+        options = replace(options, log_every=options.log_every.in_steps("log_every", num_batches))
     return Problem(options, settings, model, data, step, state, shapes, plan, task.eval_data, evaluate, names, described)
 
 
@@ -296,8 +302,8 @@ def run_settings(options: FitOptions) -> Settings:
         policy=options.policy,
     )
     directory, checkpoint = (None if folder is None else str(folder) for folder in (options.directory, options.checkpoint))
-    epochs = {"num_epoch": options.num_epoch, "eval_every": options.eval_every}
-    return replace(settings, **epochs, directory=directory, checkpoint=checkpoint)
+    length = {"num_epoch": options.num_epoch, "num_steps": options.num_steps, "eval_every": options.eval_every}
+    return replace(settings, **length, directory=directory, checkpoint=checkpoint)
 
 
 def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metrics: Sequence[Any]) -> Task:
@@ -316,7 +322,7 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
-        of_data = {name: getattr(options, name) for name in names}
+        of_data = {name: getattr(options, name) for name in names} | {"endless": options.num_steps is not None}
         data = data_of(model, train_data, options.batch_size, **of_data, timeout=options.data_timeout)
     except ValueError as error:
         if may_be_labels(eval_data, train_data):
@@ -354,7 +360,7 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     rate, schedule = (options.optimizer_params or {}).get("learning_rate"), options.schedule
     passed = _passed_rate(options.optimizer, rate, schedule, options.schedule_params)
     if schedule is not None:
-        updates = num_batches and num_batches * options.num_epoch
+        updates = options.num_steps or (num_batches and num_batches * options.num_epoch)
         schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
     resolved = resolve_optimizer(options.optimizer, options.optimizer_params, model, schedule)
     return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed)

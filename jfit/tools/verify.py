@@ -229,6 +229,8 @@ def fit_arguments(meta: Mapping[str, Any], options: Mapping[str, Any], caller: s
     names = [name for name in DECIDING if not name.startswith("optimizer")]
     values = {name: saved.get(name) for name in names} | (meta.get("arguments") or {})
     values = {name: value for name, value in values.items() if value is not None and name not in options}
+    for name in ("num_epoch", "num_steps") if {"num_epoch", "num_steps"} & {*options} else ():
+        values.pop(name, None)
     optimizer = str(saved.get("optimizer")).split(" ")[0]
     if optimizer in optim.OPTIMIZERS:
         values["optimizer"] = optimizer
@@ -264,8 +266,11 @@ def _is_described(value: Any) -> bool:
 def _train(comparison: _Comparison, train_data: Any, model: Any, options: Mapping[str, Any]) -> None:
     start, stop = comparison.metas[0], comparison.metas[-1]
     model, arguments = model_of(stop, model), fit_arguments(stop, options)
-    end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
-    arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
+    if "num_steps" in arguments:
+        arguments["num_steps"] = max(arguments["num_steps"], stop["position"]["step"])
+    else:
+        end = stop["position"]["epoch"] + bool(stop["position"]["batch"])
+        arguments["num_epoch"] = max(arguments.get("num_epoch", end), end)
     try:
         resume = {"resume": comparison.folders[0], "resume_with": "any"}
         fit(model, train_data, **arguments, **resume, callbacks=[comparison.callback()], progress=False)

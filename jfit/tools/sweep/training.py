@@ -127,7 +127,7 @@ class Part:
             if watch.stop:
                 return
             sums, eval_sums = self.stack.metrics, None
-            if evaluation is not None and ((epoch + 1) % options.eval_every == 0 or epoch + 1 == options.num_epoch):
+            if evaluation is not None and ((epoch + 1) % options.eval_every.count == 0 or epoch + 1 == options.num_epoch):
                 self._run("eval", evaluation, range(evaluation["order"].shape[-2]))
                 eval_sums, self.stack = self.stack.metrics, self.stack._replace(metrics=sums)
             read = self.stacking.read((sums, report, eval_sums))  # sync: once per epoch
