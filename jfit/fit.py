@@ -67,6 +67,7 @@ def fit(
     sync_batch_stats: bool = False,
     ema: Any = None,
     log_every: int | str | Every | None = None,
+    log: str | Sequence[str] = (),
     profile: tuple[int, int] | None = None,
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None,
     reduce: Any = None,
@@ -170,7 +171,7 @@ def fit(
         clip_norm: maximum global 2-norm of the mean gradient; a larger gradient is scaled down.  Default: no limit.
         clip_value: clip each element of the mean gradient to [-clip_value, clip_value].  Default: no clipping.
         policy: mixed precision: a compute dtype such as "bfloat16", or a `jfit.Policy`.  Parameters stay float32.  "float16"
-            needs a scaled loss, and raises an error.
+            has a dynamic loss scale: steps with a gradient that is not finite change nothing (see `jfit.Policy`).
         params: dict of initial parameters by name; the others are initialized.  For a function: the full pytree, whose
             structure `run.params` has too.  For a module, default: its own values, or initialized from the first batch.
         aux: dict of initial auxiliary states (BatchNorm moving statistics) by name; for a function, a pytree.
@@ -204,11 +205,15 @@ def fit(
             `jfit.optim.ema`, which has the formula.  The average of the trainable parameters is updated in every step.
             Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
             averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
-        log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
-            `jfit.callbacks.Event` for callbacks with "step_log" events); `jfit.every(epochs=2)` is the last step of every
-            second epoch.  They are read some dispatches later, without waiting for the devices.  Metrics that run on the host,
-            or are arrays, are left out.  Each recorded step adds about 100 bytes to the checkpoints.  Default: no steps are
-            recorded.
+        log_every: record loss, learning rate, metrics of the batch and the values that its loss logs of every k-th step in
+            `run.history.steps` (see `jfit.callbacks.Event` for callbacks with "step_log" events); `jfit.every(epochs=2)` is the
+            last step of every second epoch.  They are read some dispatches later, without waiting for the devices.  Metrics
+            that run on the host, or are arrays, are left out.  Each recorded step adds about 100 bytes to the checkpoints.
+            Default: no steps are recorded.
+        log: names of further values of the steps, computed on the devices: "grad_norm", the global 2-norm of the mean gradient
+            before clipping and weight decay, and "update_norm", that of the change of the parameters.  "step_log" events and
+            `run.history.steps` have those of the step, "log" events and the rows of epochs their means over the steps.  "lr"
+            is accepted too; the learning rate is logged in any case where it is known.  Default: none.
         profile: (start, stop): trace the steps after `start` updates up to `stop` updates with JAX's profiler, into the
             subfolder "profile" of `directory`, which is then required.  Default: no trace.
         regularizers: dict of a parameter name or glob pattern -> function of one parameter that returns a scalar, such as

@@ -19,9 +19,9 @@ class Event(NamedTuple):
       `fit` may end training within an epoch, whose "epoch_end" then comes at the end of training.
     - "evaluation": after each evaluation.  At the end of an epoch it comes just before "epoch_end", which has its values too.
     - "step": every `every` steps, for callbacks with that argument; the state is that of this step.
-    - "step_log": the loss, learning rate and metrics of one step, every `every` steps.  The values are read some dispatches
-      later, so the host does not wait for them, and many steps can run in one dispatch; the state is that of a later step.
-      All of them are sent before the next "evaluation" and before "epoch_end".
+    - "step_log": the loss, learning rate, metrics and values of `log=` of `fit` of one step, every `every` steps.  The values
+      are read some dispatches later, so the host does not wait for them, and many steps can run in one dispatch; the state is
+      that of a later step.  All of them are sent before the next "evaluation" and before "epoch_end".
     - "log": when the running loss and metrics have been read from the devices, at most about twice per second.  `epoch`,
       `batch` and `step` are those of the values, which are read a few steps late so that the host does not wait for them.
 

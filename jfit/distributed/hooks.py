@@ -38,7 +38,8 @@ def install(monitor: Monitor) -> None:
 
     def end_of_thread(error: Any) -> None:
         if error.exc_value is None or error.exc_type is SystemExit or threading.get_ident() != activity.record.thread:
-            return on_thread(error)
-        end(error.exc_type, error.exc_value, error.exc_traceback)
+            on_thread(error)
+        else:
+            end(error.exc_type, error.exc_value, error.exc_traceback)
 
     sys.excepthook, threading.excepthook = end, end_of_thread

@@ -158,7 +158,7 @@ class Replayer:
             after: state after the step, on the host; None: that before it, the update is not looked at.
         """
         watch, program = self._watching
-        small = TrainState(before.step, before.params, before.aux, (), (), None, before.key)
+        small = TrainState(before.step, before.params, before.aux, (), (), None, before.key, None, before.loss_scale)
         watched = counters.read(program(place(small, self._devices), batch.batch))  # sync: of a replay
         total = max(float(watched.total), 1e-30)
         nodes = [_node(p, s, total, batch.rows) for p, s in zip(watch.points, watched.nodes, strict=True)]

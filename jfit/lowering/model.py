@@ -32,16 +32,30 @@ class Policy(NamedTuple):
 
     Output heads (outputs with their own gradient, such as SoftmaxOutput) run in float32 too.
 
+    Numbers below 6e-8 are 0 in float16.  So the mean loss is multiplied by a loss scale, gradients are divided by it in
+    float32, and a step with a gradient that is not finite changes nothing.  A dynamic loss scale is then halved (to at least
+    1), and doubled after a number of updates in a row.  It is in `TrainState.loss_scale`.
+
     Args:
         compute: name of the compute dtype, such as "bfloat16".
+        loss_scale: None: with "float16" the dynamic loss scale (2**15, 2000), with other dtypes none.  A pair (first scale,
+            number of updates in a row after which it is doubled): a dynamic loss scale.  A number: a fixed loss scale.
 
     Example:
         >>> import jfit
-        >>> jfit.Policy("bfloat16").compute
-        'bfloat16'
+        >>> jfit.Policy("bfloat16").compute, jfit.Policy("bfloat16").scaling, jfit.Policy("float16", 1024.0).scaling
+        ('bfloat16', None, (1024.0, None))
     """
 
     compute: str = "float32"
+    loss_scale: float | tuple[float, int] | None = None
+
+    @property
+    def scaling(self) -> tuple[float, int | None] | None:
+        """(first loss scale, number of updates after which it is doubled, None: never); None: there is no loss scale."""
+        if self.loss_scale is None:
+            return (2.0**15, 2000) if jnp.dtype(self.compute) == jnp.float16 else None
+        return self.loss_scale if isinstance(self.loss_scale, tuple) else (self.loss_scale, None)
 
     def cast(self, x: Array) -> Array:
         """Cast a floating-point array to the compute dtype; return other arrays unchanged."""

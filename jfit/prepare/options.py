@@ -24,7 +24,7 @@ DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_n
 DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "row_axes")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "num_steps", "eval_metric", "loss_per_batch", "label", "validation_split")
-REPEATED += ("steps_per_call", "data_on_device", "nan")
+REPEATED += ("steps_per_call", "data_on_device", "nan", "log")
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -87,6 +87,7 @@ class FitOptions:
     sync_batch_stats: bool = False
     ema: Any = None
     log_every: Any = None
+    log: str | Sequence[str] = ()
     profile: tuple[int, int] | None = None
     regularizers: Mapping[str, Callable[[Any], Any]] | None = None
     reduce: Any = None

@@ -54,7 +54,7 @@ from jfit.step.reduce import get as get_reduce
 from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
-from jfit.step.totals import step_names, zero_totals
+from jfit.step.totals import norms_of, step_names, zero_totals
 
 Data = ArrayData | StreamData
 
@@ -278,7 +278,7 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     host_metrics = on_host(task.metrics)
     check_host_metrics(host_metrics, options.micro_batches)
     logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
-    names = step_names(metrics) if logs_steps else ()
+    names = step_names(metrics, (*model.logged, *norms_of(options.log))) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
     step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
     if rule.sharded:
@@ -416,6 +416,8 @@ def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -
         aux=task.aux,
         metrics=on_devices(task.metrics),
         frozen=options.frozen,
+        log=options.log,
+        policy=options.policy,
     )
     check_trainable(task.model, state)
     return state
@@ -431,7 +433,7 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         settings: with metrics, policy and regularizers.
         **more: other arguments of `train_step`.
     """
-    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce")
+    names = ("frozen", "micro_batches", "clip_norm", "clip_value", "sync_batch_stats", "reduce", "log")
     same = {name: getattr(options, name) for name in names}
     return train_step(
         model,

@@ -35,6 +35,7 @@ from jfit.ops.axis import Axis, axis_index, axis_size
 from jfit.ops.rows import MaybeLayout, RowsLost
 from jfit.optim.rows import SparseRows, coalesce, read, without
 from jfit.step.fitting import for_batch
+from jfit.step.loss_scale import scale_of, unscaled
 from jfit.step.state import TrainState, typed_key
 from jfit.step.totals import head_arguments, metric_stats
 
@@ -281,6 +282,8 @@ def gradients_of(
     model, (trainable, frozen) = settings.model, params
     trainable, tables = table_rows(model, trainable, shard, settings.policy)
     options: dict[str, Any] = {"train": True, "policy": settings.policy, "sync_batch_stats": settings.sync_batch_stats}
+    scale = loss_factor(settings.policy, state, shard, axis_name)
+    options |= scale_of_heads(model, scale)
     options["step"] = state.step
 
     def part(aux: Aux, number: Any, shard: BatchShard) -> tuple[Params, Aux, Sums]:
@@ -292,9 +295,11 @@ def gradients_of(
 
         def loss_of(trainable: Params) -> tuple[Array, Forward]:
             done = forward(model, {**frozen, **trainable}, aux, shard, axis_name, **options, **drawn, **tables.apply_args)
-            return objective(model, done.outputs, shard.inputs, shard.weight, done.joint), done
+            loss = objective(model, done.outputs, shard.inputs, shard.weight, done.joint)
+            return loss if scale is None else loss * scale, done
 
         gradients, done = jax.grad(loss_of, has_aux=True)(trainable)
+        gradients = gradients if scale is None else unscaled(gradients, scale)
         masked, new_aux = mask_padding(shard.weight, gradients, done.aux, aux)
         # in gathered losses and synchronized statistics, rows of other devices depend on these rows, whatever their weight
         gradients = masked if axis_name is None or has_padding(model, shard.inputs) else gradients
@@ -307,6 +312,17 @@ def gradients_of(
     whole = settings.micro_batches == 1
     gradients, aux, sums = part(state.aux, 0, shard) if whole else _accumulate(part, settings, state.aux, shard)
     return tables.to_sparse(gradients), aux, sums
+
+
+def loss_factor(policy: Policy | None, state: TrainState, shard: BatchShard, axis_name: Axis) -> Array | None:
+    """The loss scale, divided by the number of rows, because the objective is the sum over rows; None without a loss scale."""
+    scale = scale_of(policy, state)
+    return scale if scale is None else scale / (shard.row_ids.shape[0] * (1 if axis_name is None else axis_size(axis_name)))
+
+
+def scale_of_heads(model: Model, factor: Array | None) -> dict[str, Array]:
+    """The argument of `model.apply` by which heads scale their gradients, because they ignore a factor of the objective."""
+    return {} if factor is None or model.symbol is None else {"loss_scale": factor}
 
 
 def random_numbers(settings: GradientSettings, state: TrainState, number: Any, row_ids: Any) -> dict[str, Any]:

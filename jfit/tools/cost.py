@@ -279,7 +279,7 @@ class _Step:
         whole, part = _resized(self.specs, size, axes), Batch(_resized(self.specs, size // count, axes))
 
         def initial() -> tuple[TrainState, dict[str, Any]]:
-            state = init_state(model, self.chosen.optimizer, whole, frozen=options.frozen)
+            state = init_state(model, self.chosen.optimizer, whole, frozen=options.frozen, policy=options.policy)
             trainable, _ = split_params(model, state.params, options.frozen)
             return state._replace(local=get_reduce(options.reduce).init(trainable)), trainable
 
