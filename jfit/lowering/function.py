@@ -19,6 +19,7 @@ from jfit.lowering.losses import facts
 from jfit.lowering.model import Aux, Inputs, Model, Output, Params, Policy, RowLosses, Specs, flatten_names, weighted
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 from jfit.ops.axis import Axis, axis_index, device_axis
+from jfit.programs import Made
 
 
 def from_function(
@@ -132,15 +133,15 @@ def _model_of(adapter: _Adapter) -> Model:
     traits["row_keys"] = "row_ids" in adapter.keywords
     return Model(
         adapter.init,
-        adapter.apply,
+        Made(adapter.apply, "apply", adapter),  # pyright: ignore[reportArgumentType]
         tuple(adapter.output(t) for t in adapter.terms.terms if adapter.terms.by_name or adapter.terms.plain),
         names,
         adapter.terms.labels(),
-        rows.plan,
+        Made(rows.plan, "plan", adapter),
         traits=frozenset(name for name, present in traits.items() if present),
         structure=adapter.structure,
         verify=rows.verify,
-        bind=adapter.bind,
+        bind=Made(adapter.bind, "bind", adapter),
     )
 
 
@@ -161,8 +162,10 @@ class _Adapter:
         loss_per_batch: bool = False,
         gather_outputs: bool = False,  # whether losses are computed from the rows of all devices
         of_module: bool = False,  # whether `fn` takes None for optional inputs that a batch does not have
+        key: Any = None,  # `Adapted.key` of a module
     ) -> None:
-        self.fn, self.call, self.names, self.label = fn, call, call.inputs, label
+        self.fn, self.call, self.names, self.label, self.key = fn, call, call.inputs, label, key
+        self.losses = loss, loss_weights, loss_per_batch
         self.init_fn, self.initial = init, (params, aux)
         self.terms = LossTerms(loss, loss_weights, loss_per_batch, label)
         self.gather, self.of_module = gather_outputs, of_module
@@ -174,6 +177,11 @@ class _Adapter:
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
         if init is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
+
+    @property
+    def program_key(self) -> Any:
+        """What the functions of the model depend on: the module by its key, or the user's function, which has none."""
+        return self.fn if self.key is None else self.key, self.losses, self.label, self.gather, self.call, self.structure
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
@@ -373,7 +381,7 @@ class _Adapter:
         if not joint:
             return model if data == model.inputs else model._replace(inputs=data)
         names = {"inputs": data, "labels": tuple(labels) or model.labels, "outputs": self._outputs(labels), "logged": logged}
-        return model._replace(**names, joint_loss=self.joint_loss, num_terms=len(self.terms.terms), bind=None)
+        return model._replace(**names, joint_loss=Made(self.joint_loss, "joint", self), num_terms=len(self.terms.terms), bind=None)
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
@@ -414,7 +422,7 @@ class _Adapter:
 
     def _labelled_output(self, output: Output, term: Term, label: str) -> Output:
         sized = functools.partial(self._term_losses, term, label)
-        return output._replace(label=label, loss=lambda *args: sized(*args)[:2], sized=sized)
+        return output._replace(label=label, loss=Made(lambda *args: sized(*args)[:2], "loss", label, term[:1], self), sized=sized)
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.model import flatten_names
+from jfit.programs import key_of_structure
 
 LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
 
@@ -79,6 +80,7 @@ class Structure:
         aux: `Tree` of the auxiliary states, likewise.
         outputs: `Tree` of the outputs; None until the first batch is known.
         labels: names of the labels of the first batch with labels.
+        tested: shapes of single rows, mode -> whether a test on a batch found that its rows are independent.
         inputs: argument name or label name -> `Tree` of its arrays, from the first batch.
         optional: names of the arguments with a default, which are data if a batch has them.
         by_position: those of them that arrays in a list after the arguments are.
@@ -110,6 +112,13 @@ class Structure:
         self.aux: Tree | None = None
         self.outputs: Tree | None = None
         self.labels: tuple[str, ...] = ()
+        self.tested: dict[Any, bool] = {}
+
+    @property
+    def program_key(self) -> Any:
+        """The structures without the arrays; see `jfit.programs.read_key`."""
+        trees = {"params": self.params, "aux": self.aux, **self.inputs}
+        return key_of_structure(*[(n, t and t.treedef) for n, t in trees.items()]), self.labels, self.tested
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

@@ -95,7 +95,7 @@ def from_module(
     if adapt is None:
         raise TypeError(f"{module!r:.99} is no module of Flax, Equinox, Haiku or Keras; pass a pure function of its parameters")
     adapted = adapt(module, params, aux, inputs)
-    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
+    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init, "key": adapted.key}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
     return model._replace(module=adapted)
 
