@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jfit.lowering.arguments import Arguments, arguments_of_function
@@ -387,7 +388,7 @@ class _Adapter:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
-        tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
+        tree, _ = jax.eval_shape(lambda *v: self._call(*v, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
         if not self.structure.labels and self.terms.has_labels(self._batch(specs)):
@@ -436,6 +437,8 @@ def _copied(kind: str, tree: Any) -> dict[str, Array]:
 def _array(kind: str, name: str, leaf: Any) -> Array:
     if isinstance(leaf, jax.ShapeDtypeStruct):  # values are not needed, as in `cost`
         return jnp.zeros(leaf.shape, leaf.dtype)
+    if isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype != object and not getattr(leaf, "weak_type", False):
+        return jax.device_put(leaf, may_alias=False)  # jnp.array would compile a program for each shape
     try:
         return jnp.array(leaf)
     except TypeError as error:

@@ -140,13 +140,13 @@ def init_state(
     trainable, _ = split_params(model, drawn, frozen)
     base_lr, bound = _base_lr(optimizer, learning_rate), model.bound(inputs) if inputs else model
     return TrainState(
-        step=jnp.zeros((), jnp.int32),
+        step=own_buffer(np.zeros((), np.int32)),
         params=drawn,
         aux=drawn_aux,
         # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
         opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
         metrics=zero_totals(metrics, bound.logged, bound.num_losses),
-        base_lr=None if base_lr is None else jnp.array(base_lr, jnp.float32),  # a copy, because the state is donated
+        base_lr=None if base_lr is None else _own_float(base_lr),
         key=run_key,
     )
 
@@ -167,6 +167,11 @@ def averaged(state: TrainState) -> TrainState:
 def own_buffer(x: Array | np.ndarray) -> Array:
     """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
     return jax.device_put(x, may_alias=False)
+
+
+def _own_float(x: Any) -> Array:
+    """Copy a number or a scalar array to a new buffer, float32."""
+    return own_buffer(np.float32(x)) if isinstance(x, float | int) else jnp.array(x, jnp.float32)
 
 
 def typed_key(key: Array) -> Array:
