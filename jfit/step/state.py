@@ -25,6 +25,8 @@ from jfit.optim.registry import in_structure
 from jfit.programs import Program
 from jfit.step.totals import zero_totals
 
+MAX_ON_HOST = 1 << 20  # bytes of parameters for which the optimizer state is made on the host, which compiles nothing
+
 
 class TrainState(NamedTuple):
     """The complete state of training: one pytree of arrays, which a training step maps to the next one.
@@ -143,8 +145,7 @@ def init_state(
         step=own_buffer(np.zeros((), np.int32)),
         params=drawn,
         aux=drawn_aux,
-        # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
-        opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
+        opt_state=_initialized(optimizer, trainable),
         metrics=zero_totals(metrics, bound.logged, bound.num_losses),
         base_lr=None if base_lr is None else _own_float(base_lr),
         key=run_key,
@@ -167,6 +168,13 @@ def averaged(state: TrainState) -> TrainState:
 def own_buffer(x: Array | np.ndarray) -> Array:
     """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
     return jax.device_put(x, may_alias=False)
+
+
+def _initialized(optimizer: Optimizer, params: Params) -> Any:
+    """The initial state of the optimizer: compiled as one program, or without a program for small parameters."""
+    small = optimizer.state_spec is not None and sum(x.nbytes for x in params.values()) <= MAX_ON_HOST
+    init = optimizer.init if small else Program(optimizer.init, jax.jit, name="init_optimizer")
+    return jax.tree.map(own_buffer, init(params))  # copies, so that no donated buffer is shared
 
 
 def _own_float(x: Any) -> Array:
