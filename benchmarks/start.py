@@ -163,7 +163,9 @@ def fits(rounds: int, core: int) -> dict[str, Any]:
     found = {t: {side: _least(values) for side, values in both.items()} for t, both in measured.items()}
     for step in found["cold"]["jfit"]:
         cold, warm = ([found[t][side][step][1] for side in sides] for t in measured)
-        print(f"| {step} | {cold[0]:.2f} | {cold[1]:.2f} | {cold[0] / cold[1]:.2f} | {warm[0]:.2f} | {warm[1]:.2f} |", flush=True)
+        print(
+            f"| {step} | {cold[0]:.2f} | {cold[1]:.2f} | {cold[0] / cold[1]:.2f} | {warm[0]:.2f} | {warm[1]:.2f} |", flush=True
+        )
     return found
 
 

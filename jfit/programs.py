@@ -341,7 +341,9 @@ def key_of_structure(*trees: Any) -> Key:
         (True, False)
     """
     leaves, structure = jax.tree.flatten(trees)
-    keys = [jax.random.key_data(x) if jax.dtypes.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves]
+    keys = [
+        jax.random.key_data(x) if jax.dtypes.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves
+    ]
     arrays = {i: x for i, x in enumerate(keys) if isinstance(x, jax.Array | np.ndarray | np.generic)}
     if sum(x.nbytes for x in arrays.values()) > MAX_ARRAY_BYTES:
         return Key(ByIdentity(trees), False, ())

@@ -382,7 +382,9 @@ class _Adapter:
         if not joint:
             return model if data == model.inputs else model._replace(inputs=data)
         names = {"inputs": data, "labels": tuple(labels) or model.labels, "outputs": self._outputs(labels), "logged": logged}
-        return model._replace(**names, joint_loss=Made(self.joint_loss, "joint", self), num_terms=len(self.terms.terms), bind=None)
+        return model._replace(
+            **names, joint_loss=Made(self.joint_loss, "joint", self), num_terms=len(self.terms.terms), bind=None
+        )
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
@@ -423,7 +425,9 @@ class _Adapter:
 
     def _labelled_output(self, output: Output, term: Term, label: str) -> Output:
         sized = functools.partial(self._term_losses, term, label)
-        return output._replace(label=label, loss=Made(lambda *args: sized(*args)[:2], "loss", label, term[:1], self), sized=sized)
+        return output._replace(
+            label=label, loss=Made(lambda *args: sized(*args)[:2], "loss", label, term[:1], self), sized=sized
+        )
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]
