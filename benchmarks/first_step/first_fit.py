@@ -1,7 +1,8 @@
 """A first `jfit.fit` of an MLP 64-64-10 against the same training by hand in JAX and optax, for `benchmarks.start --fits`.
 
 Two epochs of 4,096 rows at batch size 64, a new order in each, SGD with momentum 0.9, cross entropy, loss and accuracy of each
-epoch, and an evaluation of 1,000 rows after it.  Steps: import; "first fit"; "fit again", the same call; "with a callback" of every step.
+epoch, and an evaluation of 1,000 rows after it.  Steps: import; "first fit"; "fit again", the same call; "with a callback" of
+every step.
 """
 
 from __future__ import annotations

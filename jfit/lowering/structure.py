@@ -6,13 +6,14 @@ dict is converted to the user's tree and back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jfit.lowering.model import flatten_names
-from jfit.programs import key_of_structure
+from jfit.programs import Key, key_of_structure
 
 LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
 
@@ -36,6 +37,11 @@ class Tree:
     def __init__(self, tree: Any) -> None:
         flat, self.treedef = flatten_names(tree)
         self.names = tuple(flat)
+
+    @functools.cached_property
+    def program_key(self) -> Key:
+        """The structure with its static fields."""
+        return key_of_structure(self.treedef)
 
     def flatten(self, tree: Any) -> dict[str, Any]:
         """Return the leaves by name, in leaf order; a subtree in the place of a leaf is returned as it is.
@@ -117,8 +123,8 @@ class Structure:
     @property
     def program_key(self) -> Any:
         """The structures without the arrays; see `jfit.programs.read_key`."""
-        trees = {"params": self.params, "aux": self.aux, **self.inputs}
-        return key_of_structure(*[(n, t and t.treedef) for n, t in trees.items()]), self.labels, self.tested
+        trees = (self.params, self.aux, *self.inputs.values())
+        return [t and t.program_key for t in trees], tuple(self.inputs), self.labels, self.tested
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".
