@@ -342,7 +342,7 @@ def key_of_structure(*trees: Any) -> Key:
     """
     leaves, structure = jax.tree.flatten(trees)
     keys = [
-        jax.random.key_data(x) if jax.dtypes.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves
+        jax.random.key_data(x) if jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves
     ]
     arrays = {i: x for i, x in enumerate(keys) if isinstance(x, jax.Array | np.ndarray | np.generic)}
     if sum(x.nbytes for x in arrays.values()) > MAX_ARRAY_BYTES:

@@ -80,7 +80,7 @@ def coupling_of(layouts: Mapping[str, Layout], row_axes: Sequence[int | None]) -
 
 
 # ------------------------------------------------------------------------------------------------ by experiment
-def rows_are_independent(run: Callable[[Inputs], tuple[Any, Any]], inputs: Inputs) -> bool:
+def rows_are_independent(run: Callable[..., tuple[Any, Any]], inputs: Inputs) -> bool:
     """Test on one batch whether rows affect each other: replace single rows, and leave rows out.
 
     Args:

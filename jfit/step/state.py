@@ -179,7 +179,7 @@ def _initialized(optimizer: Optimizer, params: Params) -> Any:
 
 def _own_float(x: Any) -> Array:
     """Copy a number or a scalar array to a new buffer, float32."""
-    return own_buffer(np.float32(x)) if isinstance(x, float | int) else jnp.array(x, jnp.float32)
+    return own_buffer(np.asarray(x, np.float32)) if isinstance(x, float | int) else jnp.array(x, jnp.float32)
 
 
 def typed_key(key: Array) -> Array:

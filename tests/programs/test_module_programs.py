@@ -1,5 +1,7 @@
 """Programs of modules of JAX frameworks: equal modules share them, modules that differ do not; `run.model` of a state."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,7 @@ class Equinox(eqx.Module):
     first: eqx.nn.Linear
     drop: eqx.nn.Dropout
     last: eqx.nn.Linear
-    act: object
+    act: Callable[..., jax.Array]
     scale: float = eqx.field(static=True)
 
     def __init__(self, key, rate=0.1, act=jax.nn.relu, scale=1):
@@ -46,7 +48,7 @@ class Equinox(eqx.Module):
 
 class Linen(linen.Module):
     rate: float = 0.1
-    act: object = linen.relu
+    act: Callable[..., jax.Array] = linen.relu
     scale: float = 1
 
     @linen.compact
