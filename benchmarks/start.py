@@ -3,6 +3,7 @@
     python -m benchmarks.start                              # all networks and frameworks, one core
     python -m benchmarks.start --net mlp --rounds 3
     python -m benchmarks.start --compile all                # only training steps: jfit's against hand-written JAX
+    python -m benchmarks.start --fits                       # only a first fit, one more, one with a callback, and by hand
     python -m benchmarks.start --imports                    # only `import jfit`, `import jfit.mx`, optax, jax, ...
     python -m benchmarks.start --scripts [--mxnet PATH]     # only MXNet scripts: under jfit.mx, and MXNet's own interpreter
     JFIT_ROLL=0 python -m benchmarks.start --script buckets # one script; every node of unrolled networks compiled separately
@@ -149,6 +150,25 @@ def steps(kinds: list[str], rounds: int, core: int) -> dict[str, Any]:
     return found
 
 
+def fits(rounds: int, core: int) -> dict[str, Any]:
+    """Measure `benchmarks.first_step.first_fit` in turns; return {temperature: {side: {step: [wall, CPU]}}}, the minima."""
+    sides, found = ("jfit", "hand"), {}
+    measured: dict[str, dict[str, list[Any]]] = {t: {side: [] for side in sides} for t in ("cold", "warm")}
+    for _ in range(rounds):
+        with _folders(len(sides)) as folders:
+            for temperature in measured:
+                for side, folder in zip(sides, folders, strict=True):
+                    measured[temperature][side].append(_fresh(_here("--fit", side), folder, core))
+    print("\n| CPU s | cold: jfit | by hand | ratio | warm: jfit | by hand |\n|---|---:|---:|---:|---:|---:|")
+    found = {t: {side: _least(values) for side, values in both.items()} for t, both in measured.items()}
+    for step in found["cold"]["jfit"]:
+        cold, warm = ([found[t][side][step][1] for side in sides] for t in measured)
+        print(
+            f"| {step} | {cold[0]:.2f} | {cold[1]:.2f} | {cold[0] / cold[1]:.2f} | {warm[0]:.2f} | {warm[1]:.2f} |", flush=True
+        )
+    return found
+
+
 def _available(package: str) -> bool:
     return importlib.util.find_spec(package.split(".")[0]) is not None
 
@@ -159,6 +179,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--legs", default=",".join(LEGS), help="frameworks, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--imports", action="store_true", help="measure imports only")
+    parser.add_argument("--fits", action="store_true", help="measure a first fit, one more, and one with a callback only")
     parser.add_argument("--scripts", action="store_true", help="measure MXNet scripts only")
     parser.add_argument("--script", choices=sorted(SCRIPT_NAMES), action="append", help="measure this script only")
     parser.add_argument("--compile", action="append", choices=["all", *STEPS], help="measure training steps only")
@@ -166,6 +187,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--core", type=int, default=0, help="number of the core that every process is pinned to")
     parser.add_argument("--json", help="file to write all figures to")
     parser.add_argument("--leg", help=argparse.SUPPRESS)  # in the measured processes
+    parser.add_argument("--fit", help=argparse.SUPPRESS)
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--import", dest="package", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -176,6 +198,8 @@ def run(argv: list[str] | None = None) -> None:
     arguments = _arguments(argv)
     if arguments.step:
         return importlib.import_module("benchmarks.first_step.programs").main(*arguments.step)
+    if arguments.fit:
+        return importlib.import_module("benchmarks.first_step.first_fit").main(arguments.fit)
     if arguments.leg or arguments.package:
         if arguments.package:
             return measure({"import": lambda: importlib.import_module(arguments.package)})
@@ -184,12 +208,14 @@ def run(argv: list[str] | None = None) -> None:
     legs = [leg for leg in arguments.legs.split(",") if _available(LEGS[leg][1])]
     rounds, core = arguments.rounds, arguments.core
     chosen = arguments.script or (SCRIPT_NAMES if arguments.scripts else [])
-    every = not (arguments.imports or chosen or arguments.net or arguments.compile)
+    every = not (arguments.imports or chosen or arguments.net or arguments.compile or arguments.fits)
     found: dict[str, Any] = {}
     if arguments.imports or every:
         found["imports"] = imports([n for n in IMPORTS if _available(n)], rounds, core)
     if arguments.net or every:
         found |= networks(arguments.net or list(SHAPES), legs, rounds, core)
+    if arguments.fits or every:
+        found["fits"] = fits(rounds, core)
     if arguments.compile or every:
         some = arguments.compile or ["all"]
         found["compile"] = steps(list(STEPS) if "all" in some else some, rounds, core)

@@ -14,7 +14,8 @@ A function is a value if it is one of these, and then it has a key by its conten
 - a function of a module of jfit, or of a library in `TRUSTED`, which does not change;
 - what a factory of jfit returned that has the decorator `made`: the key is the factory with its arguments;
 - a `functools.partial`, dataclass or NamedTuple of such values;
-- an object whose class has the property `program_key`: a value that takes its place, such as a tuple of the fields that matter.
+- an object whose class has the property `program_key`: a value that takes its place, such as a tuple of the fields that matter;
+- a module of Flax or Equinox: the key is its class, its structure and its static fields (`key_of_structure`).
 
 All others (functions, objects and arrays of the user) are equal to themselves only, and they may read values that change.  Keys
 leave out the numbers of `Constants`: programs take them as an argument, so that programs for other values are the same.
@@ -323,6 +324,39 @@ def read_key(value: Any, arguments: bool = False) -> Key:
         return Key(ByIdentity(value), False, ())
 
 
+def key_of_structure(*trees: Any) -> Key:
+    """Key of pytrees by their structure with its static fields, small arrays by their content, and other leaves by equality.
+
+    Static fields and other leaves, such as functions, are compared as `jax.jit` compares static arguments: equal ones compute
+    the same.  The text is part of the key because 1 == 1.0 == True.
+
+    Args:
+        *trees: pytrees whose parameters have been split off.
+
+    Returns:
+        `Key`; incomplete if a leaf is a large array, or a field cannot be hashed.
+
+    Example:
+        >>> key_of_structure({"a": max}) == key_of_structure({"a": max}), key_of_structure(1) == key_of_structure(1.0)
+        (True, False)
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    keys = [
+        jax.random.key_data(x) if jax.numpy.issubdtype(getattr(x, "dtype", int), jax.dtypes.prng_key) else x for x in leaves
+    ]
+    arrays = {i: x for i, x in enumerate(keys) if isinstance(x, jax.Array | np.ndarray | np.generic)}
+    if sum(x.nbytes for x in arrays.values()) > MAX_ARRAY_BYTES:
+        return Key(ByIdentity(trees), False, ())
+    contents = [(str(leaves[i].dtype), x.shape, x.tobytes()) for i, x in counters.read(arrays).items()]  # sync: before training
+    others = [(type(x), repr(x), x) for i, x in enumerate(leaves) if i not in arrays]
+    value = structure, str(structure), tuple(arrays), tuple(contents), tuple(others)
+    try:
+        hash(value)
+    except TypeError:
+        return Key(ByIdentity(trees), False, ())
+    return Key(value, True, ())
+
+
 def is_trusted(module: Any) -> bool:
     """Whether a module, by name, belongs to jfit or to a library whose global variables do not change."""
     return isinstance(module, str) and module.split(".")[0] in TRUSTED
@@ -342,6 +376,9 @@ class _Reader:
             return kind, x.hex()
         if isinstance(x, ByIdentity | jax.Device | np.dtype):
             return x
+        if kind is Key:  # it was read before
+            self.is_complete &= x.is_complete
+            return x.value
         if isinstance(x, Constants):
             return self._constants(x)
         if hasattr(kind, "program_key") and (is_trusted(kind.__module__) or "program_key" in vars(kind)):  # not inherited

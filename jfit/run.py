@@ -47,7 +47,7 @@ from jfit.parallel import check_entry, place
 from jfit.parallel.mesh import mesh_devices, mesh_of
 from jfit.parallel.whole import evaluated_state, host_state, is_spread, specs_of_all, with_whole_params
 from jfit.prepare import Problem
-from jfit.step.state import TrainState
+from jfit.step.state import TrainState, own_buffer
 
 # The newest run, for `last_run`: a strong reference during training, and after an exception or an interrupt; a weak reference
 # after successful training, so that the run and its data on the devices are freed with the user's last reference to it.
@@ -89,6 +89,7 @@ class Run:
         self._state: TrainState | None = state
         self._best: TrainState | None = None
         self._problem: Problem | None = None  # of a run of `fit`
+        self._module: tuple[list[weakref.ref[jax.Array]], Any] = [], None  # `model`, and the arrays of its state
         self._loop: Loop | None = None
         self._position = {"epoch": 0, "batch": 0, "step": 0}  # of a run without a `Loop`, which `Run.load` returned
 
@@ -116,14 +117,23 @@ class Run:
     def model(self) -> Any:
         """The trained module, if the model is a module of a JAX framework (Flax, Equinox, Haiku, Keras); else the `jfit.Model`.
 
-        Each access returns a new module in evaluation mode, with copies of `params` and `aux` on the default device.
+        The module is in evaluation mode and has copies of `params` and `aux` on the default device, which live as long as the
+        run.  It is one object until the parameters or auxiliary states change, by further training or a resume.  If you change
+        it, the run and its predictions stay as they are, but later accesses return the changed module until then; to avoid
+        that, change a copy, from `flax.nnx.clone(run.model)` or `copy.deepcopy(run.model)`.
         """
         if self.functions.module is None:
             return self.functions
-        state = self.state
-        arrays = counters.read((evaluated_state(state, self.settings.devices).params, state.aux))  # sync: for the user
-        params, aux = (jax.tree.map(jnp.array, tree) for tree in arrays)
-        return self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
+        with contextlib.nullcontext() if self._loop is None else self._loop.thread.exclusive():  # no step replaces the state
+            state = cast(TrainState, self._state if self._loop is None else self._loop.state)
+            arrays = jax.tree.leaves((state.params, state.aux))
+            known, module = self._module
+            if module is None or any(array() is not x for array, x in zip(known, arrays, strict=True)):
+                values = counters.read((evaluated_state(state, self.settings.devices).params, state.aux))  # sync: for the user
+                params, aux = jax.tree.map(own_buffer, values)
+                module = self.functions.module.restore(self._tree("params", params), self._tree("aux", aux))
+                self._module = [weakref.ref(x) for x in arrays], module
+            return module
 
     @property
     def params(self) -> Any:

@@ -129,17 +129,22 @@ def auto_steps_per_call(model: Model, params: Mapping[str, Any], batch_size: int
     return int(np.clip(budget / max(work, 1.0), 1, MAX_STEPS_PER_CALL))
 
 
-def steps_per_call(problem: Problem) -> int:
-    """Return the maximum number of steps of a dispatch: `steps_per_call` of `fit`, or fewer between the events of callbacks."""
+def steps_per_call(problem: Problem, resident: bool) -> int:
+    """Return the maximum number of steps of a dispatch: `steps_per_call` of `fit`, or fewer between the events of callbacks.
+
+    Programs of resident data run any number of steps up to the maximum: callbacks have an effect on `Dispatch.steps` only.
+    """
     data, options, steps = problem.data, problem.options, problem.options.steps_per_call
     if steps == "auto":
-        resident = isinstance(data, ArrayData)
-        maximum = auto_steps_per_call(problem.model, problem.shapes[0], options.batch_size) if resident else 1
+        in_arrays = isinstance(data, ArrayData)
+        maximum = auto_steps_per_call(problem.model, problem.shapes[0], options.batch_size) if in_arrays else 1
         if isinstance(data, ArrayData) and data.mapped:  # the host then reads the batches of one dispatch only
             maximum = int(np.clip(MAPPED_CALL_BYTES * data.num_rows // (data.nbytes * options.batch_size), 1, maximum))
     else:
         maximum = int(steps)
-    # A dispatch must not contain more steps than there are between two "step" events of a callback, or two evaluations.
+    if resident:
+        return maximum
+    # A stack must not contain more batches than there are steps between two "step" events of a callback, or two evaluations.
     evaluated = options.eval_every.steps if problem.evaluate is not None else None
     every = [c.every for c in options.callbacks if c.every and "step" in c.events]
     return min([maximum, *every, *([evaluated] if evaluated else [])])
@@ -442,7 +447,8 @@ def dispatcher_of(problem: Problem) -> Any:
     data, on_device, one = problem.data, options.data_on_device, unrolls(problem.model)
     if problem.step.reduce.slices is not None:  # slices go to the devices that compute them
         one, on_device = True, False
-    steps = 1 if one or problem.on_host else steps_per_call(problem)
+    resident = isinstance(data, ArrayData) and (fits_on_device(data, devices) if on_device == "auto" else bool(on_device))
+    steps = 1 if one or problem.on_host else steps_per_call(problem, resident)
     spec = DispatchSpec(
         problem.model,
         problem.step,
@@ -454,7 +460,6 @@ def dispatcher_of(problem: Problem) -> Any:
         step_names=problem.step_names,
     )
     padding: dict[str, Any] = {"paddable": problem.plan.paddable, "reason": problem.plan.coupled}
-    resident = fits_on_device(data, devices) if on_device == "auto" else bool(on_device)
     if resident and isinstance(data, ArrayData):
         return ResidentDispatcher(data, spec, **padding)
     return StreamDispatcher(unshared(data), spec, **padding)

@@ -81,11 +81,11 @@ def coupling_of(layouts: Mapping[str, Layout], row_axes: Sequence[int | None]) -
 
 
 # ------------------------------------------------------------------------------------------------ by experiment
-def rows_are_independent(run: Callable[[Inputs], tuple[Any, Any]], inputs: Inputs) -> bool:
+def rows_are_independent(run: Callable[..., tuple[Any, Any]], inputs: Inputs) -> bool:
     """Test on one batch whether rows affect each other: replace single rows, and leave rows out.
 
     Args:
-        run: `run(inputs) -> (results with the rows on axis 0, results that do not depend on the batch)`, two pytrees.
+        run: compiled `run(inputs) -> (results with the rows on axis 0, results that do not depend on the batch)`, two pytrees.
         inputs: the batch, arrays by name; every array has the rows on axis 0.
 
     Returns:
@@ -104,7 +104,6 @@ def rows_are_independent(run: Callable[[Inputs], tuple[Any, Any]], inputs: Input
     size = next(iter(arrays.values())).shape[0]
     if size < 2 or any(x.shape[:1] != (size,) for x in arrays.values()):
         return False
-    run = jax.jit(run)
     before = _read(run(arrays))
     for row in sorted({size * k // TESTED_ROWS for k in range(TESTED_ROWS)} | {size - 1}):
         others = np.arange(size) != row

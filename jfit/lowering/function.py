@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -21,6 +22,7 @@ from jfit.lowering.model import STEP, Aux, Inputs, Model, Output, Params, Policy
 from jfit.lowering.row_axes import RowAxes
 from jfit.lowering.structure import LABEL_WEIGHT, Structure, Tree
 from jfit.ops.axis import Axis, axis_index, device_axis
+from jfit.programs import Made
 
 
 def from_function(
@@ -141,16 +143,16 @@ def _model_of(adapter: _Adapter) -> Model:
     traits |= {"row_keys": "row_ids" in adapter.keywords, "takes_step": "step" in adapter.terms.extras}
     return Model(
         adapter.init,
-        adapter.apply,
+        Made(adapter.apply, "apply", adapter),  # pyright: ignore[reportArgumentType]
         tuple(adapter.output(t) for t in adapter.terms.terms if adapter.terms.by_name or adapter.terms.plain),
         names,
         adapter.terms.labels(),
-        rows.plan,
+        Made(rows.plan, "plan", adapter),
         batch_axes=adapter.structure.row_axes,
         traits=frozenset(name for name, present in traits.items() if present),
         structure=adapter.structure,
         verify=rows.verify,
-        bind=adapter.bind,
+        bind=Made(adapter.bind, "bind", adapter),
     )
 
 
@@ -172,8 +174,10 @@ class _Adapter:
         row_axes: Any = 0,
         gather_outputs: bool = False,  # whether losses are computed from the rows of all devices
         of_module: bool = False,  # whether `fn` takes None for optional inputs that a batch does not have
+        key: Any = None,  # `Adapted.key` of a module
     ) -> None:
-        self.fn, self.call, self.names, self.label = fn, call, call.inputs, label
+        self.fn, self.call, self.names, self.label, self.key = fn, call, call.inputs, label, key
+        self.losses = loss, loss_weights, loss_per_batch
         self.init_fn, self.initial = init, (params, aux)
         self.terms = LossTerms(loss, loss_weights, loss_per_batch, label)
         self.gather, self.of_module = gather_outputs, of_module
@@ -187,6 +191,11 @@ class _Adapter:
         self._traced: dict[Any, tuple[bool, tuple[str, ...]]] = {}
         if init is None:
             self.structure.params, self.structure.aux = Tree(params), Tree(aux)
+
+    @property
+    def program_key(self) -> Any:
+        """What the functions of the model depend on: the module by its key, or the user's function, which has none."""
+        return self.fn if self.key is None else self.key, self.losses, self.label, self.gather, self.call, self.structure
 
     def init(self, key: Array, specs: Specs, initializer: Any = None) -> tuple[Params, Aux]:
         """Return (params, aux) as flat dicts of copies: training donates their buffers, and the caller's arrays stay valid."""
@@ -398,14 +407,16 @@ class _Adapter:
         if not joint:
             return model if data == model.inputs else model._replace(inputs=data)
         names = {"inputs": data, "labels": tuple(labels) or model.labels, "outputs": self._outputs(labels), "logged": logged}
-        return model._replace(**names, joint_loss=self.joint_loss, num_terms=len(self.terms.terms), bind=None)
+        return model._replace(
+            **names, joint_loss=Made(self.joint_loss, "joint", self), num_terms=len(self.terms.terms), bind=None
+        )
 
     def _trace(self, specs: Specs) -> tuple[bool, tuple[str, ...]]:
         """Find the outputs; return whether the loss is a joint one, and the names of the values that it logs."""
         self.structure.row_axes.decide({n: s.shape for n, s in specs.items()})
         params, aux = self.specs(specs)
         data = {n: specs[n] for n in self.data_names(specs)}
-        tree, _ = jax.eval_shape(functools.partial(self._call, key=jax.random.key(0)), params, aux, data)
+        tree, _ = jax.eval_shape(lambda *v: self._call(*v, key=jax.random.key(0)), params, aux, data)
         self.structure.outputs, labels = _output_tree(tree), self.label_names(specs)
         self.terms.check_outputs(tree)
         if self.terms.has_labels(self._batch(specs)):
@@ -453,7 +464,9 @@ class _Adapter:
 
     def _labelled_output(self, output: Output, term: Term, label: str) -> Output:
         sized = functools.partial(self._term_losses, term, label)
-        return output._replace(label=label, loss=lambda *args: sized(*args)[:2], sized=sized)
+        return output._replace(
+            label=label, loss=Made(lambda *args: sized(*args)[:2], "loss", label, term[:1], self), sized=sized
+        )
 
 
 Model.from_function = staticmethod(from_function)  # type: ignore[attr-defined]
@@ -467,6 +480,8 @@ def _copied(kind: str, tree: Any) -> dict[str, Array]:
 def _array(kind: str, name: str, leaf: Any) -> Array:
     if isinstance(leaf, jax.ShapeDtypeStruct):  # values are not needed, as in `cost`
         return jnp.zeros(leaf.shape, leaf.dtype)
+    if isinstance(leaf, np.ndarray | jax.Array) and leaf.dtype != object and not getattr(leaf, "weak_type", False):
+        return jax.device_put(leaf, may_alias=False)  # jnp.array would compile a program for each shape
     try:
         return jnp.array(leaf)
     except TypeError as error:

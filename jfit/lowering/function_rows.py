@@ -19,6 +19,7 @@ from jfit.lowering.row_axes import NO_ROWS
 from jfit.lowering.row_count import uses_row_count
 from jfit.lowering.structure import LABEL_WEIGHT
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
+from jfit.programs import Made, Program
 
 
 class FunctionRows:
@@ -34,7 +35,6 @@ class FunctionRows:
         self.adapter = adapter
         self._traced: dict[Any, tuple[Coupling, tuple[Layout, ...]]] = {}  # shapes of the inputs, mode -> ...
         self._lookups: dict[Any, tuple[Lookup, ...]] = {}  # keys as those of `_traced`
-        self._tested: dict[Any, bool] = {}  # shapes of single rows, mode -> result of the test on a batch
 
     def plan(self, specs: Specs) -> Plan:
         """Return shapes and row layouts of the outputs, see `Model.plan`; without labels in `specs`, those of a prediction."""
@@ -52,19 +52,21 @@ class FunctionRows:
         specs = specs_of(inputs)
         for train in (False, True) if self.adapter.labelled(specs) else (False,):
             key = self._row_shapes(specs, train)
-            if key not in self._tested and self._trace(specs, train)[0].kind == "unknown":
+            if key not in self.adapter.structure.tested and self._trace(specs, train)[0].kind == "unknown":
                 constants = counters.read((params, aux))  # sync: once, before the first step
                 arrays = {n: inputs[n] for n in self._names(specs)}
                 fixed = {n: x for n, x in arrays.items() if not self.adapter.has_rows(n)}
-                run, arrays = self._experiment(constants, train), {n: x for n, x in arrays.items() if n not in fixed}
-                self._tested[key] = rows_are_independent(lambda rows, run=run, fixed=fixed: run({**fixed, **rows}), arrays)
+                program = Program(Made(self._experiment(train), "rows", self.adapter, train), jax.jit, name="rows")
+                run = lambda rows, run=program, values=constants, fixed=fixed: run(*values, {**fixed, **rows})  # noqa: E731
+                of_rows = {n: x for n, x in arrays.items() if n not in fixed}
+                self.adapter.structure.tested[key] = rows_are_independent(run, of_rows)
 
-    def _experiment(self, constants: tuple[Params, Aux], train: bool) -> Callable[[Inputs], tuple[Any, Any]]:
-        def run(inputs: Inputs) -> tuple[Any, Any]:
-            outputs, new_aux = self.adapter.apply(*constants, inputs, key=jax.random.key(0), train=train)
+    def _experiment(self, train: bool) -> Callable[[Params, Aux, Inputs], tuple[Any, Any]]:
+        def run(params: Params, aux: Aux, inputs: Inputs) -> tuple[Any, Any]:
+            outputs, new_aux = self.adapter.apply(params, aux, inputs, key=jax.random.key(0), train=train)
             results, size = list(outputs), self.adapter.rows(inputs)
             if self.adapter.labelled(inputs):
-                results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, constants[0], new_aux, separate=True))
+                results += jax.tree.leaves(self.adapter.joint_loss(outputs, inputs, None, params, new_aux, separate=True))
             rows = [x for x in results if x.shape[:1] == (size,)]
             shared = [x for x in results if x.shape[:1] != (size,)]
             return rows, [*shared, *([_plain(x) for x in new_aux.values()] if train else [])]
@@ -74,7 +76,7 @@ class FunctionRows:
     # -------------------------------------------------------------------------------- plans
     def _plan(self, specs: Specs, shapes: Any, train: bool) -> Plan:
         (coupling, layouts), size = self._trace(specs, train), self.adapter.rows(specs)
-        if coupling.kind == "unknown" and self._tested.get(self._row_shapes(specs, train)):
+        if coupling.kind == "unknown" and self.adapter.structure.tested.get(self._row_shapes(specs, train)):
             coupling = Coupling()
         rows = tuple(_rows(x, shape.shape, size) for x, shape in zip(layouts, shapes, strict=True))
         reason = "" if coupling.promised else coupling.sentence
@@ -165,9 +167,7 @@ class FunctionRows:
         for count in (size, size + 1):
             inputs = self._resized(specs, count)
             try:
-                traced.append(
-                    jax.make_jaxpr(lambda p, a, d: self._experiment((p, a), train)(d))(*self.adapter.specs(specs), inputs)
-                )
+                traced.append(jax.make_jaxpr(self._experiment(train))(*self.adapter.specs(specs), inputs))
             except Exception:  # also an assert of the user
                 return True  # the function is written for one number of rows
         return any(uses_row_count(*traced))

@@ -18,7 +18,7 @@ from jax import Array
 from jfit.graph import html
 from jfit.ops.axis import Axis
 from jfit.ops.rows import LOST, MaybeLayout, RowLayout
-from jfit.programs import ByIdentity
+from jfit.programs import ByIdentity, Made
 
 Params = dict[str, Array]
 Aux = dict[str, Array]
@@ -283,10 +283,11 @@ class Model(NamedTuple):
     @property
     def program_key(self) -> Any:
         """What programs of this model depend on: the graph, by the key that `lower` gave to `apply`, and the metadata."""
-        functions = [ByIdentity(f) for f in (*self.tables.values(), *(o.loss for o in self.outputs))]
+        values = (*self.tables.values(), *(o.loss for o in self.outputs), self.plan)
+        functions = [f if isinstance(f, Made) else ByIdentity(f) for f in values]
         outputs = tuple([o._replace(loss=None, sized=None) for o in self.outputs])
         names = self.inputs, self.labels, self.batch_axes, self.frozen, self.traits, self.optional, self.evaluation_labels
-        own = self.apply, self.bind, self.joint_loss, functions, ByIdentity(self.plan)  # a function of the user has no key
+        own = self.apply, self.bind, self.joint_loss, functions  # a function of the user has no key
         return own, tuple(self.tables), outputs, names, self.logged
 
     def __repr__(self) -> str:

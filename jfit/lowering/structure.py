@@ -6,6 +6,7 @@ dict is converted to the user's tree and back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 
 from jfit.lowering.model import flatten_names
 from jfit.lowering.row_axes import RowAxes
+from jfit.programs import Key, key_of_structure
 
 LABEL_WEIGHT = "label_weight"  # name of the weights of the positions of a label in a batch
 
@@ -36,6 +38,11 @@ class Tree:
     def __init__(self, tree: Any) -> None:
         flat, self.treedef = flatten_names(tree)
         self.names = tuple(flat)
+
+    @functools.cached_property
+    def program_key(self) -> Key:
+        """The structure with its static fields."""
+        return key_of_structure(self.treedef)
 
     def flatten(self, tree: Any) -> dict[str, Any]:
         """Return the leaves by name, in leaf order; a subtree in the place of a leaf is returned as it is.
@@ -80,6 +87,7 @@ class Structure:
         aux: `Tree` of the auxiliary states, likewise.
         outputs: `Tree` of the outputs; None until the first batch is known.
         labels: names of the labels of the first batch with labels.
+        tested: shapes of single rows, mode -> whether a test on a batch found that its rows are independent.
         inputs: argument name or label name -> `Tree` of its arrays, from the first batch.
         optional: names of the arguments with a default, which are data if a batch has them.
         by_position: those of them that arrays in a list after the arguments are.
@@ -116,6 +124,14 @@ class Structure:
         self.labels: tuple[str, ...] = ()
         self.row_axes = RowAxes()
         self.only_loss: tuple[str, ...] | None = ()
+        self.tested: dict[Any, bool] = {}
+
+    @property
+    def program_key(self) -> Any:
+        """The structures without the arrays; see `jfit.programs.read_key`."""
+        trees = (self.params, self.aux, *self.inputs.values())
+        names = tuple(self.inputs), self.labels, self.only_loss
+        return [t and t.program_key for t in trees], names, self.row_axes, self.tested
 
     def known(self, kind: str) -> Tree:
         """Return the `Tree` of kind "params" or "aux".

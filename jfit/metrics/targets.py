@@ -18,7 +18,7 @@ import numpy as np
 
 from jfit.lowering.loss_kinds import LossKind, are_classes, are_elements
 from jfit.metrics.core import Metric, wide, xp
-from jfit.programs import made
+from jfit.programs import Made, made
 
 FORMS = {
     "classes": "class indices",
@@ -160,9 +160,8 @@ def canonical(metric: Any, targets: Sequence[Target], arrays: Callable[..., Any]
         shapes = [_flat_shapes(t) for t in targets]
         metric = made(metric.sized)([label for label, _ in shapes], [output for _, output in shapes])
     stats = metric.stats
-    return metric._replace(
-        stats=lambda labels, outputs, weights: stats(*_converted(arrays, targets, labels, outputs, weights)), fitted=None
-    )
+    of_targets = lambda labels, outputs, weights: stats(*_converted(arrays, targets, labels, outputs, weights))  # noqa: E731
+    return metric._replace(stats=Made(of_targets, "canonical", stats, targets, arrays), fitted=None)
 
 
 def _converted(arrays: Callable[..., Any], targets: Sequence[Target], labels: Any, outputs: Any, weights: Any) -> Any:

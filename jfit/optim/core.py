@@ -246,7 +246,10 @@ def unchecked(make: F) -> F:
 
 def zeros(w: Array) -> Array:
     """Zeros in the shape of the weight, float32 or wider: the initial value of most slots."""
-    return jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32))
+    dtype = jnp.promote_types(w.dtype, jnp.float32)
+    if isinstance(w, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
+        return jnp.zeros(w.shape, dtype)
+    return jax.device_put(np.zeros(w.shape, dtype), may_alias=False)  # jnp.zeros would compile a program for each shape
 
 
 def copied(w: Array) -> Array:
@@ -304,7 +307,7 @@ def transformation(
 
     def init(params: Any) -> OptState:
         return OptState(
-            count=jnp.zeros((), jnp.int32) if counted else None,
+            count=jax.device_put(np.int32(0), may_alias=False) if counted else None,
             slots={name: jax.tree.map(start, params) for name, start in starts.items()},
             lr_mult=multipliers(params, lr_mult),
             wd_mult=multipliers(params, wd_mult, "mxnet") if decays else None,

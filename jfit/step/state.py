@@ -26,6 +26,8 @@ from jfit.programs import Program
 from jfit.step.loss_scale import LossScale, first_scale
 from jfit.step.totals import norms_of, zero_totals
 
+MAX_ON_HOST = 1 << 20  # bytes of parameters for which the optimizer state is made on the host, which compiles nothing
+
 
 class TrainState(NamedTuple):
     """The complete state of training: one pytree of arrays, which a training step maps to the next one.
@@ -150,13 +152,12 @@ def init_state(
     if both := sorted({*norms} & {*bound.logged}):
         raise ValueError(f"log has {both[0]!r}, but the loss returns a value to log with the same name; rename that value")
     return TrainState(
-        step=jnp.zeros((), jnp.int32),
+        step=own_buffer(np.zeros((), np.int32)),
         params=drawn,
         aux=drawn_aux,
-        # Compiled, init is one program instead of one per shape.  The copies ensure that no donated buffer is shared.
-        opt_state=jax.tree.map(own_buffer, Program(optimizer.init, jax.jit, name="init_optimizer")(trainable)),
+        opt_state=_initialized(optimizer, trainable),
         metrics=zero_totals(metrics, (*bound.logged, *norms), bound.num_losses),
-        base_lr=None if base_lr is None else jnp.array(base_lr, jnp.float32),  # a copy, because the state is donated
+        base_lr=None if base_lr is None else _own_float(base_lr),
         key=run_key,
         loss_scale=first_scale(policy),
     )
@@ -178,6 +179,18 @@ def averaged(state: TrainState) -> TrainState:
 def own_buffer(x: Array | np.ndarray) -> Array:
     """Return a copy of an array in a new buffer, which can be donated; nothing is compiled."""
     return jax.device_put(x, may_alias=False)
+
+
+def _initialized(optimizer: Optimizer, params: Params) -> Any:
+    """The initial state of the optimizer: compiled as one program, or without a program for small parameters."""
+    small = optimizer.state_spec is not None and sum(x.nbytes for x in params.values()) <= MAX_ON_HOST
+    init = optimizer.init if small else Program(optimizer.init, jax.jit, name="init_optimizer")
+    return jax.tree.map(own_buffer, init(params))  # copies, so that no donated buffer is shared
+
+
+def _own_float(x: Any) -> Array:
+    """Copy a number or a scalar array to a new buffer, float32."""
+    return own_buffer(np.asarray(x, np.float32)) if isinstance(x, float | int) else jnp.array(x, jnp.float32)
 
 
 def typed_key(key: Array) -> Array:

@@ -76,7 +76,7 @@ def zero_totals(metrics: Sequence[Metric] = (), logged: Iterable[str] = (), loss
     """
     sums = {name: zero_sums(2) for name in logged}
     loss = zero_sums(2) if losses == 1 else zero_sums(2, losses)
-    return Totals(loss, jnp.full((), -1, jnp.int32), tuple(m.init() for m in metrics), sums)
+    return Totals(loss, jax.device_put(np.int32(-1), may_alias=False), tuple(m.init() for m in metrics), sums)
 
 
 def cleared(metrics: Sequence[Metric], totals: Totals) -> Totals:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jfit.lowering.arguments import Arguments, arguments_of
 from jfit.lowering.model import flatten_names
+from jfit.programs import Key
 
 # keyword of a call -> its value in training mode; in evaluation it is the opposite
 MODES = {
@@ -35,6 +36,8 @@ class Adapted(NamedTuple):
         params: pytree of the initial parameters; None if `init` makes them.
         aux: pytree of the initial auxiliary states; None if `init` makes them.
         init: `init(key, *specs) -> (params, aux)`, or None.
+        key: `key_of_structure` of what `apply` depends on besides its arguments: modules with equal keys share their compiled
+            programs.  None: programs are found by their text.
 
     Example:
         >>> double = lambda x: 2 * x
@@ -49,6 +52,7 @@ class Adapted(NamedTuple):
     params: Any = None
     aux: Any = None
     init: Callable[..., Any] | None = None
+    key: Key | None = None
 
 
 def call_of(fn: Callable[..., Any], inputs: Any = None, reserved: Collection[str] = (), skip: int = 0) -> Arguments:

@@ -99,7 +99,7 @@ def from_module(
     if adapted.framework == "Equinox" and options.get("row_axes", 0) != 0:
         remedy = "pass a function of (params, x, ...) that maps the module by jax.vmap with its in_axes"
         raise ValueError(f"row_axes= is passed with an Equinox module, which is called for each row; {remedy}")
-    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init}
+    values = {"params": adapted.params, "aux": adapted.aux, "init": adapted.init, "key": adapted.key}
     model = from_adapted(adapted.apply, adapted.call, loss=no_loss if loss is None else loss, **values, **options)
     return model._replace(module=adapted)
 

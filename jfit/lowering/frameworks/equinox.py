@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jfit.lowering.frameworks.adapted import Adapted, call_of, initial, mode, require_norms
+from jfit.programs import key_of_structure
 
 NAME = "Equinox"
 
@@ -75,7 +76,8 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         model = eqx.nn.inference_mode(eqx.combine(params, static))
         return (model, aux) if stateful else model
 
-    return Adapted(NAME, apply, call, restore, initial("params", NAME, own_params, params), initial("aux", NAME, state, aux))
+    values = initial("params", NAME, own_params, params), initial("aux", NAME, state, aux)
+    return Adapted(NAME, apply, call, restore, *values, key=key_of_structure(static, stateful))
 
 
 def _norms(eqx: Any) -> Callable[[Any], list[Any]]:

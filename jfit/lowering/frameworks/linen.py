@@ -10,6 +10,7 @@ import jax
 
 from jfit.lowering.arguments import Arguments
 from jfit.lowering.frameworks.adapted import MODES, Adapted, call_of, drawn_for_data, mode, one_row, require_norms
+from jfit.programs import key_of_structure
 
 NAME = "Flax linen"
 # layers with two modes -> the argument that sets the mode, True in evaluation
@@ -47,9 +48,11 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
         aux = {} if aux is None else aux
     aux = None if aux is None else unfreeze(aux)
 
+    inits = {train: jax.jit(functools.partial(module.init, **mode(call, train))) for train in (False, True)}
+
     def draw(train: bool, key: Any, *specs: Any) -> tuple[Any, Any]:
         args, named = call.bind(one_row(specs))
-        variables = dict(jax.jit(functools.partial(module.init, **mode(call, train)))(key, *args, **named))
+        variables = dict(inits[train](key, *args, **named))
         return variables.pop("params", {}), variables
 
     check, init = drawn_for_data(NAME, draw, params, aux, modes=(False, True))
@@ -70,7 +73,7 @@ def adapt(module: Any, params: Any = None, aux: Any = None, inputs: Any = None) 
     def restore(params: Any, aux: Any) -> Any:
         return module.bind({"params": params, **aux})
 
-    return Adapted(NAME, apply, call, restore, params, aux, init)
+    return Adapted(NAME, apply, call, restore, params, aux, init, key_of_structure(module))
 
 
 def _interceptor(module: Any, call: Arguments, axis_name: str | None) -> Callable[..., Any]:
