@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -21,12 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
-from jax import Array
+from jax import Array, lax
 
 from jfit.checks import name_hint
+from jfit.lowering.model import flatten_names
 from jfit.lowering.structure import Structure, Tree
 from jfit.optim import rules
-from jfit.optim.core import Optimizer, check_numbers, rate_at, unchecked
+from jfit.optim.core import Optimizer, check_numbers, copied, is_small, rate_at, rounded, unchecked, wide
+from jfit.programs import Constants, is_argument
 
 # learning rate of optax optimizers without a default
 OPTAX_RATE = 1e-3
@@ -48,6 +50,16 @@ _BELONGS = {
     "begin_num_update": " Set `count` in the optimizer state instead.",
     "param_idx2name": " jfit's parameters have names, not numbers.",
 }
+
+
+# For functions and modules, names that jfit and optax share mean optax's.  Their updates are proportional to the learning rate,
+# so that learning rates have multipliers, and they have these parameters besides optax's.
+_EXTRA = ("lr_mult", "multi_precision")
+_RATES = {"adadelta": 1.0}  # default learning rates where that of MXNet, which has another formula, makes no sense
+_TRACED = ("momentum", "eps", "eps_root", "weight_decay", "trust_coefficient")  # numbers that optax adds or multiplies as they are
+# parameter of MXNet's optimizer -> of optax's
+_RENAMED: dict[Any, str] = {"beta1": "b1", "beta2": "b2", "epsilon": "eps", "wd": "weight_decay", "eta": "trust_coefficient"}
+_RENAMED |= {"wd_mult": "mask", ("rmsprop", "gamma1"): "decay", ("signum", "momentum"): "beta"}
 
 
 class Named(NamedTuple):
@@ -131,6 +143,29 @@ def get(spec: Any, **params: Any) -> Optimizer:
     return _of_transformation(spec, base_lr=rate, name=name)
 
 
+def get_for(is_graph: bool, spec: Any, **params: Any) -> Optimizer:
+    """Create or convert an optimizer for a model: as `get`, but for functions and modules names mean optax's optimizers.
+
+    Names that only MXNet has, such as "nag", mean MXNet's also for functions.
+
+    Args:
+        is_graph: whether the model was lowered from a graph.
+        spec, **params: as for `get`.  Names that jfit and optax share have optax's parameters, `lr_mult` and `multi_precision`.
+
+    Example:
+        >>> get_for(False, "adam", b1=0.8).learning_rate
+        0.001
+        >>> get_for(False, "adam", beta1=0.8)
+        Traceback (most recent call last):
+        ValueError: optimizer 'adam' has no parameter 'beta1'; ... it is optax.adam, which calls it 'b1'.
+    """
+    if not is_graph and isinstance(spec, str) and _of_optax_by(spec.lower()) is not None:
+        entry = OPTIMIZERS.get(spec.lower())
+        if entry is None or entry.make in _OWN:  # not one that the user registered
+            return _of_optax(spec.lower(), params)
+    return get(spec, **params)
+
+
 def _of_transformation(transform: Any, **fields: Any) -> Optimizer:
     """Convert an optax transformation to an `Optimizer`, whose `update` accepts and ignores unknown keyword arguments.
 
@@ -177,9 +212,9 @@ def own_rate(optimizer: Optimizer, before: Any, after: Any) -> Array | None:
         >>> own_rate(sgd, sgd.init({"w": jnp.ones(1)}), ()).item()
         0.5
     """
-    if optimizer.state_spec is not None and optimizer.base_lr is not None:
-        own = before.inner if hasattr(before, "inner") else before  # `ema` wraps an optimizer: the state of that one
-        return jnp.asarray(rate_at(optimizer.base_lr, own.count), jnp.float32)
+    if optimizer.takes_rate and optimizer.base_lr is not None:
+        own = before.inner if hasattr(before, "ema_params") else before  # `ema` wraps an optimizer: the state of that one
+        return jnp.asarray(rate_at(optimizer.base_lr, getattr(own, "count", None)), jnp.float32)
     return injected_rate(after)
 
 

@@ -39,6 +39,7 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
+from jfit.optim.registry import get_for
 from jfit.optim.schedules import run_schedule
 from jfit.parallel import check_unsharded
 from jfit.parallel.contexts import across, is_auto
@@ -376,7 +377,7 @@ def resolve_optimizer(
         base = optim.as_schedule(schedule).base_lr
         if base is not None:
             params["learning_rate"] = base
-    return optim.get(optimizer, **params)
+    return get_for(model.symbol is not None, optimizer, **params)
 
 
 def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:

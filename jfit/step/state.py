@@ -20,8 +20,7 @@ from jfit.init.sampling import Fixed, split_seed
 from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
-from jfit.optim import get as get_optimizer
-from jfit.optim.registry import in_structure
+from jfit.optim.registry import get_for, in_structure
 from jfit.programs import Program
 from jfit.step.totals import zero_totals
 
@@ -153,7 +152,7 @@ def init_state(
 
 def optimizer_of(optimizer: Any, model: Model | None) -> Optimizer:
     """Convert an optimizer to one of parameters by name, which those of the model are inside; None: a model of a graph."""
-    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_optimizer(optimizer)
+    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_for(model is None or model.symbol is not None, optimizer)
     return optimizer if model is None or model.structure is None else in_structure(optimizer, model.structure)
 
 

@@ -405,7 +405,7 @@ class UpdateRule(NamedTuple):
             depends_on_more()  # on the base learning rate of the schedule
         lr = base if self.rate_of is None else jnp.asarray(self.rate_of(state.step + 1, base), jnp.float32)
         factor = 1 / jnp.maximum(total, 1e-30) if isinstance(self.rescale, str) else self.rescale
-        is_exact = self.optimizer.state_spec is not None
+        is_exact = self.optimizer.state_spec is not None or self.optimizer.multi_precision
         tables: dict[str, Any] = {}
         for name, g in _tables(gradients).items():
             size = len(trainable[name])  # duplicate rows are summed, because clip_norm must not add the norm of a row twice
