@@ -521,7 +521,9 @@ def flatten_names(tree: Any) -> tuple[dict[str, Any], Any]:
         {'a/b': 1, 'a/c/0': 2, 'a/c/1': 3}
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    variables = {path for path, x in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_nnx_variable)[0] if _is_nnx_variable(x)}
+    variables = {
+        path for path, x in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_nnx_variable)[0] if _is_nnx_variable(x)
+    }
     paths = [path[:-1] if path[:-1] in variables else path for path, _ in leaves]
     names = ["/".join(_key_text(k) for k in path) or "value" for path in paths]
     if len(set(names)) != len(names):
