@@ -41,6 +41,7 @@ from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
 from jfit.optim.registry import get_for
 from jfit.optim.schedules import run_schedule
+from jfit.optim.several import by_pattern
 from jfit.parallel import check_unsharded
 from jfit.parallel.contexts import across, is_auto
 from jfit.parallel.devices import own_positions
@@ -365,6 +366,13 @@ def resolve_optimizer(
 ) -> optim.Optimizer:
     """Make the optimizer from the arguments of `fit`, with the `lr_mult` and `wd_mult` attributes of the graph's variables."""
     params = dict(optimizer_params or {})
+    if isinstance(optimizer, Mapping):
+        if unknown := [name for name in params if name not in optimizer or not isinstance(params[name], Mapping)]:
+            problem = (
+                f"optimizer_params has {unknown[0]!r}; with a dict of optimizers, expected a dict of parameters for each of"
+            )
+            raise ValueError(f"{problem} {list(optimizer)}, such as {{{next(iter(optimizer))!r}: {{'learning_rate': 0.01}}}}")
+        return by_pattern({p: resolve_optimizer(o, params.get(p), model, schedule) for p, o in optimizer.items()})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()
     for kind in ("lr_mult", "wd_mult"):
         multipliers = {n: float(a[f"__{kind}__"]) for n, a in attrs.items() if f"__{kind}__" in a}
@@ -383,7 +391,7 @@ def resolve_optimizer(
 def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_params: Any) -> float | None:
     """The base learning rate that the user passed to `fit`; None for the default of the optimizer or schedule."""
     if not isinstance(optimizer, str):
-        return optim.get(optimizer).learning_rate
+        return None if isinstance(optimizer, Mapping) else optim.get(optimizer).learning_rate
     if learning_rate is None:
         learning_rate = (schedule_params or {}).get("base_lr", getattr(schedule, "base_lr", None))
     return None if learning_rate is None or callable(learning_rate) else float(learning_rate)

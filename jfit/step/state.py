@@ -21,6 +21,7 @@ from jfit.lowering.model import Aux, Model, Params, flatten_names, specs_of
 from jfit.metrics import Metric
 from jfit.optim import EmaState, Optimizer, ema_params
 from jfit.optim.registry import get_for, in_structure
+from jfit.optim.several import by_pattern
 from jfit.programs import Program
 from jfit.step.totals import zero_totals
 
@@ -151,8 +152,11 @@ def init_state(
 
 
 def optimizer_of(optimizer: Any, model: Model | None) -> Optimizer:
-    """Convert an optimizer to one of parameters by name, which those of the model are inside; None: a model of a graph."""
-    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_for(model is None or model.symbol is not None, optimizer)
+    """Convert an optimizer, or a dict by pattern, to one of parameters by name; None: the model is a graph."""
+    is_graph = model is None or model.symbol is not None
+    if isinstance(optimizer, Mapping):
+        optimizer = by_pattern({pattern: get_for(is_graph, each) for pattern, each in optimizer.items()})
+    optimizer = optimizer if isinstance(optimizer, Optimizer) else get_for(is_graph, optimizer)
     return optimizer if model is None or model.structure is None else in_structure(optimizer, model.structure)
 
 
