@@ -14,6 +14,7 @@ from jfit.checks import nearest
 from jfit.parallel import check_entry
 from jfit.prepare import FitOptions, prepare
 from jfit.run import Run
+from jfit.step.updates import Update
 
 
 def fit(
@@ -70,6 +71,7 @@ def fit(
     mesh: Any = None,
     data_timeout: float | None = None,
     nan: str = "warn",
+    updates: Sequence[Update] | None = None,
     **unknown: Never,
 ) -> Run:
     """Train a model by gradient descent on mini-batches, and return a `Run`.
@@ -95,8 +97,14 @@ def fit(
         batch_size: number of rows per step over all devices.  An iterable of batches determines its own batch sizes.
         num_epoch: total number of epochs.  A resumed run trains only the epochs that are left.
         optimizer: name such as "sgd", "adam" or "lion", a `jfit.optim` optimizer, or an optax gradient transformation,
-            which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).
-        optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}.
+            which sees the parameters of a function as the pytree that they are (`optax.masked`, labels, masks).  A name means
+            optax's optimizer for functions and modules, and MXNet's for graphs, see docs/optimizers.md.  A dict of a parameter
+            name or glob pattern -> one of these has several optimizers; the first pattern that matches a name counts, and every
+            trainable parameter needs one ("*" matches all).  `run.base_lr` is then the learning rate of the first optimizer by
+            name, and those of the others keep their ratio to it, also under a `schedule`.
+        optimizer_params: dict of the parameters of a named optimizer, such as {"learning_rate": 0.1, "momentum": 0.9}: those of
+            optax for functions and modules, with `lr_mult` and `multi_precision`.  With a dict of optimizers, a dict of pattern
+            -> such a dict.
         eval_metric: metric of training and evaluation: "auto", a name, a `jfit.metrics.Metric`, a function
             `f(label, output) -> float` of NumPy arrays, a list of these, or None.  A function runs on the host while the
             devices compute the next batches, and limits each dispatch to one step.  "auto" is "acc" for a graph ("mse" if its
@@ -219,6 +227,9 @@ def fit(
             without waiting for the devices, so that some steps run after the first bad one.  The warning
             (`jfit.loop.nonfinite.NonFiniteLoss`) names the step and, except for "warn" and iterables,
             from a replay of the step, the first input, node (or, for a function, line of code) or gradient that is not finite.
+        updates: list of `jfit.Update`, each with its own parameters, loss and optimizer, which every step runs one after the
+            other: for GANs, actor and critic, and other alternating updates of functions and modules.  They replace `loss`,
+            `optimizer` and `optimizer_params`.  Default: one update of all parameters.
 
     Returns:
         Run: the trained model, with `state`, `params`, `history`, `score()`, `predict()`, `save()` and `plot()`.  After Ctrl-C

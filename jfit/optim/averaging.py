@@ -84,14 +84,7 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
 
     def update(grads: Any, state: EmaState, params: Any = None, **extra: Any) -> tuple[Any, EmaState]:
         updates, inner_state = inner.update(grads, state.inner, params, **extra)
-        count = state.count + 1
-        d = jnp.asarray(_decay_of(decay, debias, count), float)
-
-        def average(old: Array, w: Array) -> Array:
-            return (d * old + (1 - d) * wide(w)).astype(old.dtype)
-
-        averages = jax.tree.map(average, state.ema_params, apply_updates(params, updates))
-        return updates, EmaState(count, averages, inner_state)
+        return updates, average(state, apply_updates(params, updates), inner_state, decay, debias)
 
     def for_graph(names: Any, fixed: Any) -> Optimizer:
         assert inner.for_graph is not None
@@ -100,6 +93,17 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
     by_graph = None if inner.for_graph is None else for_graph
     averaged = Optimizer(init, update, **vars(inner) | {"for_graph": by_graph, "name": f"ema({inner.name})"})
     return averaged.keyed(ema, inner, decay, debias)
+
+
+def average(state: EmaState, params: Any, inner: Any, decay: float | Callable[[Any], Any], debias: bool) -> EmaState:
+    """Return the state after an update: with the averages of these parameters, and this state of the wrapped optimizer."""
+    count = state.count + 1
+    d = jnp.asarray(_decay_of(decay, debias, count), float)
+
+    def averaged(old: Array, w: Array) -> Array:
+        return (d * old + (1 - d) * wide(w)).astype(old.dtype)
+
+    return EmaState(count, jax.tree.map(averaged, state.ema_params, params), inner)
 
 
 def _decay_of(decay: float | Callable[[Any], Any], debias: bool, count: Array) -> Any:

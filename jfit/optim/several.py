@@ -102,7 +102,9 @@ def in_proportion(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
 
     Example:
         >>> from jfit import optim
-        >>> [o.base_lr if o.takes_rate else None for o in in_proportion([optim.get(optax.sgd(1.0)), optim.sgd(0.2), optim.adam(0.1)])]
+        >>> parts = in_proportion([optim.get(optax.sgd(1.0)), optim.sgd(0.2), optim.adam(0.1)])
+        >>> parts = in_proportion([optim.get(optax.sgd(1.0)), optim.sgd(0.2), optim.adam(0.1)])
+        >>> [o.base_lr if o.takes_rate else None for o in parts]
         [None, 0.2, 0.2]
     """
     rates = [o.learning_rate if o.takes_rate else None for o in optimizers]

@@ -14,12 +14,14 @@ from jfit.callbacks import Callback, as_callback, check_replicas, checkpointing
 from jfit.callbacks import progress as progress_bar
 from jfit.checks import at_least_0, integer, one_of, positive, positive_integer
 from jfit.data.adapters import MOST_ROWS
+from jfit.prepare.updates import check_updates
+from jfit.step.updates import Update
 
 NAN_POLICIES = ("warn", "stop", "skip", "rollback")
 # Options that decide what is learned: a resumed run has the same, or says so.
 DECIDING = ("loss", "loss_weights", "optimizer", "optimizer_params", "schedule", "schedule_params", "ema", "regularizers")
 DECIDING += ("batch_size", "micro_batches", "seed", "shuffle", "frozen", "clip_norm", "clip_value", "policy", "steps_per_epoch")
-DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs")
+DECIDING += ("class_weight", "sync_batch_stats", "reduce", "gather_outputs", "updates")
 # Others that `jfit.verify` and `jfit.replay` need to train the same steps again.
 REPEATED = ("num_epoch", "eval_metric", "loss_per_batch", "label", "validation_split")
 REPEATED += ("steps_per_call", "data_on_device", "nan")
@@ -90,6 +92,7 @@ class FitOptions:
     mesh: Any = None
     data_timeout: float | None = None
     nan: str = "warn"
+    updates: Sequence[Update] | None = None
 
     @property
     def saves(self) -> bool:
@@ -127,7 +130,11 @@ class FitOptions:
         if self.checkpoint is None and self.checkpoint_best is not None:
             raise ValueError(f"checkpoint_best={self.checkpoint_best!r} needs checkpoint=, the folder of the checkpoints")
         _check_profile(self.profile, self.directory)
-        return replace(self, callbacks=self._all_callbacks())
+        loss = self.loss
+        if self.updates is not None:
+            check_updates(self)
+            loss = self.updates[0].loss
+        return replace(self, callbacks=self._all_callbacks(), loss=loss)
 
     def _all_callbacks(self) -> list[Callback]:
         """The callbacks of the user, those of `progress` and `checkpoint`, and in jobs `check_replicas`."""

@@ -47,6 +47,7 @@ from jfit.parallel.contexts import across, is_auto
 from jfit.parallel.devices import own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
+from jfit.prepare.updates import optimizers_of, updates_step
 from jfit.programs import Recent, check_shapes
 from jfit.step import train_step
 from jfit.step.batch_check import BatchLabels, check_model_labels
@@ -56,6 +57,7 @@ from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
 from jfit.step.state import TrainState, init_state, split_params
 from jfit.step.totals import step_names, zero_totals
+from jfit.step.updates import UpdatesStep
 
 Data = ArrayData | StreamData
 
@@ -73,6 +75,7 @@ class Task(NamedTuple):
         metrics: metrics of training and evaluation.
         metric_choice: which metric eval_metric="auto" is for a model of a function, and why; else "".
         columns: label and feature columns of the training data, if it has named columns; else None.
+        others: with updates=, the models of the updates after the first one.
     """
 
     model: Model
@@ -85,6 +88,7 @@ class Task(NamedTuple):
     metrics: tuple[Any, ...]
     metric_choice: str
     columns: Columns | None
+    others: tuple[Model, ...] = ()
 
 
 class Chosen(NamedTuple):
@@ -95,12 +99,14 @@ class Chosen(NamedTuple):
         resolved: the optimizer without the moving average.
         schedule: the `Schedule` of the run, with all lengths in updates; None: a constant learning rate.
         learning_rate: the base learning rate that the user passed; None: the default of the optimizer or schedule.
+        parts: with updates=, the optimizer of each.
     """
 
     optimizer: optim.Optimizer
     resolved: optim.Optimizer
     schedule: optim.Schedule | None
     learning_rate: float | None
+    parts: tuple[optim.Optimizer, ...] = ()
 
 
 _first_descriptions = Recent(256)  # (argument, description at the end of a run) -> description at its start
@@ -264,7 +270,9 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     if options.regularizers:
         settings = replace(settings, regularizers=by_exact_name(options.regularizers, model, trainable))
     described.add("regularizers", dict(settings.regularizers))
-    plan = checked_plan(model, data, probe, state)
+    models = [model, *task.others]
+    plans = [checked_plan(each, data, probe, state) for each in models]
+    plan = next((each for each in plans if not each.paddable), plans[0])
     if jax.process_count() > 1:
         plan = agreed_plan(plan)
     if is_auto(options.devices):
@@ -278,7 +286,12 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
     logs_steps = options.log_every or any("step_log" in callback.events for callback in options.callbacks)
     names = step_names(metrics) if logs_steps else ()
     placed = model if mesh is None else on_mesh(model, settings.devices)
-    step = make_step(options, placed, chosen, settings, outputs=bool(host_metrics), batch_metrics=bool(names))
+    more = {"outputs": bool(host_metrics), "batch_metrics": bool(names)}
+    if options.updates is None:
+        step = make_step(options, placed, chosen, settings, **more)
+    else:
+        step = make_updates(options, models, chosen, settings, trainable, **more)
+        state = state._replace(metrics=step.totals(state.metrics))
     if rule.sharded:
         settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
@@ -314,6 +327,7 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
     if isinstance(model, Symbol) and isinstance(train_data, Mapping):
         model = lower_with_inputs(model, train_data)
     of_losses = {name: getattr(options, name) for name in ("loss_weights", "loss_per_batch", "gather_outputs")}
+    rest = [model_and_values(model, update.loss, params, aux, **of_losses)[0] for update in (options.updates or ())[1:]]
     model, params, aux = model_and_values(model, options.loss, params, aux, **of_losses)
     try:
         names = ("shuffle", "seed", "label", "sample_weight", "steps_per_epoch")
@@ -341,7 +355,8 @@ def match(model: Any, train_data: Any, eval_data: Any, options: FitOptions, metr
         eval_data = data_of(model, eval_data, size, label=columns, timeout=options.data_timeout)
         if in_job:
             check_alike(eval_data, "evaluation data")
-    return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns)
+    others = tuple([other.bound(probe) for other in rest])
+    return Task(model, params, aux, data, unweighted, eval_data, probe, metrics, choice, columns, others)
 
 
 def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None) -> Chosen:
@@ -357,8 +372,12 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     if schedule is not None:
         updates = num_batches and num_batches * options.num_epoch
         schedule = run_schedule(schedule, options.schedule_params, rate, updates, num_batches)
-    resolved = resolve_optimizer(options.optimizer, options.optimizer_params, model, schedule)
-    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed)
+    resolve, parts = functools.partial(resolve_optimizer, model=model, schedule=schedule), ()
+    if options.updates is None:
+        resolved = resolve(options.optimizer, options.optimizer_params)
+    else:
+        resolved, parts = optimizers_of(options.updates, resolve, model)
+    return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed, parts)
 
 
 def resolve_optimizer(
@@ -398,12 +417,18 @@ def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_par
 
 
 def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
+    options = _ema_options(ema)
+    return optimizer if options is None else optim.ema(optimizer, **options)
+
+
+def _ema_options(ema: Any) -> dict[str, Any] | None:
+    """The arguments of `jfit.optim.ema`; None for None."""
     if ema is None:
-        return optimizer
-    options = ema if isinstance(ema, Mapping) else {"decay": ema}
+        return None
+    options = dict(ema) if isinstance(ema, Mapping) else {"decay": ema}
     if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
         raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
-    return optim.ema(optimizer, **options)
+    return {"decay": 0.999, "debias": True} | options
 
 
 def initial_state(options: FitOptions, task: Task, optimizer: optim.Optimizer) -> TrainState:
@@ -446,6 +471,27 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
         **same,
         **more,
     )
+
+
+def make_updates(
+    options: FitOptions, models: Sequence[Model], chosen: Chosen, settings: Settings, trainable: Mapping[str, Any], **more: Any
+) -> UpdatesStep:
+    """Make the training step of several updates; arguments as of `make_step`, with the model of each update.
+
+    Args:
+        trainable: the parameters that are not frozen, by name.
+    """
+
+    def make(model: Model, part: optim.Optimizer, selected: Sequence[str], frozen: Sequence[str], first: bool) -> Any:
+        schedule = chosen.schedule if part.takes_rate or not chosen.resolved.takes_rate else None
+        own = {name: function for name, function in settings.regularizers.items() if name in selected}
+        of_update = replace(settings, regularizers=own, metrics=settings.metrics if first else ())
+        kept = [options.frozen] if isinstance(options.frozen, str) else options.frozen
+        limited = replace(options, frozen=(*kept, *frozen))
+        return make_step(limited, model, chosen._replace(optimizer=part, schedule=schedule), of_update, **more if first else {})
+
+    assert options.updates is not None
+    return updates_step(options.updates, models, chosen.parts, trainable, make, _ema_options(options.ema))
 
 
 def with_task(settings: Settings, task: Task, chosen: Chosen) -> Settings:

@@ -26,7 +26,10 @@ def test_a_schedule_and_another_base_rate_change_all_learning_rates_by_the_same_
     params = {"out": {"learning_rate": 0.02}, "in/w": {"learning_rate": 0.1}}
     run = fitted(optimizers, optimizer_params=params, schedule="cosine")
     rate = jfit.optim.run_schedule("cosine", None, 1.0, 12, 4)
-    scaled = lambda base: lambda count: base * rate(count + 1, 1.0)
+
+    def scaled(base):
+        return lambda count: base * rate(count + 1, 1.0)
+
     both = {"out": optax.adam(scaled(0.02)), "w": optax.sgd(scaled(0.1)), "b": optax.sgd(scaled(0.3))}
     labels = {"in": {"w": "w", "b": "b"}, "out": "out"}
     assert_close(run.params, by_hand(optax.multi_transform(both, labels)))
@@ -43,7 +46,9 @@ def test_a_schedule_as_the_learning_rate_of_one_optimizer_is_its_own():
 
 
 def test_other_rates_of_several_optimizers_compile_nothing():
-    rates = lambda a, b: {"in/*": {"learning_rate": a}, "*": {"learning_rate": b}}
+    def rates(a, b):
+        return {"in/*": {"learning_rate": a}, "*": {"learning_rate": b}}
+
     fitted({"in/*": "adam", "*": "sgd"}, optimizer_params=rates(0.1, 0.05))
     with jfit.counters.counted() as counts:
         fitted({"in/*": "adam", "*": "sgd"}, optimizer_params=rates(0.2, 0.03))
