@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,15 +40,15 @@ from jfit.lowering.build import lower_with_inputs, model_and_values, split_train
 from jfit.lowering.coupling import warn_per_device
 from jfit.lowering.model import Model, Plan, specs_of, verified_plan
 from jfit.metrics.core import on_devices, on_host
+from jfit.optim.averaging import average
 from jfit.optim.registry import get_for
 from jfit.optim.schedules import run_schedule
-from jfit.optim.several import by_pattern
+from jfit.optim.several import by_pattern, in_proportion
 from jfit.parallel import check_unsharded
 from jfit.parallel.contexts import across, is_auto
 from jfit.parallel.devices import own_positions
 from jfit.parallel.mesh import mesh_devices, mesh_of, on_mesh, split_devices
 from jfit.prepare.options import DECIDING, REPEATED, FitOptions
-from jfit.prepare.updates import optimizers_of, updates_step
 from jfit.programs import Recent, check_shapes
 from jfit.step import train_step
 from jfit.step.batch_check import BatchLabels, check_model_labels
@@ -55,9 +56,9 @@ from jfit.step.fitting import choose_metrics, paired
 from jfit.step.reduce import get as get_reduce
 from jfit.step.reduce import with_local
 from jfit.step.regularizers import by_exact_name
-from jfit.step.state import TrainState, init_state, split_params
+from jfit.step.state import TrainState, init_state, optimizer_of, split_params
 from jfit.step.totals import step_names, zero_totals
-from jfit.step.updates import UpdatesStep
+from jfit.step.updates import UpdatesStep, states_of
 
 Data = ArrayData | StreamData
 
@@ -291,7 +292,7 @@ def prepare(model: Any, train_data: Any, eval_data: Any, options: FitOptions) ->
         step = make_step(options, placed, chosen, settings, **more)
     else:
         step = make_updates(options, models, chosen, settings, trainable, **more)
-        state = state._replace(metrics=step.totals(state.metrics))
+        state = state._replace(metrics=zero_totals(metrics, step.logged, model.num_losses))
     if rule.sharded:
         settings = replace(settings, devices=split_devices(settings.devices, step))
     evaluate = _evaluation(task, options, settings, state)
@@ -376,7 +377,8 @@ def choose_optimizer(options: FitOptions, model: Model, num_batches: int | None)
     if options.updates is None:
         resolved = resolve(options.optimizer, options.optimizer_params)
     else:
-        resolved, parts = optimizers_of(options.updates, resolve, model)
+        parts = tuple(in_proportion([resolve(update.optimizer, update.optimizer_params) for update in options.updates]))
+        resolved = states_of(options.updates, [optimizer_of(part, model) for part in parts])
     return Chosen(_with_average(resolved, options.ema), resolved, schedule, passed, parts)
 
 
@@ -417,14 +419,11 @@ def _passed_rate(optimizer: Any, learning_rate: Any, schedule: Any, schedule_par
 
 
 def _with_average(optimizer: optim.Optimizer, ema: Any) -> optim.Optimizer:
-    options = _ema_options(ema)
-    return optimizer if options is None else optim.ema(optimizer, **options)
+    return optimizer if ema is None else optim.ema(optimizer, **_ema_options(ema))
 
 
-def _ema_options(ema: Any) -> dict[str, Any] | None:
-    """The arguments of `jfit.optim.ema`; None for None."""
-    if ema is None:
-        return None
+def _ema_options(ema: Any) -> dict[str, Any]:
+    """The arguments of `jfit.optim.ema`."""
     options = dict(ema) if isinstance(ema, Mapping) else {"decay": ema}
     if unknown := [repr(name) for name in options if name not in ("decay", "debias")]:
         raise ValueError(f"ema has {', '.join(unknown)}; expected a dict with 'decay' and 'debias', as jfit.optim.ema has them")
@@ -476,22 +475,27 @@ def make_step(options: FitOptions, model: Model, chosen: Chosen, settings: Setti
 def make_updates(
     options: FitOptions, models: Sequence[Model], chosen: Chosen, settings: Settings, trainable: Mapping[str, Any], **more: Any
 ) -> UpdatesStep:
-    """Make the training step of several updates; arguments as of `make_step`, with the model of each update.
+    """Make the training step of several updates.
 
     Args:
+        options, chosen, settings: as for `make_step`.
+        models: the model of each update, with its loss.
         trainable: the parameters that are not frozen, by name.
+        **more: other arguments of the `train_step` of the first update.
     """
-
-    def make(model: Model, part: optim.Optimizer, selected: Sequence[str], frozen: Sequence[str], first: bool) -> Any:
-        schedule = chosen.schedule if part.takes_rate or not chosen.resolved.takes_rate else None
+    updates, steps = options.updates or (), list[Any]()
+    kept = [options.frozen] if isinstance(options.frozen, str) else options.frozen
+    for update, model, part in zip(updates, models, chosen.parts, strict=True):
+        selected = update.select(list(trainable))
+        others = [glob.escape(name) for name in trainable if name not in selected]
         own = {name: function for name, function in settings.regularizers.items() if name in selected}
-        of_update = replace(settings, regularizers=own, metrics=settings.metrics if first else ())
-        kept = [options.frozen] if isinstance(options.frozen, str) else options.frozen
-        limited = replace(options, frozen=(*kept, *frozen))
-        return make_step(limited, model, chosen._replace(optimizer=part, schedule=schedule), of_update, **more if first else {})
-
-    assert options.updates is not None
-    return updates_step(options.updates, models, chosen.parts, trainable, make, _ema_options(options.ema))
+        of_update = replace(settings, regularizers=own, metrics=() if steps else settings.metrics)
+        schedule = chosen.schedule if part.takes_rate or not chosen.resolved.takes_rate else None
+        choice = chosen._replace(optimizer=part, schedule=schedule)
+        limited = replace(options, frozen=(*kept, *others))
+        steps.append(make_step(limited, model, choice, of_update, **{} if steps else more))
+    ema = None if options.ema is None else functools.partial(average, **_ema_options(options.ema))
+    return UpdatesStep(tuple(steps), tuple(u.name for u in updates), tuple(u.every for u in updates), ema)
 
 
 def with_task(settings: Settings, task: Task, chosen: Chosen) -> Settings:

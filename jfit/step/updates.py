@@ -130,39 +130,36 @@ class UpdatesStep:
         """How gradients are reduced over devices, see `TrainStep`."""
         return self.steps[0].reduce
 
-    def totals(self, totals: Totals) -> Totals:
-        """Add the sums of the values that are logged by name to those of the first update, which are initial values."""
-        logged = {f"{name}_loss": jnp.zeros((2, 2), float) for name in self.names}
-        for name, step in zip(self.names, self.steps, strict=True):
-            logged |= {f"{name}_{key}": jnp.zeros((2, 2), float) for key in step.model.logged}
-        return totals._replace(logged=logged)
+    @property
+    def logged(self) -> list[str]:
+        """Names of the values that are logged: the loss of each update, and what its loss function returns."""
+        return [f"{n}_{key}" for n, step in zip(self.names, self.steps, strict=True) for key in ("loss", *step.model.logged)]
 
     def __call__(self, state: TrainState, batch: Any, *, axis_name: str | None = None) -> tuple[TrainState, StepOut]:
         """Compute all updates of one step: (new state, results of the first update)."""
         averages = state.opt_state if isinstance(state.opt_state, EmaState) else None
         inner = list(state.opt_state if averages is None else averages.inner)
-        params, aux, sums, outs = state.params, state.aux, [], []
+        current, outs, sums = state, list[StepOut](), list[Totals]()
         for i, (step, every) in enumerate(zip(self.steps, self.every, strict=True)):
-            blank = zero_totals(() if i else step.metrics, step.model.logged, step.model.num_losses)
-            blank = blank if i or state.metrics is None else blank._replace(metrics=state.metrics.metrics)
+            blank = zero_totals((), step.model.logged, step.model.num_losses)
+            of_batch = blank._replace(metrics=() if i else state.metrics.metrics)
             key = jax.random.fold_in(typed_key(state.key), i)
-            before = state._replace(params=params, aux=aux, opt_state=inner[i], metrics=blank, key=key)
-            one = functools.partial(_one_update, step, before, batch, axis_name)
+            before = current._replace(step=state.step, opt_state=inner[i], metrics=of_batch, key=key)
+            run = functools.partial(step, batch=batch, axis_name=axis_name)
             if every == 1:
-                changed, out = one()
+                current, out = run(before)
                 outs.append(out)
             else:
-                changed = lax.cond((state.step + 1) % every == 0, lambda one=one: one()[0], lambda s=before: _changed(s))
-            params, aux, inner[i], of_batch = changed
-            sums.append(of_batch)
+                is_turn = (state.step + 1) % every == 0
+                current = lax.cond(is_turn, lambda s, run=run: run(s)[0], lambda s: s._replace(step=s.step + 1), before)
+            inner[i] = current.opt_state
+            sums.append(current.metrics)
         opt_state: Any = tuple(inner)
         if averages is not None:
-            opt_state = self.average(averages, {name: params[name] for name in averages.ema_params}, opt_state)
-        after = state._replace(step=state.step + 1, params=params, aux=aux, opt_state=opt_state)
-        if state.metrics is None:
-            return after, outs[0]._replace(first_bad_step=None)
+            opt_state = self.average(averages, {name: current.params[name] for name in averages.ema_params}, opt_state)
         totals = self._folded(state.metrics, sums)
-        return after._replace(metrics=totals), outs[0]._replace(first_bad_step=totals.first_bad_step)
+        after = current._replace(opt_state=opt_state, metrics=totals, key=state.key)
+        return after, outs[0]._replace(first_bad_step=totals.first_bad_step)
 
     def _folded(self, totals: Totals, sums: Sequence[Totals]) -> Totals:
         """Add the sums of one batch, those of each update, to the running sums."""
@@ -175,12 +172,3 @@ class UpdatesStep:
             logged |= {f"{name}_{key}": added(logged[f"{name}_{key}"], x) for key, x in values.items()}
             bad = jnp.where(bad < 0, of_batch.first_bad_step, bad)
         return Totals(added(totals.loss, exact(sums[0].loss)), bad, sums[0].metrics, logged)
-
-
-def _one_update(step: TrainStep, before: TrainState, batch: Any, axis_name: str | None) -> tuple[Any, StepOut]:
-    after, out = step(before, batch, axis_name=axis_name)
-    return _changed(after), out
-
-
-def _changed(state: TrainState) -> Any:
-    return state.params, state.aux, state.opt_state, state.metrics
