@@ -191,7 +191,8 @@ def fit(
         sync_batch_stats: whether BatchNorm computes its statistics over the rows of all devices, instead of separately on
             each device as MXNet does.
         ema: decay of an exponential moving average of the parameters, such as 0.999; or a dict of the arguments of
-            `jfit.optim.ema`, which has the formula.  The average of the trainable parameters is updated in every step.
+            `jfit.optim.ema`, such as {"decay": 0.999, "debias": False}.  By default the bias towards the initial parameters is
+            corrected, as in `optax.ema`; with debias=False the average starts from them.  The average of the trainable parameters is updated in every step.
             Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
             averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
         log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see

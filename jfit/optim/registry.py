@@ -112,7 +112,8 @@ def get(spec: Any, **params: Any) -> Optimizer:
 
     Args:
         spec: case-insensitive name of one of jfit's optimizers (`OPTIMIZERS`) or of one in optax or optax.contrib, or an optax
-            transformation.  If jfit and optax share a name, it means jfit's; pass optax's as an instance: `optax.lamb(...)`.
+            transformation.  If jfit and optax share a name, it means jfit's, with the arithmetic of MXNet; pass optax's as an
+            instance: `optax.lamb(...)`.  (`fit`, `init_state` and `train_step`, which know the model, use optax's for functions.)
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
