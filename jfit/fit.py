@@ -192,9 +192,10 @@ def fit(
             each device as MXNet does.
         ema: decay of an exponential moving average of the parameters, such as 0.999; or a dict of the arguments of
             `jfit.optim.ema`, such as {"decay": 0.999, "debias": False}.  By default the bias towards the initial parameters is
-            corrected, as in `optax.ema`; with debias=False the average starts from them.  The average of the trainable parameters is updated in every step.
-            Evaluation, `run.score`, `run.predict` and `run.params` use it; `run.raw_params` are the parameters without
-            averaging.  Moving statistics (BatchNorm) are those of training.  Default: no average.
+            corrected, as in `optax.ema`; with debias=False the average starts from them.  The average of the trainable
+            parameters is updated in every step.  Evaluation, `run.score`, `run.predict` and `run.params` use it;
+            `run.raw_params` are the parameters without averaging.  Moving statistics (BatchNorm) are those of training.
+            Default: no average.
         log_every: record loss, learning rate and metrics of the batch of every k-th step in `run.history.steps` (see
             `jfit.callbacks.Event` for callbacks with "step_log" events).  They are read some dispatches later, without waiting
             for the devices.  Metrics that run on the host, or are arrays, are left out.  Each recorded step adds about 100

@@ -49,8 +49,8 @@ def ema(optimizer: Any, decay: float | Callable[[Any], Any] = 0.999, *, debias: 
 
     Args:
         optimizer: the wrapped optimizer: a name (of MXNet's optimizer if there is one, also for functions, see
-            `jfit.optim.get`), a `jfit.optim` optimizer or an optax transformation.  `ema` must be outermost, because it adds the
-            updates to the parameters.
+            `jfit.optim.get`), a `jfit.optim` optimizer or an optax transformation.  `ema` must be outermost, because it adds
+            the updates to the parameters.
         decay: number from 0 to below 1; or a function t -> d(t) of the traced update number, which replaces both formulas: a
             warm-up is `lambda t: jnp.minimum(0.999, (1 + t) / (10 + t))`.
         debias: whether to correct the bias towards the initial parameters, see above.

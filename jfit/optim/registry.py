@@ -113,7 +113,7 @@ def get(spec: Any, **params: Any) -> Optimizer:
     Args:
         spec: case-insensitive name of one of jfit's optimizers (`OPTIMIZERS`) or of one in optax or optax.contrib, or an optax
             transformation.  If jfit and optax share a name, it means jfit's, with the arithmetic of MXNet; pass optax's as an
-            instance: `optax.lamb(...)`.  (`fit`, `init_state` and `train_step`, which know the model, use optax's for functions.)
+            instance: `optax.lamb(...)`.  (`fit`, `init_state` and `train_step` know the model, and use optax's for functions.)
         **params: parameters of a named optimizer; `learning_rate` may be a number or a schedule.
 
     Returns:
@@ -317,9 +317,7 @@ def _of_optax(name: str, params: Mapping[str, Any]) -> Optimizer:
         inner = make(**own, learning_rate=start).init(_masters(params, master))
         return NamedState(inner, jnp.zeros((), jnp.int32) if callable(rate) else None, master)
 
-    def update(
-        grads: Any, state: NamedState, params: Any = None, *, learning_rate: Any = None, **extra: Any
-    ) -> tuple[Any, NamedState]:
+    def update(grads: Any, state: NamedState, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> Any:
         current = rate_at(rate, state.count) if learning_rate is None else learning_rate
         traced = {key: _weak(getattr(numbers, key)) for key in numbers.values}
         transform = optax.with_extra_args_support(make(**own | traced, learning_rate=_weak(current)))
@@ -332,17 +330,13 @@ def _of_optax(name: str, params: Mapping[str, Any]) -> Optimizer:
             updates, master = (tree.unflatten(part) for part in zip(*pairs, strict=True))
         return updates, NamedState(inner, None if state.count is None else state.count + 1, master)
 
-    fields = {"takes_rate": True, "base_lr": rate, "name": name, "multi_precision": masters}
-    optimizer = Optimizer(
-        init, update, **fields, multiplied={"lr_mult": tuple(lr_mult) if isinstance(lr_mult, Mapping) else ()}
-    )
-    settings = {key: value for key, value in (own | {"lr_mult": lr_mult}).items() if key not in numbers.values}
-    # `init` of the others may depend on the learning rate, which keys do not have
-    return (
-        optimizer.keyed(make, settings, masters, rate if callable(rate) else None, numbers=(numbers,))
-        if is_shared
-        else optimizer
-    )
+    listed = {"lr_mult": tuple(lr_mult)} if isinstance(lr_mult, Mapping) else {}
+    fields = {"takes_rate": True, "base_lr": rate, "name": name, "multi_precision": masters, "multiplied": listed}
+    optimizer = Optimizer(init, update, **fields)
+    if not is_shared:  # `init` may depend on the learning rate, which keys do not have
+        return optimizer
+    settings = {key: value for key, value in params.items() if key not in (*numbers.values, "learning_rate")}
+    return optimizer.keyed(make, settings, rate if callable(rate) else None, numbers=(numbers,))
 
 
 def _weak(x: Any) -> Array:

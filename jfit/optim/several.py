@@ -47,10 +47,8 @@ def by_pattern(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         names = list(flatten_names(params)[0])
         found = [next((p for p in parts if fnmatch.fnmatchcase(name, p)), None) for name in names]
         if None in found:
-            remedy = 'add a pattern for it, such as "*" as the last one, or name it in frozen='
-            raise ValueError(
-                f"optimizer= has the patterns {list(parts)}, and none matches {names[found.index(None)]!r}; {remedy}"
-            )
+            problem = f"optimizer= has the patterns {list(parts)}, and none matches {names[found.index(None)]!r}"
+            raise ValueError(f'{problem}; add a pattern for it, such as "*" as the last one, or name it in frozen=')
         if unused := [p for p in parts if p not in found]:
             problem = f"optimizer= has the pattern {unused[0]!r}, but no trainable parameter is left for it"
             raise ValueError(f"{problem}; the first pattern that matches a name counts, the names are {names[:20]}")
@@ -103,7 +101,6 @@ def in_proportion(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     Example:
         >>> from jfit import optim
         >>> parts = in_proportion([optim.get(optax.sgd(1.0)), optim.sgd(0.2), optim.adam(0.1)])
-        >>> parts = in_proportion([optim.get(optax.sgd(1.0)), optim.sgd(0.2), optim.adam(0.1)])
         >>> [o.base_lr if o.takes_rate else None for o in parts]
         [None, 0.2, 0.2]
     """
@@ -115,9 +112,11 @@ def in_proportion(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def _in_proportion(optimizer: Optimizer, rate: float | None, base: float | None) -> Optimizer:
-    if rate == base and rate is not None:
+    if rate is None or base is None:
+        return Optimizer(*optimizer, **vars(optimizer) | {"takes_rate": False})
+    if rate == base:
         return optimizer
-    numbers = Constants(ratio=None if rate is None or base is None else rate / base)
+    numbers = Constants(ratio=rate / base)
 
     def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any = None, **extra: Any) -> tuple[Any, Any]:
         scaled = None if learning_rate is None else learning_rate * numbers.ratio
@@ -126,7 +125,5 @@ def _in_proportion(optimizer: Optimizer, rate: float | None, base: float | None)
     def for_graph(names: Sequence[str], fixed: Sequence[str]) -> Optimizer:
         return _in_proportion(optimizer.in_order(names, fixed), rate, base)
 
-    if rate is None:
-        return Optimizer(*optimizer, **vars(optimizer) | {"takes_rate": False})
     fields = {"base_lr": base, "for_graph": None if optimizer.for_graph is None else for_graph}
     return Optimizer(optimizer.init, update, **vars(optimizer) | fields).keyed(in_proportion, optimizer, numbers=(numbers,))

@@ -389,10 +389,9 @@ def resolve_optimizer(
     params = dict(optimizer_params or {})
     if isinstance(optimizer, Mapping):
         if unknown := [name for name in params if name not in optimizer or not isinstance(params[name], Mapping)]:
-            problem = (
-                f"optimizer_params has {unknown[0]!r}; with a dict of optimizers, expected a dict of parameters for each of"
-            )
-            raise ValueError(f"{problem} {list(optimizer)}, such as {{{next(iter(optimizer))!r}: {{'learning_rate': 0.01}}}}")
+            expected = f"with a dict of optimizers, expected a dict of parameters for each of {list(optimizer)}"
+            example = f"{{{next(iter(optimizer))!r}: {{'learning_rate': 0.01}}}}"
+            raise ValueError(f"optimizer_params has {unknown[0]!r}; {expected}, such as {example}")
         return by_pattern({p: resolve_optimizer(o, params.get(p), model, schedule) for p, o in optimizer.items()})
     attrs = {} if model.symbol is None else model.symbol.attr_dict()
     for kind in ("lr_mult", "wd_mult"):

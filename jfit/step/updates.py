@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jfit.checks import integer, matching, positive_integer
+from jfit.checks import matching, positive_integer
 from jfit.metrics.core import added, exact
 from jfit.optim import EmaState, Optimizer
 from jfit.optim.core import StateSpec
@@ -35,7 +35,8 @@ class Update:
     - The updates share the parameters, the auxiliary states and the random key, of which update number k, from 0, uses
       `jax.random.fold_in(key, k)`.  Each has its own optimizer state, with the count of its own updates.
     - `state.base_lr` is the learning rate of the first optimizer by name.  Those of the other optimizers by name keep their
-      ratio to it; a `schedule` or `run.set_base_lr` changes all of them by the same factor.  The history has this rate as "lr".
+      ratio to it; a `schedule` or `run.set_base_lr` changes all of them by the same factor.  If the first update has an
+      optimizer by name, the history has its learning rate as "lr".
     - "loss", the metrics and the evaluation are those of the first update.  The mean loss of each update over the steps in
       which it ran is logged as "<name>_loss", and values that its loss function returns as "<name>_<value>".
     - `clip_norm`, `clip_value`, `regularizers` and `micro_batches` of `fit` are those of each update.  `ema` averages the
@@ -74,7 +75,6 @@ class Update:
     name: str = ""
 
     def __post_init__(self) -> None:
-        integer(every=self.every)
         positive_integer(every=self.every)
         first = self.params if isinstance(self.params, str) else self.params[0]
         vars(self)["name"] = self.name or first.rstrip("*").rstrip("/._") or "update"
@@ -105,7 +105,9 @@ def states_of(updates: Sequence[Update], optimizers: Sequence[Optimizer]) -> Opt
     base = next((o.base_lr for o in optimizers if o.takes_rate), None)
     name = ", ".join(f"{u.name}: {o.name}" for u, o in zip(updates, optimizers, strict=True))
     spec = StateSpec({}, False, None)  # as optimizers of parameters by name, which `in_structure` does not wrap
-    made = Optimizer(init, update, takes_rate=base is not None, base_lr=base, name=name, state_spec=spec)
+    multiplied = {kind: [n for o in optimizers for n in o.multiplied.get(kind, ())] for kind in ("lr_mult", "wd_mult")}
+    fields = {"takes_rate": base is not None, "base_lr": base, "name": name, "state_spec": spec, "multiplied": multiplied}
+    made = Optimizer(init, update, **fields)
     return made.keyed(states_of, tuple(u.params for u in updates), tuple(optimizers))
 
 
