@@ -313,9 +313,9 @@ def notebook_page(text: str) -> str:
 def readme_pages(text: str) -> dict[str, str]:
     """Split README into the first page and the tour."""
     start, end = text.index("## The tour"), text.index("## What is included")
-    pointer = "## Next\n\nContinue with [the tour](tour.md). If you know MXNet, read [Coming from MXNet](from_mxnet.md).\n\n"
+    pointer = "## Next\n\nContinue with [models](models.md), or [the tour](tour.md) of jfit.\n\n"
     tour = re.sub(r"^##(#?) ", r"#\1 ", text[start:end], flags=re.MULTILINE)
-    tour = tour.replace("of the example above", "of the example on the [first page](README.md)")
+    tour = tour.replace("of the examples above", "of the examples on the [first page](README.md)")
     first = with_site_links(text[:start], "README.md", "index.md") + pointer
     return {
         "index.md": first + with_site_links(text[end:], "README.md", "index.md"),

@@ -1,11 +1,10 @@
-"""What the processes of a job tell each other through the store in rank 0: values that all exchange, a log that all read."""
+"""Values that all processes of a job exchange through the store in rank 0."""
 
 from __future__ import annotations
 
 import collections
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ class Channel:
 
     def __init__(self, store: Store, rank: int, count: int) -> None:
         self._store, self._rank, self._count = store, rank, count
-        self._lock, self._numbers = threading.Lock(), collections.Counter[str]()
+        self._numbers = collections.Counter[str]()
         self.open: set[str] = set()
         self.error: JobError | None = None
 
@@ -49,26 +48,24 @@ class Channel:
             JobError: the job has ended.
             TypeError: the value is not JSON.
         """
-        kind, data = _packed(value)
+        data = _packed(value)
         large = len(data) >= LARGE and threading.current_thread() is threading.main_thread()
-        content = b"large " + kind + b"%d" % len(data) if large else kind + data
+        content = b"large %d" % len(data) if large else data
         key = self._put(name, content)
         self.open.add(key)
         try:
-            received = [content if rank == self._rank else self._wait(f"{key}/{rank}") for rank in range(self._count)]
+            received = [content if rank == self._rank else self.wait(f"{key}/{rank}") for rank in range(self._count)]
         finally:
             self.open.discard(key)
-        number = int(key.rpartition("#")[2])
-        if self._rank == 0 and number > 1:  # all have sent this value, so all have read the one before
-            self._store.delete(f"value/{name}#{number - 1}")
+        self._done(key)
         for rank, content in enumerate(received):
             if content.startswith(b"large "):
-                received[rank] = content[6:7] + self._sent_by_devices(rank, int(content[7:]), data)
+                received[rank] = self._sent_by_devices(rank, int(content[6:]), data)
         return [json.loads(content[1:]) if content[:1] == b"j" else content[1:] for content in received]
 
     def post(self, name: str, value: Any) -> None:
         """Send a value without waiting for those of the others.  The process must not send one under this name again."""
-        self._put(name, b"".join(_packed(value)))
+        self._done(self._put(name, _packed(value)))
 
     def missing(self, open_by: dict[int, list[str]]) -> dict[str, list[int]]:
         """Return {name of an exchange in which processes wait: ranks that have not sent their value}.
@@ -76,26 +73,37 @@ class Channel:
         Args:
             open_by: rank -> the attribute `open` of that process at its last heartbeat.
         """
-        keys = {key for waits in open_by.values() for key in waits}
-        others = {key: [rank for rank in range(self._count) if key not in open_by.get(rank, ())] for key in keys}
-        absent = {key: [r for r in ranks if self._store.get(f"{key}/{r}") is None] for key, ranks in others.items()}
-        return {key.removeprefix("value/"): ranks for key, ranks in absent.items() if ranks}
+        result = {}
+        for key in {key for keys in open_by.values() for key in keys}:
+            sent = self._store.all(key)  # nothing: since its heartbeat, all have read the values
+            ranks = [rank for rank in range(self._count) if key not in open_by.get(rank, ()) and str(rank) not in sent]
+            if sent and ranks:
+                result[key.removeprefix("value/")] = ranks
+        return result
+
+    def wait(self, key: str) -> bytes:
+        """Return a value of the store, as soon as it has one.
+
+        Raises:
+            JobError: the job has ended.
+        """
+        while self.error is None:
+            if (content := self._store.get(key, _WAIT)) is not None:
+                return content
+        raise self.error
 
     def _put(self, name: str, content: bytes) -> str:
-        with self._lock:
-            if self.error is not None:
-                raise self.error
-            self._numbers[name] += 1
-            key = f"value/{name}#{self._numbers[name]}"
+        if self.error is not None:
+            raise self.error
+        self._numbers[name] += 1
+        key = f"value/{name}#{self._numbers[name]}"
         self._store.set(f"{key}/{self._rank}", content)
         return key
 
-    def _wait(self, key: str) -> bytes:
-        while True:
-            if self.error is not None:
-                raise self.error
-            if (content := self._store.get(key, _WAIT)) is not None:
-                return content
+    def _done(self, key: str) -> None:
+        """This process needs the values of an exchange no more; the last one removes them."""
+        if self._store.count(f"{key}/done") == self._count:
+            self._store.delete(key)
 
     def _sent_by_devices(self, rank: int, size: int, data: bytes) -> bytes:
         from jax.experimental import multihost_utils
@@ -108,49 +116,5 @@ class Channel:
         return b"".join(pieces)[:size]
 
 
-class Log:
-    """Messages that all processes read in the same order, so that all of them draw the same conclusions.
-
-    Args:
-        store: the store of the job.
-
-    Attributes:
-        handlers: type of a message -> `handler(message)`, called on the thread that reads.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._next = store, 0
-        self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
-
-    def append(self, kind: str, **message: Any) -> None:
-        """Add a message after those that were added before.
-
-        Raises:
-            JobError: rank 0 is gone.
-        """
-        number, content = self._next, json.dumps({"type": kind, **message}).encode()
-        while not self._store.add(f"log/{number}", content):
-            number += 1
-
-    def read(self, seconds: float) -> None:
-        """Wait for the next message, at most so many seconds, and call its handler.
-
-        Raises:
-            JobError: rank 0 is gone.
-        """
-        if (content := self._store.get(f"log/{self._next}", seconds)) is not None:
-            self._next += 1
-            message = json.loads(content)
-            if handler := self.handlers.get(message["type"]):
-                handler(message)
-
-
-def _packed(value: Any) -> tuple[bytes, bytes]:
-    if isinstance(value, bytes):
-        return b"b", value
-    try:
-        return b"j", json.dumps(value).encode()
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"exchange: the value cannot be sent as JSON ({error}); pass numbers, texts, lists, dicts or bytes"
-        ) from None
+def _packed(value: Any) -> bytes:
+    return b"b" + value if isinstance(value, bytes) else b"j" + json.dumps(value).encode()

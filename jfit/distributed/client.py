@@ -5,16 +5,15 @@ JAX has its client as a private name, so this is the only module that uses it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from jfit.distributed.settings import Settings
 
 _HEARTBEAT = 300  # seconds without one after which JAX ends the job, if jfit's watchdog has not
 _ANSWERS = ("NOT_FOUND", "ALREADY_EXISTS")
+_LOST = ("UNAVAILABLE", "CANCELLED")  # there is no connection, or it ends
 _LOOPBACK = ("127.", "localhost:", "[::1]:")  # with another address, JAX listens on all interfaces, or on those it is told
 _handlers: list[Any] = []  # of SIGABRT; C keeps no reference to them
 
@@ -59,9 +59,13 @@ class Store:
 
     def add(self, key: str, value: bytes) -> bool:
         """Store a value unless the key has one; return whether it was stored."""
-        while (stored := self._call("key_value_set_bytes", key, value, False, late="late")) == "late":  # stored or not: unknown
+        while (stored := self._call("key_value_set_bytes", key, value, False)) is None:  # late: stored or not
             pass
-        return stored is not False
+        return stored
+
+    def count(self, key: str) -> int:
+        """Add 1 to a number, which begins with 0, and return it; 0 if the service answers too late."""
+        return self._call("key_value_increment", key, 1) or 0
 
     def get(self, key: str, seconds: float = 0.0) -> bytes | None:
         """Return a value; wait until it is stored, at most so many seconds, then return None."""
@@ -74,12 +78,8 @@ class Store:
         return {key.rpartition("/")[2]: value for key, value in self._call("key_value_dir_get_bytes", f"{folder}/") or ()}
 
     def delete(self, folder: str) -> None:
-        """Remove the values whose keys are `folder/...`."""
+        """Remove the value of a key, and those whose keys are `folder/...`."""
         self._call("key_value_delete", folder)
-
-    def wait_for(self, ranks: list[int], seconds: float) -> None:
-        """Wait until processes of these ranks have called this function, at most so many seconds."""
-        self._call("wait_at_barrier", "end", int(1000 * seconds), ranks)
 
     def close(self) -> None:
         """Refuse calls, and wait for those of other threads: Python must not end while one is in C++ code."""
@@ -87,13 +87,14 @@ class Store:
         while self._calling:
             time.sleep(0.01)
 
-    def _call(self, method: str, key: str, *args: Any, late: Any = False) -> Any:
+    def _call(self, method: str, key: str, *args: Any) -> Any:
         """Call a method of the client.
 
         Returns:
-            Its result; False: the service answered no; `late`: the time is over, and the service may be stopped.
+            Its result, or True; False: the service answered no; None: the time is over, and the service may be stopped.
 
         Raises:
+            RuntimeError: the service refused the call.
             Unreachable: the service is gone.
         """
         self._calling.add(threading.get_ident())
@@ -102,15 +103,18 @@ class Store:
                 raise Unreachable("this process has left its job")
             result = getattr(self._client, method)(self._prefix + key, *args)
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error):
-                return late
-            if not any(answer in str(error) for answer in _ANSWERS):
-                raise Unreachable(f"the connection to rank 0 was lost ({str(error).partition(chr(10))[0][:200]})") from None
+            status, line = str(error).partition(":")[0], str(error).partition("\n")[0][:200]
+            if status == "DEADLINE_EXCEEDED":
+                return None
+            if status in _LOST:
+                raise Unreachable(f"the connection to rank 0 was lost ({line})") from None
+            if status not in _ANSWERS:
+                raise RuntimeError(f"JAX's store in rank 0 refused {method}({key!r}) ({line})") from None
             result = False
         finally:
             self._calling.discard(threading.get_ident())
         self.answers += 1
-        return result
+        return True if result is None else result
 
 
 def start(settings: Settings | None, timeout: float, local_devices: Any = None) -> tuple[Any, int, int]:
@@ -150,24 +154,21 @@ def start(settings: Settings | None, timeout: float, local_devices: Any = None) 
     except RuntimeError:
         if state.client is None:
             raise  # JAX has computed something, or cannot listen
-        raise JobError(_problem(_abandoned(), settings, timeout)) from None
+        raise JobError(_problem(disconnect(), settings, timeout)) from None
     finally:
         _jax.get_distributed_runtime_service, _jax.get_distributed_runtime_client = service, client
     return state.client, state.num_processes, state.process_id
 
 
-def _abandoned() -> str:
-    """Forget a connection that failed, and return the status that its client reports."""
+def disconnect() -> str:
+    """End the connection of a job that does not begin, so that another may; return the status that its client reports."""
     state, status = _runtime.global_state, ""
     try:
-        if state.client is not None:
-            state.client.shutdown()
+        state.shutdown()
     except jax.errors.JaxRuntimeError as error:
         status = str(error).partition("Agent status: ")[2].removeprefix("%s").partition("\nRPC")[0].strip()
-    state.client = None
-    if state.service is not None:
-        state.service.shutdown()
-        state.service = None
+        state.client = None
+        state.shutdown()  # of the service
     return status
 
 
@@ -183,9 +184,8 @@ def _problem(status: str, settings: Settings | None, timeout: float) -> str:
     if "incarnation" in status:
         return f"another process has joined as rank {rank}; give each its own, and end processes of earlier launches"
     if "Unexpected task" in status:
-        return (
-            f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes; pass the same number to all"
-        )
+        found = f"this process is rank {rank} of {count}, but rank 0 was started for fewer processes"
+        return f"{found}; pass the same number to all"
     return (
         f"rank {rank} could not connect to rank 0 at {settings.coordinator} within {timeout:.0f} s ({status}); check "
         f"that its process runs, and that this address is its own, reachable from here; it comes from {settings.source}"
@@ -198,22 +198,19 @@ def wait_for_port(settings: Settings, timeout: float) -> None:
     Raises:
         JobError: the port is still in use.
     """
-    end = time.monotonic() + timeout
-    while _listens(int(settings.coordinator.rpartition(":")[2])):
-        if time.monotonic() >= end:
-            raise JobError(
-                f"rank 0 cannot listen at {settings.coordinator}: another program has the port, or an earlier job still runs; "
-                f"pass another port; the address comes from {settings.source}"
-            )
+    end, port = time.monotonic() + timeout, int(settings.coordinator.rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
+    while True:
+        try:
+            socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise JobError(
+                    f"rank 0 cannot listen at {settings.coordinator}: another program has the port, or an earlier job still "
+                    f"runs ({error}); pass another port; the address comes from {settings.source}"
+                ) from None
         time.sleep(0.1)
-
-
-def _listens(port: int) -> bool:
-    rows: list[list[str]] = []
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # not Linux
-            rows += [line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:]]
-    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)  # 0A: it listens
 
 
 def on_abort(function: Callable[[], None] | None) -> None:

@@ -8,15 +8,14 @@ import json
 import os
 import socket
 import sys
-import time
 from typing import Any
 
 import jax
 
 from jfit import activity, counters, interrupts
 from jfit.activity import Doing
-from jfit.distributed.channel import Channel, Log
-from jfit.distributed.client import Store, start, wait_for_port
+from jfit.distributed.channel import Channel
+from jfit.distributed.client import Store, disconnect, start, wait_for_port
 from jfit.distributed.errors import JobError
 from jfit.distributed.hooks import install
 from jfit.distributed.monitor import EXCHANGING, LAST_EXCHANGE, Monitor, Peer, place_of, start_of
@@ -46,11 +45,10 @@ class Job:
     """
 
     def __init__(self, rank: int, peers: list[Peer], store: Store, watchdog: float) -> None:
-        log = Log(store)
         self.rank, self.peers, self.store, self.channel = rank, peers, store, Channel(store, rank, len(peers))
-        self.monitor = Monitor(rank, peers, store, log, self.channel, watchdog)
-        self.stops = Stops(self.channel, log, rank, len(peers), self.monitor.later)
-        self.monitor.start()
+        self.monitor = Monitor(rank, peers, store, self.channel, watchdog)
+        self.stops = Stops(store, self.channel, self.monitor.later)
+        self.monitor.start(self.stops.listen)
         install(self.monitor)
         interrupts.use_flags(lambda: AgreedFlag(self.stops))
 
@@ -127,7 +125,11 @@ def init(
         what = "the variables of torchrun (RANK, WORLD_SIZE) nor a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU)"
         print(f"jfit.distributed.init: this job is one process: neither {what} were found", file=sys.stderr)
         return
-    _job = _joined(client, count, number, timeout, watchdog)
+    try:
+        _job = _joined(client, count, number, timeout, watchdog)
+    except JobError:
+        disconnect()  # `init` may be called again
+        raise
     counters.listen()  # the ends of compilations
     show_once(number, socket.gethostname())
     atexit.register(_at_exit)  # after JAX has registered its own function, so that it is called before that one
@@ -223,10 +225,9 @@ def shutdown() -> None:
     global _job
     if _job is None:
         return
-    job = _job
     with Doing(activity.END, "at the end of its script"):
-        job.channel.exchange(LAST_EXCHANGE, None)
-    _job = None
+        _job.channel.exchange(LAST_EXCHANGE, None)
+    job, _job = _job, None
     job.monitor.stop()
     interrupts.use_flags(None)
     jax.distributed.shutdown()
@@ -247,14 +248,14 @@ def _joined(client: Any, count: int, rank: int, timeout: float, watchdog: float)
         JobError: in all processes, if one was started for another job than rank 0.
     """
     token, pid = token_of(count), os.getpid()
-    greetings, end = Store(client, "greetings"), time.monotonic() + timeout
+    greetings = Store(client, "greetings")
     versions = f"jfit {sys.modules['jfit'].__version__}, jax {jax.__version__}"
     about = {"host": socket.gethostname(), "pid": pid, "place": place_of(), "start": start_of(pid)}
     about |= {"token": token, "num_processes": count, "versions": versions}
     greetings.set(str(rank), json.dumps(about).encode())
     peers, first = [], {}
     for other in range(count):
-        greeting = greetings.get(str(other), max(end - time.monotonic(), 0.01))
+        greeting = greetings.get(str(other), timeout)
         if greeting is None:
             raise JobError(f"rank {other} of {count} has connected to rank 0, but did not greet within {timeout:.0f} s")
         about = json.loads(greeting)

@@ -9,8 +9,8 @@ Every process has a thread that stores a heartbeat about every second, with what
 - Processes that all wait, for different things, for `DEADLOCK` times the watchdog's seconds wait for each other.
 
 Every process looks whether the others on its host live, and whether the store answers.  A process that notices something, or
-fails itself, adds to the log why the job ends.  All read it there, print a line, and end by `os._exit`: the main thread may be
-in a collective that never returns.
+fails itself, stores why the job ends, unless another has done so before.  All read it, print a line, and end by `os._exit`: the
+main thread may be in a collective that never returns.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jfit import activity
-from jfit.distributed.channel import Channel, Log
+from jfit.distributed.channel import Channel
 from jfit.distributed.client import Store, Unreachable, on_abort
 from jfit.distributed.errors import JobError, last_line
+from jfit.interrupts import in_thread
 
 EXIT_CODE = 1
 LAST_WORDS = 3.0  # seconds for messages to reach the other processes, before this one ends
@@ -162,35 +164,35 @@ class Monitor:
         rank: number of this process.
         peers: the processes by rank.
         store: the store of the job.
-        log: the log of the job.
         channel: the exchanges of this process.
         watchdog: seconds, see the top of this file.
 
     Attributes:
         left: whether the process has left the job, so that what happens to the others is ignored.
+        suspects: whether a collective of this process has failed, so that rank 0 waits less long for heartbeats.
         last_words: set after the main thread has printed the traceback of its own error; None: there is none.
     """
 
-    def __init__(self, rank: int, peers: list[Peer], store: Store, log: Log, channel: Channel, watchdog: float) -> None:
+    def __init__(self, rank: int, peers: list[Peer], store: Store, channel: Channel, watchdog: float) -> None:
         self.rank, self.peers, self.watchdog = rank, peers, watchdog
-        self._store, self._log, self._channel = store, log, channel
-        self.interval, self.process, self.left = min(1.0, watchdog / 4), os.getpid(), False
+        self._store, self._channel = store, channel
+        self.interval, self.process = min(1.0, watchdog / 4), os.getpid()
+        self.left = self.suspects = False
         self.last_words: threading.Event | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ending, self._over = threading.Lock(), threading.Event()
-        self._cause: int | None = None  # the process because of which the job ends, as all read it in the log
-        self._seen: tuple[Any, int] | None = None
+        own = peers[rank]  # and others on its host
+        self._here = [peer for peer in peers if peer is not own and own.place and peer.place == own.place and peer.start]
+        self._ending = threading.Lock()
+        self._seen: tuple[Any, int] = None, 0
         self._since, self._beats = time.monotonic(), 0
         # Of each process, the last heartbeat and for how long it has been the last; not counted while this process is stopped.
-        self._heard: dict[int, tuple[bytes, float]] = dict.fromkeys(range(len(peers)), (b"", 0.0))
-        self._patience = watchdog
-        log.handlers |= {"end": self._on_end, "suspect": self._on_suspect}
+        self._heard: dict[int, tuple[int, float]] = dict.fromkeys(range(len(peers)), (0, 0.0))
 
-    def start(self) -> None:
-        """Begin to send heartbeats, and to read the log."""
+    def start(self, *functions: Callable[[], None]) -> None:
+        """Begin to send heartbeats, and to read why the job ends; call functions on threads, too, whose errors end the job."""
         activity.watch(True)
         on_abort(self._aborted)
-        for function in (self._run, self._read):
+        for function in (self._run, self._read, *functions):
             threading.Thread(target=self._guarded, args=(function,), name="jfit-monitor", daemon=True).start()
 
     def stop(self) -> None:
@@ -207,135 +209,112 @@ class Monitor:
         """Run a thread of this class; an error in it ends the job."""
         try:
             function()
+        except Unreachable:
+            self.end(f"{self.peers[0]} {LOST}", 0)
+        except JobError:
+            pass  # the job has ended
         except Exception as error:
-            if not self.left:
-                say("".join(traceback.format_exception(error)).rstrip())
-                self.tell(f"{self.peers[self.rank]} failed: {last_line(error)}", self.rank)
+            say("".join(traceback.format_exception(error)).rstrip())
+            text = f"{self.peers[self.rank]} failed: {last_line(error)}"
+            self.tell(text, self.rank)
+            self.end(text, self.rank)
 
     def _run(self) -> None:
         """Call functions of `later`, and send a heartbeat in each interval."""
         last = time.monotonic()
         while not self.left:
-            with contextlib.suppress(Unreachable):  # `_read` notices
-                try:
-                    self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))()
-                except queue.Empty:
-                    last = time.monotonic()
-                    self._beat(last)
+            try:
+                self._queue.get(timeout=max(last + self.interval - time.monotonic(), 0.001))()
+            except queue.Empty:
+                last = time.monotonic()
+                self._beat(last)
 
     def _read(self) -> None:
-        """Read the log, and end this process when the store does not answer."""
+        """Wait until the job ends, or the store does not answer, and end this process."""
         answers, silent = 0, 0.0
         while not self.left:
-            try:
-                self._log.read(self.interval)
-            except Unreachable:
-                if not self.left:
-                    self.end(f"{self.peers[0]} {LOST}", 0)
-                return
+            if (why := self._store.get("end", self.interval)) is not None:
+                wait([in_thread(self._store.set, f"read/{self.rank}", b"yes")], LAST_WORDS)  # rank 0 waits for that
+                return self.end(**json.loads(why))
             answers, silent = self._store.answers, silent + self.interval if self._store.answers == answers else 0.0
-            if silent > self.watchdog and not self.left:
-                self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
+            if silent > self.watchdog:
+                return self.end(f"{self.peers[0]} gave no sign of life for {silent:.0f} s", 0, silent=True)
 
     def _beat(self, now: float) -> None:
         record = activity.record
-        seen = record.now, record.count
-        if self._seen is None or seen[0] is not self._seen[0] or seen[1] != self._seen[1]:
-            self._seen, self._since = seen, now
-        what = seen[0]
+        what, count = record.now, record.count
+        if what is not self._seen[0] or count != self._seen[1]:
+            self._seen, self._since = (what, count), now
         try:
             text = str(what)
         except Exception:  # its function reads what the main thread changes meanwhile
             text = what.kind
         self._beats += 1
-        beat = [self._beats, list(self._channel.open), record.count, what.kind, text, now - self._since, what.seconds]
+        status = Status(count, what.kind, text, now - self._since, what.seconds)
+        beat = [self._beats, self.suspects, list(self._channel.open), status]
         self._store.set(f"beat/{self.rank}", json.dumps(beat).encode())
-        for peer in self._others_here():
+        for peer in self._here:
             if start_of(peer.pid) != peer.start:
                 return self.tell(f"{peer} {LOST}", peer.rank)
         if self.rank == 0:
             self._decide()
 
-    def _others_here(self) -> list[Peer]:
-        own = self.peers[self.rank]
-        return [peer for peer in self.peers if peer is not own and own.place and peer.place == own.place and peer.start]
-
     def _decide(self) -> None:
         """In rank 0: look at the heartbeats of all processes."""
-        beats = self._store.all("beat")
+        beats = {int(rank): json.loads(beat) for rank, beat in self._store.all("beat").items()}
+        statuses = {rank: Status(*beat[-1]) for rank, beat in beats.items()}
+        suspects = any(beat[1] for beat in beats.values())
         for rank, (last, silent) in self._heard.items():
-            beat = beats.get(str(rank), b"")
-            self._heard[rank] = beat, silent + self.interval if beat == last else 0.0
-        parsed = {rank: json.loads(beat) for rank, (beat, _) in self._heard.items() if beat}
-        statuses = {rank: Status(*values[2:]) for rank, values in parsed.items()}
-        for rank, (_, silent) in self._heard.items():
-            if silent > self._patience:
-                last = f" (last: {statuses[rank].what})" if rank in statuses else ""
-                return self.tell(f"{self.peers[rank]} gave no sign of life for {silent:.0f} s{last}", rank, silent=True)
-        missing = self._channel.missing({rank: values[1] for rank, values in parsed.items()})
+            number = beats[rank][0] if rank in beats else 0
+            silent = silent + self.interval if number == last else 0.0
+            self._heard[rank] = number, silent
+            if silent > (min(self.watchdog, SUSPECTED) if suspects else self.watchdog):
+                text = f" (last: {statuses[rank].what})" if rank in statuses else ""
+                return self.tell(f"{self.peers[rank]} gave no sign of life for {silent:.0f} s{text}", rank, silent=True)
+        missing = self._channel.missing({rank: beat[2] for rank, beat in beats.items()})
         missing = {key: ranks for key, ranks in missing.items() if not key.startswith(LAST_EXCHANGE)}
-        rank = held_up(statuses, self.watchdog, missing.values())
-        if rank is not None:
+        if (rank := held_up(statuses, self.watchdog, missing.values())) is not None:
             status = statuses[rank]
-            stalled = f"makes no progress: {status.what} for {status.idle:.0f} s"
-            text = "has ended its script" if status.kind == activity.END else stalled
+            text = f"makes no progress: {status.what} for {status.idle:.0f} s"
+            text = "has ended its script" if status.kind == activity.END else text
             self.tell(f"{self.peers[rank]} {text}, while other processes wait for it", rank)
         elif key := deadlocked(statuses, self.watchdog, missing):
             ranks = missing[key]
             doing = "; ".join(f"rank {r}: {s.what} for {s.idle:.0f} s" for r, s in sorted(statuses.items())[:8])
-            self.tell(
-                f"the processes wait for each other: the exchange {key.rpartition('#')[0]!r} waits for "
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))} ({doing}); all processes must call the same "
-                "functions in the same order",
-                ranks[0],
-            )
+            absent = f"the exchange {key.rpartition('#')[0]!r} waits for rank {', '.join(map(str, ranks[:8]))}"
+            remedy = "all processes must call the same functions in the same order"
+            self.tell(f"the processes wait for each other: {absent} ({doing}); {remedy}", ranks[0])
 
     # -------------------------------------------------------------------------------- the end of the job
-    def suspect(self) -> None:
-        """Tell rank 0 that a collective of this process has failed, so that it waits less long for heartbeats."""
-        self._log.append("suspect")
-
-    def _on_suspect(self, message: dict[str, Any]) -> None:
-        self._patience = min(self.watchdog, SUSPECTED)
-
     def tell(self, text: str, rank: int, *, silent: bool = False) -> None:
-        """Add to the log why the job ends, once; see `end`."""
-        if not self.left and not self._over.is_set():
-            with contextlib.suppress(Unreachable):
-                self._log.append("end", text=text, rank=rank, silent=silent)
-                self._over.wait(LAST_WORDS)
-
-    def _on_end(self, message: dict[str, Any]) -> None:
-        self._cause = message["rank"] if self._cause is None else self._cause  # if several fail, the first in the log, for all
-        self._over.set()
+        """Store why the job ends, unless another process has done so before; see `end`."""
         if not self.left:
-            self.end(message["text"], message["rank"], silent=message["silent"], common=True)
+            with contextlib.suppress(Exception):  # this process ends anyway
+                self._store.add("end", json.dumps({"text": text, "rank": rank, "silent": silent}).encode())
 
-    def end(self, text: str, rank: int, *, silent: bool = False, common: bool = False) -> None:
+    def end(self, text: str, rank: int, *, silent: bool = False) -> None:
         """End this process, because of what happened to a rank; in an interactive session, only say so.
 
         Args:
             text: what happened.
             rank: the process because of which the job ends.
             silent: whether that process does not answer; on this host, it is killed.
-            common: whether all processes end, because they have read that in the log.
         """
-        if (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
+        if self.left or (rank == self.rank and self.last_words) or not self._ending.acquire(blocking=False):
             return  # the main thread tells of its own error, and ends the process
         interactive, peer = is_interactive(), self.peers[rank]
         say(f"jfit: {text}; {'all processes of the job end' if interactive else f'rank {self.rank} ends'}")
         # Its id may belong to another process by now, or never have been its own; -1, 0 and 1 stand for many processes, or for
         # the first of a container.
-        if silent and peer in self._others_here() and peer.pid > 1 and start_of(peer.pid) == peer.start:
+        if silent and peer in self._here and peer.pid > 1 and start_of(peer.pid) == peer.start:
             with contextlib.suppress(OSError):
                 os.kill(peer.pid, signal.SIGKILL)
         self._channel.error = JobError(text)
         if interactive:
-            self.stop()
-            return
+            return self.stop()
         if self.last_words is not None:
             self.last_words.wait(LAST_WORDS)
-        self._leave(EXIT_CODE, rank if common else None)
+        self._leave(EXIT_CODE)
 
     def failed(self, text: str, code: int = EXIT_CODE) -> None:
         """Store the last words of this process for the others, and end it.
@@ -345,19 +324,22 @@ class Monitor:
             code: exit status.
         """
         self.tell(f"{self.peers[self.rank]} failed: {text}", self.rank)
-        self._leave(code, self.rank if self._cause is None else self._cause)
+        self._leave(code)
 
-    def _leave(self, code: int, cause: int | None) -> None:
-        """End this process, after all but `cause` have read why: the store ends with rank 0.  None: it has ended."""
-        if cause is not None and (self.rank != cause or self.rank == 0):
-            with contextlib.suppress(Unreachable):
-                self._store.wait_for([rank for rank in range(len(self.peers)) if rank == 0 or rank != cause], LAST_WORDS)
+    def _leave(self, code: int) -> None:
+        """End this process; rank 0 does so when the others have read why the job ends, because the store ends with it."""
+        if self.rank == 0:
+            with contextlib.suppress(Exception):
+                end, cause = time.monotonic() + LAST_WORDS, json.loads(self._store.get("end") or "{}").get("rank")
+                for other in range(1, len(self.peers)):
+                    if other != cause:
+                        self._store.get(f"read/{other}", end - time.monotonic())
         leave(code)
 
     def _aborted(self) -> None:
-        """JAX's client aborts this process; say why, if it is because rank 0 is gone."""
+        """JAX's client aborts this process; say why, if it is because rank 0 is gone.  Its calls do not return meanwhile."""
         for _ in range(20 * (not self.left and os.getpid() == self.process)):
-            if self.peers[0] not in self._others_here() or start_of(self.peers[0].pid) != self.peers[0].start:
+            if self.peers[0] not in self._here or start_of(self.peers[0].pid) != self.peers[0].start:
                 self.end(f"{self.peers[0]} {LOST}", 0)
                 time.sleep(2 * LAST_WORDS)  # another thread is ending this process
             time.sleep(0.01)  # the process of rank 0 closes its connections a little before it has ended
@@ -404,13 +386,6 @@ def say(text: str) -> None:
 
 def leave(code: int) -> None:
     """End this process now, without waiting for threads, or for the functions of `atexit`."""
-    for stream in (sys.stdout, sys.stderr):
-        flusher = threading.Thread(target=_flush, args=(stream,), daemon=True)  # the main thread may hold its lock
-        flusher.start()
-        flusher.join(0.5)
+    streams = (stream for stream in (sys.stdout, sys.stderr) if stream is not None)
+    wait([in_thread(stream.flush) for stream in streams], 0.5)  # the main thread may hold their locks
     os._exit(code)
-
-
-def _flush(stream: Any) -> None:
-    with contextlib.suppress(Exception):
-        stream.flush()

@@ -27,8 +27,7 @@ def show_once(rank: int, host: str) -> None:
     where, show = f"rank {rank} on {host}: ", warnings.showwarning
 
     def filtered(record: logging.LogRecord) -> bool:
-        kind = _kind(record.pathname)
-        if kind == "common" and record.levelno < logging.ERROR:
+        if _kind(record.pathname) == "common" and record.levelno < logging.ERROR:
             return False
         if not str(record.msg).startswith(where):
             record.msg = where.replace("%", "%%" if record.args else "%") + str(record.msg)
@@ -48,8 +47,7 @@ def show_once(rank: int, host: str) -> None:
 
 def _kind(filename: str) -> str:
     """Whether a source file is of jfit, so that all processes say the same ("common"), of its data ("own"), or "other"."""
-    try:
-        parts = Path(filename).resolve().relative_to(_PACKAGE).parts
-    except ValueError:
+    path = Path(filename).resolve()
+    if not path.is_relative_to(_PACKAGE):
         return "other"
-    return "own" if parts[0] in _OF_ONE_RANK else "common"
+    return "own" if path.relative_to(_PACKAGE).parts[0] in _OF_ONE_RANK else "common"

@@ -46,30 +46,29 @@ _WORKERS = ("DMLC_WORKER_ID", "DMLC_RANK", "DMLC_TASK_ID", *_LAUNCHERS.values())
 _MXNET = ("MXNet's launcher", "DMLC_NUM_WORKER", _WORKERS, "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 
 
-def token_of(num_processes: int, environment: Mapping[str, str] | None = None) -> str:
+def token_of(num_processes: int, env: Mapping[str, str] = os.environ) -> str:
     """Return a text that all processes of a job have in common: a digest of `JFIT_JOB_TOKEN`, or of the launcher's job id.
 
     Args:
         num_processes: number of processes of the job.  Ids of a launcher that started another number are ignored: the processes
             of the job may have been started by several of its commands.
-        environment: environment variables; None: those of this process.
+        env: environment variables.
 
     Example:
         >>> torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a1b2"}
         >>> len(token_of(2, torchrun)), token_of(4, torchrun)
         (64, '')
     """
-    env = os.environ if environment is None else environment
     names = [("JFIT_JOB_TOKEN",), *(names for count, names in _LAUNCHES.items() if env.get(count) == str(num_processes))]
     values = next(([env[name] for name in known] for known in names if all(env.get(name) for name in known)), None)
     return "" if values is None else hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def launched(environment: Mapping[str, str] | None = None) -> str | None:
+def launched(env: Mapping[str, str] = os.environ) -> str | None:
     """Return the variable that says that a launcher started this process as one of several.
 
     Args:
-        environment: environment variables; None: those of this process.
+        env: environment variables.
 
     Returns:
         Name of the variable with the number of processes; None if there is none, or one process.
@@ -78,7 +77,6 @@ def launched(environment: Mapping[str, str] | None = None) -> str | None:
         >>> launched({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}), launched({})
         ('SLURM_STEP_NUM_TASKS', None)
     """
-    env = os.environ if environment is None else environment
     return next((count for count, rank in _LAUNCHERS.items() if rank in env and env.get(count, "1") != "1"), None)
 
 
@@ -86,7 +84,7 @@ def settings_of(
     coordinator: str | None = None,
     num_processes: int | None = None,
     rank: int | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Settings | None:
     """Read the settings of a job: explicit arguments, else the environment of torchrun, else that of MXNet's launcher.
 
@@ -94,7 +92,7 @@ def settings_of(
         coordinator: "host:port" of the process of rank 0; None: from the environment.
         num_processes: number of processes; None: from the environment.
         rank: number of this process, from 0; None: from the environment.
-        environment: environment variables; None: those of this process.
+        environment: environment variables.
 
     Returns:
         `Settings`; None if there are neither arguments nor such variables.
@@ -107,16 +105,13 @@ def settings_of(
         >>> settings_of(environment=torchrun).coordinator
         '127.0.0.1:29501'
     """
-    env = os.environ if environment is None else environment
-    given = {"coordinator": coordinator, "num_processes": num_processes, "rank": rank}
-    if missing := [name for name, value in given.items() if value is None]:
-        if len(missing) < len(given):
-            raise ValueError(
-                f"jfit.distributed.init got {', '.join(n for n in given if n not in missing)}, but not {' and '.join(missing)};"
-                " pass all three, or none of them to read the environment of torchrun or of a cluster"
-            )
-        return _from_environment(env)
-    assert coordinator is not None and num_processes is not None and rank is not None
+    if coordinator is num_processes is rank is None:
+        return _from_environment(environment)
+    if coordinator is None or num_processes is None or rank is None:
+        raise ValueError(
+            f"jfit.distributed.init got {coordinator=}, {num_processes=} and {rank=}; pass all three, or none of them to read "
+            "the environment of torchrun or of a cluster"
+        )
     return _checked(Settings(coordinator, num_processes, rank, None, "the arguments of jfit.distributed.init"))
 
 

@@ -1,8 +1,8 @@
 """Stops on which all processes of a job agree, so that each stops after the same step.
 
 The training loop passes *stopping points*, at the same places of the program on all processes, and counts them.  Nothing is
-sent for them.  When a process is to stop (a signal, `Run.stop`), it adds that to the log, which holds all processes: each adds
-its count, and its main thread waits at its next stopping point.  When all counts are there, all stop at the first stopping
+sent for them.  When a process is to stop (a signal, `Run.stop`), it stores that, which holds all processes: each sends its
+count, and its main thread waits at its next stopping point.  When all counts are there, all stop at the first stopping
 point that no process has passed.  Processes that wait for devices do so for programs that others have called
 before that point, or will call on their way to it, so that they come there, too.
 """
@@ -10,6 +10,7 @@ before that point, or will call on their way to it, so that they come there, too
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,53 +18,68 @@ from typing import Any, NamedTuple
 
 from jfit import activity, interrupts
 from jfit.activity import Doing
-from jfit.distributed.channel import Channel, Log
+from jfit.distributed.channel import Channel
+from jfit.distributed.client import Store
 from jfit.interrupts import StopFlag, Stopped
 
 _NEVER = 1 << 62
 
 
 class Agreed(NamedTuple):
-    """Why all processes stop.
+    """Why processes stop.
 
     Attributes:
-        signal: number of a signal, or None.
+        signal: number of a signal, or 0.
         reason: text for `Run.stop_reason`, or None.
-        rank: the process that wanted to stop.
+        since: stopping points that had been passed when the flag of the signal began.
     """
 
-    signal: int | None
-    reason: str | None
-    rank: int
+    signal: int = 0
+    reason: str | None = None
+    since: int = 0
 
 
 class Stops:
-    """The stopping points of this process, and agreeing on one with the others, by the log that all read.
+    """The stopping points of this process, and agreeing on one with the others.
 
     Args:
-        channel: the exchanges of this process, which know when the job has ended.
-        log: the log of the job.
-        rank: number of this process.
-        count: number of processes.
+        store: the store of the job.
+        channel: the exchanges of this process.
         later: `later(function)` calls a function on another thread; it may be called by a signal handler.
     """
 
-    def __init__(self, channel: Channel, log: Log, rank: int, count: int, later: Callable[[Callable[[], None]], None]) -> None:
-        self._channel, self._log, self._rank, self._count, self._later = channel, log, rank, count, later
+    def __init__(self, store: Store, channel: Channel, later: Callable[[Callable[[], Any]], None]) -> None:
+        self._store, self._channel, self._later = store, channel, later
         self._changed = threading.Condition()
         self.passed, self.round = 0, 0  # stopping points passed; stops agreed on and made
         self._held, self._target = False, _NEVER
-        self._hold_later = False  # all processes are held for another stop, before this one has made the last
-        self._agreed: Agreed | None = None
-        # What all processes have read in the log, alike.
-        self._answered = 0  # stops agreed on
-        self._wanted: Agreed | None = None
-        self._passed: dict[int, int] = {}
-        log.handlers |= {"want": self._on_want, "held": self._on_held}
+        self._wish = self._agreed = Agreed()  # why this process wants to stop; why all do
 
-    def want(self, number: int | None, reason: str | None) -> None:
+    def want(self, number: int, reason: str | None, since: int = 0) -> None:
         """Tell all that this process is to stop; signal handlers may call this method."""
-        self._tell("want", round=self.round, signal=number, reason=reason)
+        # A signal is more than a reason, and SIGTERM more than Ctrl-C.
+        self._wish = Agreed(max(number, self._wish.signal), reason or self._wish.reason, since)
+        key = f"stop/{self.round}"  # stored on another thread: calls of the store wait while rank 0 is stopped
+        self._later(lambda: self._store.set(key, b"wanted"))
+
+    def listen(self) -> None:
+        """Agree on one stop after the other, until the job ends; runs on a thread of its own.
+
+        Raises:
+            JobError: the job has ended.
+        """
+        for number in itertools.count():
+            self._channel.wait(f"stop/{number}")
+            with self._changed:
+                self._held = True
+                wish, self._wish = self._wish, Agreed()
+            passed, signals, reasons, since = zip(*self._channel.exchange("where to stop", [self.passed, *wish]), strict=True)
+            self._store.delete(f"stop/{number - 1}")  # where a late signal may have come again
+            with self._changed:
+                self._target, self._held = max(passed) + 1, False
+                self._agreed = Agreed(max(signals), next(filter(None, reasons), None), max(since))
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._target == _NEVER)
 
     def pass_one(self, reason: str | None = None) -> Agreed | None:
         """Pass a stopping point; return why to stop at it, or None.
@@ -74,7 +90,7 @@ class Stops:
         with self._changed:
             if reason is not None and not self._held and self._target == _NEVER:
                 self._held = True
-                self.want(None, reason)
+                self.want(0, reason)
             if self._held:
                 with Doing(activity.PEERS, "waiting for the other processes to agree where to stop"):
                     while self._held and self._channel.error is None:
@@ -82,46 +98,15 @@ class Stops:
             if self.passed + 1 < self._target:
                 self.passed += 1
                 return None
-            agreed, self._agreed, self._target = self._agreed, None, _NEVER
+            self._target = _NEVER
             self.round += 1
-            if self._hold_later:
-                self._hold_later, self._held = False, True
-                self._tell("held", passed=self.passed)
-            return agreed
+            self._changed.notify_all()
+            return self._agreed
 
     @property
     def is_next(self) -> bool:
         """Whether this process stops at the next stopping point."""
         return self.passed + 1 >= self._target
-
-    def _tell(self, kind: str, **message: Any) -> None:
-        # On another thread: calls of the store wait while rank 0 is stopped, and the thread that notices needs the lock.
-        self._later(lambda: self._log.append(kind, rank=self._rank, **message))
-
-    def _on_want(self, message: dict[str, Any]) -> None:
-        if message["round"] != self._answered:
-            return  # on that stop they have agreed
-        if self._wanted is not None:  # a signal is more than a reason, and SIGTERM more than Ctrl-C
-            if (message["signal"] or 0) > (self._wanted.signal or 0):
-                self._wanted = self._wanted._replace(signal=message["signal"])
-            return
-        self._wanted, self._passed = Agreed(message["signal"], message["reason"], message["rank"]), {}
-        with self._changed:
-            if self._target != _NEVER:  # otherwise the stop on which all have agreed, and others have made, would be lost
-                self._hold_later = True
-                return
-            self._held = True
-            self._tell("held", passed=self.passed)
-
-    def _on_held(self, message: dict[str, Any]) -> None:
-        self._passed[message["rank"]] = message["passed"]
-        if self._wanted is None or len(self._passed) < self._count:
-            return
-        with self._changed:
-            self._target, self._held = max(self._passed.values()) + 1, False
-            self._agreed, self._wanted = self._wanted, None
-            self._answered += 1
-            self._changed.notify_all()
 
 
 class AgreedFlag(StopFlag):
@@ -135,7 +120,7 @@ class AgreedFlag(StopFlag):
 
     def __init__(self, stops: Stops) -> None:
         super().__init__()
-        self._stops = stops
+        self._stops, self._since = stops, stops.passed
         self._received: int | None = None  # a signal of this process
         self._reason: str | None = None  # agreed on
 
@@ -155,11 +140,12 @@ class AgreedFlag(StopFlag):
         agreed = self._stops.pass_one(reason if self._reason is None else None)
         if agreed is None:
             return self._reason
-        if agreed.signal is not None:
-            self._set(signal.Signals(agreed.signal))
-        elif self._received is not None:  # the signal came too late for this stop
-            self._stops.want(self._received, None)
         self._reason = self._reason or agreed.reason
+        flags = [self, *interrupts.outside_of(self, signal.Signals(agreed.signal))] if agreed.signal else []
+        if any(agreed.since >= getattr(flag, "_since", 0) for flag in flags):
+            self._set(signal.Signals(agreed.signal))
+        elif self._received is not None:  # the signal came too late for this stop, which may be that of an earlier flag
+            self._want(self._received)
         return self._reason
 
     def check_step(self) -> None:
@@ -193,7 +179,10 @@ class AgreedFlag(StopFlag):
         if self._received is None or number == signal.SIGTERM:
             self._received = number
             if not self.set:
-                self._stops.want(number, None)
+                self._want(number)
+
+    def _want(self, number: int) -> None:
+        self._stops.want(number, None, self._since)
 
     @contextlib.contextmanager
     def watching(self, *, interrupt: bool = True, terminate: bool = False, raises: bool = True) -> Iterator[StopFlag]:

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+FRAMEWORKS = ("flax", "equinox")  # no dependencies of jfit; the test of README in tests/docs runs their blocks
+
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
     """Return (first line, code) of every fenced python block."""
@@ -19,12 +21,15 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in blocks]
 
 
-def run(page: Path) -> None:
-    """Run the blocks of a page in one namespace."""
-    namespace = {"__name__": "__page__"}
+def run(page: Path, without: tuple[str, ...] = ()) -> int:
+    """Run the blocks of a page in one namespace, without those that import a package of `without`; return their number."""
+    namespace, ran = {"__name__": "__page__"}, 0
     for line, code in python_blocks(page):
-        # The blank lines give tracebacks the line numbers of the page.
-        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        if not any(re.search(rf"^(import|from) {name}\b", code, re.MULTILINE) for name in without):
+            # The blank lines give tracebacks the line numbers of the page.
+            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+            ran += 1
+    return ran
 
 
 def main(page: Path) -> None:
@@ -36,8 +41,8 @@ def main(page: Path) -> None:
         sys.exit(f"jfit would be imported from {spec.origin}, not from a wheel: run python -I where a wheel is installed.")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        run(page)
-    print(f"{page.name}: {len(python_blocks(page))} blocks ran with jfit {importlib.metadata.version('jfit')}")
+        ran = run(page, without=tuple(name for name in FRAMEWORKS if importlib.util.find_spec(name) is None))
+    print(f"{page.name}: {ran} of {len(python_blocks(page))} blocks ran with jfit {importlib.metadata.version('jfit')}")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,9 @@ def test_the_code_of_the_page_on_models_runs(tmp_path, monkeypatch):
 
 def test_the_first_example_of_readme_prints_the_table_below_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    _, code = run_readme.python_blocks(ROOT / "README.md")[0]
-    exec(code, {"__name__": "__page__"})
+    namespace = {"__name__": "__page__"}
+    for _, code in run_readme.python_blocks(ROOT / "README.md")[:2]:
+        exec(code, namespace)
     lines = capsys.readouterr().out.splitlines()
     printed = [line.split() for line in lines[-4:]]
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ import jfit
 from benchmarks.job_faults import EVENTS, measure
 from jfit import activity, interrupts
 from jfit.distributed import JobError, channel
-from jfit.distributed.channel import Channel, Log
+from jfit.distributed.channel import Channel
 from jfit.distributed.client import Unreachable, wait_for_port
 from jfit.distributed.errors import is_of_another, last_line
 from jfit.distributed.monitor import EXCHANGING, Monitor, Peer, Status, deadlocked, held_up, place_of, start_of
@@ -132,30 +132,38 @@ class Values:
                 raise Unreachable("gone")
             return self.values.get(key)
 
+    def count(self, key):
+        with self._changed:
+            self.values[key] = str(int(self.values.get(key, b"0")) + 1).encode()
+            return int(self.values[key])
+
     def all(self, folder):
-        return {key.rpartition("/")[2]: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
+        with self._changed:
+            return {key.rpartition("/")[2]: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
 
     def delete(self, folder):
         with self._changed:
-            for key in [key for key in self.values if key.startswith(f"{folder}/")]:
+            for key in [key for key in self.values if key == folder or key.startswith(f"{folder}/")]:
                 del self.values[key]
 
 
 @contextlib.contextmanager
 def connected(count):
     """The stopping points of `count` processes, which are threads."""
-    store, ended, stops = Values(), threading.Event(), []
+    store = Values()
+    channels = [Channel(store, rank, count) for rank in range(count)]
+    stops = [Stops(store, channel, lambda function: function()) for channel in channels]
 
-    def read(log):
-        while not ended.is_set():
-            log.read(0.01)
+    def listen(stops):
+        with contextlib.suppress(JobError):
+            stops.listen()
 
-    for rank in range(count):
-        log = Log(store)
-        stops.append(Stops(Channel(store, rank, count), log, rank, count, lambda function: function()))
-        thread(read, log)
+    for each in stops:
+        thread(listen, each)
     yield stops
-    ended.set()
+    assert len(store.values) <= 2, store.values  # of the last stop
+    for each in channels:
+        each.error = JobError("the end of the test")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -163,7 +171,7 @@ def test_processes_stop_at_the_same_point(seed):
     """Each passes points at its own pace, but none more than 3 before others, as with programs in flight on the devices."""
     choice, count, most = random.Random(seed), 3, 3
     wants = {choice.randrange(count): choice.randrange(5, 40) for _ in range(choice.randrange(1, 4))}
-    number = choice.choice([None, int(signal.SIGTERM)])
+    number = choice.choice([0, int(signal.SIGTERM)])
     passed, changed, results = [0] * count, threading.Condition(), [None] * count
 
     def run(rank, stops):
@@ -172,8 +180,8 @@ def test_processes_stop_at_the_same_point(seed):
                 changed.wait_for(lambda: passed[rank] <= min(passed) + most)
             reason = None
             if wants.get(rank) == point:
-                stops.want(number, None) if number is not None else None
-                reason = "enough" if number is None else None
+                stops.want(number, None) if number else None
+                reason = None if number else "enough"
             agreed = stops.pass_one(reason)
             if agreed is not None:
                 results[rank] = point, agreed
@@ -188,8 +196,8 @@ def test_processes_stop_at_the_same_point(seed):
             at_once(run, enumerate(stops))
             assert None not in results and len(set(results)) == 1, results
             point, agreed = results[0]
-            assert point >= min(wants.values()) and agreed.rank in wants
-            assert (agreed.signal, agreed.reason) == ((number, None) if number else (None, "enough"))
+            assert point >= min(wants.values())
+            assert (agreed.signal, agreed.reason) == ((number, None) if number else (0, "enough"))
 
 
 def test_equal_decisions_stop_at_the_point_where_they_are_made():
@@ -218,7 +226,7 @@ def test_a_second_stop_waits_for_the_processes_that_have_not_made_the_first():
         assert first[0].reason == "enough"
         wait_until(lambda: stops[1].is_next)  # the message to its thread may come a little later
         ahead = thread(stop, 0, again, "more")
-        wait_until(lambda: stops[1]._hold_later)
+        wait_until(lambda: stops[0]._channel.open)  # for the count of rank 1
         at_once(lambda: (stop(1, first), stop(1, again)), [()])
         ahead.join(60)
         assert first[1] == first[0] and again[0] == again[1] and again[0].reason == "more"
@@ -258,6 +266,25 @@ def test_a_flag_is_set_by_the_signal_of_another_process():
             interrupts.use_flags(None)
         begun.join(60)
         assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_signal_after_the_last_stopping_point_is_answered_once(nested):
+    """Ctrl-C comes at the end of a loop, and is raised again after it; the next loop stops only in a block that handles it."""
+    with connected(1) as stops:
+        interrupts.use_flags(lambda: AgreedFlag(stops[0]))
+        try:
+            with jfit.graceful_stop(interrupt=nested) as outer:
+                raised = contextlib.nullcontext() if nested else pytest.raises(KeyboardInterrupt)
+                with raised, interrupts.stop_flag().watching() as flag:
+                    assert not flag
+                    signal.raise_signal(signal.SIGINT)
+                wait_until(lambda: stops[0].is_next)
+                with interrupts.stop_flag().watching() as flag:
+                    assert [bool(flag) for _ in range(3)] == [nested] * 3
+                assert outer.set == nested and stops[0].round == 1
+        finally:
+            interrupts.use_flags(None)
 
 
 # ------------------------------------------------------------------------------------------------ the start of a job
@@ -300,6 +327,10 @@ BEGIN = """
             jfit.distributed.init(sys.argv[1], count, rank, timeout=3 if {short} else 60)
         except jfit.distributed.JobError as error:
             print("REFUSED", rank, error)
+            if environment:
+                os.environ["JFIT_JOB_TOKEN"] = "c"
+                jfit.distributed.init(sys.argv[1], count, rank, timeout=60)
+                print("AGAIN", jfit.distributed.exchange(rank))
 """
 
 
@@ -313,6 +344,7 @@ def test_a_job_that_does_not_begin_says_why_in_all_processes(name, tmp_path):
         for rank, text in expected.items():
             process = next(p for p in job if f"REFUSED {rank} " in p.out)
             assert re.search(text, process.out), process
+            assert ("AGAIN [0, 1]" in process.out) == (name == "token")
 
 
 def test_the_token_of_a_job_is_that_of_its_launch():
@@ -334,7 +366,7 @@ def test_only_the_process_that_joined_is_killed(monkeypatch):
 
     def end(*values):
         peers = [Peer(0, "here", 10, place), Peer(1, "here", *values)]
-        Monitor(0, peers, Values(), Log(Values()), SimpleNamespace(), 30).end("silent", 1, silent=True)
+        Monitor(0, peers, Values(), SimpleNamespace(), 30).end("silent", 1, silent=True)
 
     for wrong in (start_of(pid) + 1, 0):
         end(pid, place, wrong)
@@ -364,7 +396,7 @@ def wait_until(condition, seconds=60):
 class Ended(list):
     """What a monitor would end its process with."""
 
-    def __call__(self, text, rank, *, silent=False, common=False):
+    def __call__(self, text, rank, *, silent=False):
         self.append((text, rank, silent))
 
 
@@ -372,9 +404,9 @@ class Ended(list):
 def monitored(watchdog, rank=0, peers=None, started=True):
     """A monitor of one of two processes, its store and its channel."""
     store = Values()
-    log, exchanges = Log(store), Channel(store, rank, 2)
+    exchanges = Channel(store, rank, 2)
     peers = peers or [Peer(0, "here", 0), Peer(1, "here", 1)]
-    monitor = Monitor(rank, peers, store, log, exchanges, watchdog)
+    monitor = Monitor(rank, peers, store, exchanges, watchdog)
     monitor.end = Ended()
     if started:
         monitor.start()
@@ -384,14 +416,16 @@ def monitored(watchdog, rank=0, peers=None, started=True):
         monitor.stop()
 
 
-def test_a_process_without_heartbeats_ends_the_job():
+def test_a_process_without_heartbeats_ends_the_job(monkeypatch):
     with monitored(0.5) as (monitor, store, _):
         wait_until(lambda: monitor.end)
         assert "rank 1 (process 1 on here) gave no sign of life for" in monitor.end[0][0] and monitor.end[0][1:] == (1, True)
-        assert json.loads(store.values["log/0"])["text"] == monitor.end[0][0]  # where the others read it
-    with monitored(10) as (monitor, _, _):
-        monitor.later(monitor.suspect)  # a collective has failed: nobody waits for the watchdog
-        wait_until(lambda: monitor._patience == 5)
+        assert json.loads(store.values["end"])["text"] == monitor.end[0][0]  # where the others read it
+    monkeypatch.setattr("jfit.distributed.monitor.SUSPECTED", 0.4)
+    with monitored(2) as (monitor, _, _):
+        monitor.suspects = True  # a collective has failed: nobody waits for the watchdog
+        wait_until(lambda: monitor.end)
+        assert "gave no sign of life for 0 s" in monitor.end[0][0] or "for 1 s" in monitor.end[0][0]
 
 
 def test_a_store_that_is_silent_or_gone_ends_the_job():
@@ -420,13 +454,22 @@ def test_an_error_of_the_monitor_ends_the_job(capfd):
         assert "1 // 0" in capfd.readouterr().err
 
 
-def test_processes_that_fail_at_once_end_because_of_the_first_in_the_log():
-    with monitored(30) as (monitor, _, _):
-        left = []
-        monitor._leave = lambda code, cause: left.append((code, cause))
-        Monitor.tell(monitor, "rank 1 failed", 1)  # what rank 1 has written just before
-        monitor.failed("ValueError: no rows", 3)
-        assert left == [(3, 1)] and [text for text, *_ in monitor.end] == ["rank 1 failed"]
+def test_processes_that_fail_at_once_end_because_of_the_first_and_rank_0_last(monkeypatch):
+    order = []
+    monkeypatch.setattr("jfit.distributed.monitor.leave", lambda code: order.append(("left", code)))
+    with monitored(30) as (monitor, store, _):
+        del monitor.__dict__["end"]
+        monkeypatch.setattr(monitor, "end", lambda text, rank, *, silent=False: order.append(text))
+        monitor.tell("rank 1 failed", 1)  # what rank 1 has stored just before
+        wait_until(lambda: order == ["rank 1 failed"])
+        assert store.values["read/0"] and json.loads(store.values["end"])["rank"] == 1
+        monitor.peers.append(Peer(2, "here", 2))
+        failing = thread(monitor.failed, "ValueError: no rows", 3)
+        time.sleep(0.1)
+        assert failing.is_alive() and len(order) == 1  # rank 2 has not read why
+        store.set("read/2", b"yes")
+        failing.join(60)
+        assert order == ["rank 1 failed", ("left", 3)] and json.loads(store.values["end"])["rank"] == 1
 
 
 def test_processes_that_wait_for_each_other():
@@ -446,8 +489,8 @@ def test_processes_that_wait_for_each_other():
     with monitored(30, started=False) as (monitor, store, exchanges):
         ended = thread(lambda: exchanges.exchange("barrier", None))
         wait_until(lambda: exchanges.open)
-        store.set("beat/0", json.dumps([1, list(exchanges.open), *waits]).encode())
-        store.set("beat/1", json.dumps([1, [], *scores]).encode())
+        store.set("beat/0", json.dumps([1, False, list(exchanges.open), waits]).encode())
+        store.set("beat/1", json.dumps([1, False, [], scores]).encode())
         told = []
         monitor.tell = lambda text, rank, silent=False: told.append((text, rank))
         monitor._decide()
@@ -468,7 +511,9 @@ def test_values_are_exchanged_by_name(monkeypatch):
             lambda rank, name=name: results.__setitem__(rank, channels[rank].exchange(name, values[rank])), [(0,), (1,), (2,)]
         )
         assert results == [values] * 3
-    assert sorted({key.rpartition("/")[0] for key in store.values}) == ["value/others/#1#1", "value/values#2"]
+    for each in channels:
+        each.post("values", None)  # a value for which nobody waits
+    assert not store.values
     with pytest.raises(TypeError):
         channels[0].exchange("values", object())
     errors = []
@@ -481,7 +526,8 @@ def test_values_are_exchanged_by_name(monkeypatch):
 
     waits = thread(wait)
     wait_until(lambda: channels[0].open)
-    assert channels[1].missing({0: list(channels[0].open), 1: [], 2: []}) == {"values#3": [1, 2]}
+    assert channels[1].missing({0: list(channels[0].open), 1: [], 2: []}) == {"values#4": [1, 2]}
+    assert channels[1].missing({0: ["value/values#3"], 1: []}) == {}  # all have read it since that heartbeat
     channels[0].error = JobError("rank 1 was lost")
     waits.join(60)
     assert errors == ["rank 1 was lost"] and not channels[0].open

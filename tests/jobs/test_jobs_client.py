@@ -18,7 +18,16 @@ SCRIPT = """
         assert store.get("folder/late") is None and store.get("folder/late", 0.05) is None
     assert store.get("folder/late", 60) == b"value"
     assert store.add(f"folder/{rank}", b"first") and not store.add(f"folder/{rank}", b"second")
-    store.wait_for([0, 1], 60)
+    while store.count("meet") < 2 and store.get("met") is None:
+        time.sleep(0.01)
+    store.set("met", b"yes")
+    try:
+        store.count("folder/late")  # which is no number
+    except client.Unreachable:
+        raise
+    except RuntimeError as error:
+        assert "JAX's store in rank 0 refused key_value_increment('folder/late')" in str(error), error
+        print("REFUSED", flush=True)
     assert store.all("folder") == {"late": b"value", "0": b"first", "1": b"first"} and store.all("other") == {}
     store.set(f"all read/{rank}", b"yes")
     assert store.get(f"all read/{1 - rank}", 60) == b"yes"
@@ -47,4 +56,4 @@ SCRIPT = """
 def test_the_store_of_a_job_and_the_end_of_its_rank_0(tmp_path):
     with start(SCRIPT, folder=tmp_path, settings="arguments", deadline=180) as job:
         job.wait(codes=[-9, 3])
-    assert "DELETED" in job[0].out and "ABORTED" in job[1].out
+    assert "REFUSED" in job[0].out and "REFUSED" in job[1].out and "DELETED" in job[0].out and "ABORTED" in job[1].out

@@ -63,6 +63,26 @@ for name, call in calls.items():
     except jfit.distributed.RanksDiffer as error:
         errors[name] = str(error)
 jobs.report(errors=errors)
+
+def keys():
+    jfit.distributed.barrier("the keys are counted")
+    return len(jfit.distributed.job.current().store._client.key_value_dir_get_bytes("jfit/"))
+
+def stream():
+    return ((x[i : i + 5], y[i : i + 5]) for i in range(0, 50, 5))
+
+def stop(event):
+    if event.step == 15:
+        event.run.stop("enough")
+stop.events, stop.every = "step", 1
+options |= dict(eval_data=lambda epoch: stream(), batch_size=5, num_epoch=3, callbacks=[stop])
+counts = []
+for _ in range(3):
+    jfit.fit(net, lambda epoch: stream(), **options)
+    for number in range(20):
+        jfit.distributed.exchange(number, f"value {number}")
+    counts.append(keys())
+jobs.report(counts=counts)
 """
 
 
@@ -84,6 +104,7 @@ def test_two_processes_train_as_one(tmp_path):
         "eval_data": f"would not train the same: {who} eval_data data softmax_label float32 (), sample ",
     }.items():
         assert text in first["errors"].get(name, ""), (name, first["errors"])
+    assert max(first["counts"] + second["counts"]) < 12, (first["counts"], second["counts"])  # keys in the store of rank 0
     namespace: dict = {}
     exec(QUICK.replace("jfit.distributed.init()", "").replace('"all"', "2").split("jobs.report")[0], namespace)
     run = namespace["run"]
