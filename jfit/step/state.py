@@ -97,7 +97,7 @@ def init_state(
 
     Args:
         model: from `jfit.lower` or `jfit.Model.from_function`.
-        optimizer: name, `jfit.optim` optimizer or any optax transformation; pass the same to `train_step`.
+        optimizer: as for `train_step`; pass the same to both.
         inputs: one batch, arrays or jax.ShapeDtypeStruct by input name; parameter shapes are inferred from their shapes.  None
             if the model needs no shapes (`Model.from_function`).
         seed: integer (may be traced) or PRNG key; each parameter is drawn with the key fold_in(key, crc32(name)).

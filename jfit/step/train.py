@@ -121,7 +121,8 @@ class TrainStep:
 
     Args:
         model: the `Model` to train.
-        optimizer: name, `jfit.optim` optimizer or any optax transformation.
+        optimizer: name (of optax's optimizer for functions and modules, of MXNet's for graphs), `jfit.optim` optimizer, any
+            optax transformation, or a dict of these by patterns of parameter names, see `jfit.fit`.
         metrics: metrics of each batch, which are added to the running sums `state.metrics`; the same as for `init_state`.
         schedule: learning-rate schedule, `schedule(count, base) -> rate` (see `jfit.optim.schedules`) or an optax schedule;
             None uses `state.base_lr`.
@@ -319,7 +320,7 @@ def update_step(
         optimizer, schedule, clip_norm, clip_value: as for `train_step`.
         reduce: as for `train_step`; the sharded rules split a state only in a whole training step, here they sum gradients.
         rescale: r, a number.
-        model: the model, if it is made of a function: an optax transformation then sees its tree of parameters.
+        model: the model, if it is made of a function: names are then optax's optimizers, which see its tree of parameters.
 
     Returns:
         `step(state, gradients, axis_name=None) -> state`.  `gradients` is a dict by parameter name of gradients summed over the
@@ -329,7 +330,7 @@ def update_step(
         >>> import jax.numpy as jnp, jfit
         >>> model = jfit.Model.from_function(lambda params, x: x * params["w"], loss=jnp.subtract, params={"w": jnp.ones(2)})
         >>> state = jfit.init_state(model, "sgd", learning_rate=0.5)
-        >>> jfit.step.update_step("sgd")(state, {"w": jnp.ones(2)}).params["w"].tolist()
+        >>> jfit.step.update_step("sgd", model=model)(state, {"w": jnp.ones(2)}).params["w"].tolist()
         [0.5, 0.5]
     """
     rule = UpdateRule.of(optimizer_of(optimizer, model), schedule, rescale, clip_norm, clip_value)
