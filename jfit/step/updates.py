@@ -59,7 +59,7 @@ class Update:
         >>> def gan(params, x, key):
         ...     fake = params["generator"] * jax.random.normal(key, x.shape)
         ...     return {"real": x * params["critic"], "fake": fake * params["critic"]}
-        >>> run = jfit.fit(gan, {"x": np.ones((64, 1), "float32")}, params={"critic": jnp.ones(1), "generator": jnp.ones(1)},
+        >>> run = jfit.fit(gan, {"x": np.ones((64, 1), "float32")}, params={"critic": jnp.ones(()), "generator": jnp.ones(())},
         ...     num_epoch=2, progress=False, updates=[
         ...         jfit.Update("critic", lambda out, batch: (out["fake"] - out["real"])[:, 0], optax.adam(1e-2)),
         ...         jfit.Update("generator", lambda out, batch: -out["fake"][:, 0], "sgd", every=2)])

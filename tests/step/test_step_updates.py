@@ -253,6 +253,10 @@ def test_another_learning_rate_compiles_nothing():
         ({"optimizer": "adam"}, "optimizer= cannot be combined with updates="),
         ({"reduce": "ordered"}, "reduce='ordered' cannot be combined with updates="),
         ({"shard": {"critic/w1": (None, "model")}}, "shard= cannot be combined with updates="),
+        (
+            {"updates": [jfit.Update("critic/*", of_critic, "adam", {"lr_mult": {"x": 2.0}})]},
+            "lr_mult has 'x', which is no param",
+        ),
         ({"updates": [jfit.Update("critic/*")]}, "a function as model needs loss="),
     ],
 )
