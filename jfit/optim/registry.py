@@ -349,9 +349,9 @@ def _multiplied(updates: Any, lr_mult: Any) -> Any:
     """The updates of optimizers whose updates are proportional to the learning rate, with other learning rates by name."""
     if lr_mult is None:
         return updates
-    of_name = lr_mult if callable(lr_mult) else lambda name: lr_mult.get(name, 1.0)
     flat, tree = flatten_names(updates)
-    return jax.tree.unflatten(tree, [u if of_name(name) == 1 else u * float(of_name(name)) for name, u in flat.items()])
+    factors: list[Any] = [lr_mult(name) if callable(lr_mult) else lr_mult.get(name, 1.0) for name in flat]
+    return jax.tree.unflatten(tree, [u if m == 1 else u * float(m) for u, m in zip(flat.values(), factors, strict=True)])
 
 
 def _masters(params: Any, master: Any) -> Any:

@@ -255,7 +255,7 @@ def test_another_learning_rate_compiles_nothing():
         ({"shard": {"critic/w1": (None, "model")}}, "shard= cannot be combined with updates="),
         (
             {"updates": [jfit.Update("critic/*", of_critic, "adam", {"lr_mult": {"x": 2.0}})]},
-            "lr_mult has 'x', which is no param",
+            "lr_mult has 'x', which is no",
         ),
         ({"updates": [jfit.Update("critic/*")]}, "a function as model needs loss="),
     ],
